@@ -18,10 +18,23 @@ class Freeze(Spec):
     train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen layers in training mode")
 
 
+class Unfreeze(Spec):
+    """Frozen layers that are trained from an epoch on."""
+
+    epoch: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(description="the first epoch in which they are trained")
+    names: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="layers or parameters by name pattern, as in freeze: [stages.3]", strict=False
+    )
+
+
+LATER = "frozen layers that are trained later: [{epoch: 3, names: [stages.3]}] trains them from the third epoch on"
+
+
 class BuiltIn(Spec):
     """Keys that all built-in networks share."""
 
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
+    unfreeze: tuple[Unfreeze, ...] = Field((), description=LATER, strict=False)
 
 
 class WithWeights(BuiltIn):
@@ -93,6 +106,7 @@ class CustomModel(Spec):
         None, description="a .safetensors file to start from; its names and shapes must fit the network, except outputs"
     )
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
+    unfreeze: tuple[Unfreeze, ...] = Field((), description=LATER, strict=False)
 
 
 def model_kind(value: object) -> str:

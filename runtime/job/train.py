@@ -183,6 +183,11 @@ class Train(Spec):
         "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it can be slower",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
+    lr_groups: dict[str, Positive] = Field(
+        {},
+        description="factors of the learning rate for layers by name pattern, the first that matches: {features*: 0.1} "
+        "trains them at a tenth of it",
+    )
     schedule: AnySchedule = Field(
         OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
     )

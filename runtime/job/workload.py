@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field
 BATCHES_PER_WORKER = 3
 """Batches of one loader worker in shared memory at once: two waiting and one in use."""
 
+CACHE_PAYS = 200.0
+"""FLOPs per cached byte from which on reading the outputs of frozen layers from memory is certainly cheaper than
+computing them again: while one byte arrives, a CPU computes 10 to 100 FLOPs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -17,7 +21,7 @@ class Workload:
     parameters: int = 0
     """All parameters."""
     trainable: int = 0
-    """Parameters that are trained."""
+    """Parameters that are trained at any time."""
     sample_bytes: int = 0
     """Bytes of one preprocessed sample."""
     samples: int = 0
@@ -39,7 +43,7 @@ class Workload:
     prefix_ragged: bool = False
     """Whether its output has a row per token; else per sample."""
     prefix_bytes: int = 0
-    """Bytes of its outputs for all samples."""
+    """Bytes of its outputs for all samples; of the largest outputs, if parts of it are unfrozen later."""
     prefix_share: float = 0.0
     """Its share of the FLOPs of a training step."""
     prefix_work: float = 0.0

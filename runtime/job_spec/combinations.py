@@ -17,6 +17,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _metric_problems(job, document)
     yield from _csv_problems(job, document)
     yield from _fold_problems(job, document)
+    yield from _unfreeze_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -46,6 +47,22 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
             "with momentum above 0 and dampening 0 only",
             "change those two, or leave it out",
         )
+
+
+def _unfreeze_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Layers that would be unfrozen after the end of the run."""
+    for number, entry in enumerate(getattr(getattr(job, "model", None), "unfreeze", ())):
+        if entry.epoch > job.train.epochs:
+            path = ("model", "unfreeze", number, "epoch")
+            yield Problem(
+                document.place(path),
+                dotted(path),
+                f"is {entry.epoch}, and the run has {job.train.epochs} epochs (train.epochs)",
+                f"an epoch of the run: 2 to {job.train.epochs}"
+                if job.train.epochs > 1
+                else "a run of 2 epochs or more",
+                "unfreeze earlier, or train longer",
+            )
 
 
 def _fold_problems(job: Job, document: Document) -> Iterator[Problem]:

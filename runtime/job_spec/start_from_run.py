@@ -27,7 +27,11 @@ def advice(path: Path, document: Document) -> list[str] | None:
     if path != FROM:
         if named:
             return None  # the error about `from` explains it
-        return ["is a setting of a network, and `from` takes that of the earlier run", "from and freeze", "remove it"]
+        return [
+            "is a setting of a network, and `from` takes that of the earlier run",
+            "from, freeze and unfreeze",
+            "remove it",
+        ]
     if "file" in model or document.data.get("task") == "custom":
         return [
             "names a run, and the network is code of yours",
@@ -40,7 +44,7 @@ def advice(path: Path, document: Document) -> list[str] | None:
     by_set = document.place(FROM).startswith("--set")
     return [
         f"names a run, and model.{named[0]} names a network",
-        "the network of the run: from and freeze, and no other key",
+        "the network of the run: from, freeze and unfreeze, and no other key",
         f"write {replace}, which replaces all of `model`" if by_set else f"write `model: {{from: {run}}}`",
     ]
 

@@ -21,9 +21,10 @@ from runtime.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, Ima
 from runtime.job.series import CnnLstmSpec, SeriesJob
 from runtime.job.tables import MlpSpec, TableJob
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
-from runtime.models import initial_weights, timm_resnet
-from runtime.models.freeze import freeze
+from runtime.models import initial_weights, lr_groups, timm_resnet, unfreezing
+from runtime.models.freeze import freeze, random_and_frozen
 from runtime.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
+from runtime.models.unfreezing import Unfreezing
 from runtime.pretrained import earlier_run, families, hub_name, timm_folder
 from runtime.pretrained import folder as pretrained
 
@@ -44,13 +45,20 @@ class Model:
     """What the user should know about the weights that the network starts with."""
     anew: set[str] = field(default_factory=set)
     """Tensors that an earlier run or a file of weights has no values for."""
+    unfreezing: Unfreezing = Unfreezing()
+    """Frozen parameters that are trained later."""
+
+    def trained(self) -> list[str]:
+        """The parameters that are trained at any time, in the order of the network."""
+        later = self.unfreezing.first
+        return [name for name, p in self.module.named_parameters() if p.requires_grad or name in later]
 
 
 def build(job: Job, dataset: Dataset) -> Model:
     """Build the network of a job: weights initialized from the job's seed, frozen parameters already frozen.
 
     Raises:
-        SpecError: if the network cannot be loaded, or has no such parts to freeze.
+        SpecError: if the network cannot be loaded, or has no such layers to freeze, to unfreeze or to train.
     """
     made = _network(job, dataset)
     spec = getattr(job, "model", None)
@@ -58,14 +66,18 @@ def build(job: Job, dataset: Dataset) -> Model:
         made.anew, notes = initial_weights.from_file(job, spec.weights, made.module, _outputs(made, dataset))
         made.notes += notes
     freeze(made.module, made.freeze, job)
-    if stuck := [name for name, p in made.module.named_parameters() if name in made.anew and not p.requires_grad]:
-        made.notes.append(f"model.freeze freezes {listed(stuck, 6)} with new random weights, which never learn")
+    made.unfreezing = unfreezing.of(made.module, getattr(spec, "unfreeze", ()), job)
+    lr_groups.groups(job, made.module, made.trained())
+    made.notes += random_and_frozen(made.module, made.anew, made.unfreezing.first)
     started = getattr(spec, "weights", None) or hub_name.given(job)
     if isinstance(spec, WithWeights | ImageTimm) and not started and made.freeze != Freeze():
+        frozen = {name for name, p in made.module.named_parameters() if not p.requires_grad}
+        when = "never learn" if frozen - made.unfreezing.first.keys() else "learn only when they are unfrozen"
         made.notes.append(
-            "model.freeze freezes layers with random weights, which never learn; start from an earlier run "
+            f"model.freeze freezes layers with random weights, which {when}; start from an earlier run "
             "(model: {from: runs/NAME-001}) or from a file (model.weights)"
         )
+    made.notes += unfreezing.not_reached(made.unfreezing, job, len(dataset.train))
     return made
 
 

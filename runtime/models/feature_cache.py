@@ -124,7 +124,8 @@ def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
     """What caching the activations would cost and save; None if the network cannot be split."""
     if isinstance(dataset.train, JointTargets) or not hasattr(model, "divided"):
         return None
-    inputs = sample(dataset)
+    device = next(model.parameters()).device
+    inputs = tuple(x.to(device) for x in sample(dataset))
     found = frozen_split.of(model, inputs)
     return frozen_split.saving(model, found, inputs) if found else None
 
@@ -170,6 +171,7 @@ def keep(
     with frozen_split.evaluating(model), torch.no_grad():
         shown = found.prefix(*inputs)
     splits = (dataset.train, dataset.validation)
+    key = f"{key} {found.name}"
     if key not in dataset.kept:
         dataset.kept.clear()
         dataset.kept[key] = [_rows(split, shown, folder) for split in splits]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from fnmatch import fnmatch
+from collections.abc import Collection, Iterator
 
 from torch import nn
 
+from runtime.data.labels import listed
 from runtime.errors import Problem, SpecError
 from runtime.job import Job
 from runtime.job.model import Freeze
+from runtime.models import layer_names
 
 
 def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
@@ -21,14 +22,13 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
     Raises:
         SpecError: if a pattern matches no parameter, or the network has no layers or embeddings to freeze.
     """
-    for pattern in spec.names:
-        found = [p for name, p in model.named_parameters() if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
+    parameters = dict(model.named_parameters())
+    for number, pattern in enumerate(spec.names):
+        found = layer_names.matching(parameters, pattern)
         if not found:
-            known = ", ".join(name for name, _ in model.named_parameters())
-            _refuse(
-                job, "names", f"no parameter matches {pattern!r}", f"parameters: {known[:600]}", "change the pattern"
-            )
-        _stop(found)
+            key, given = ("model", "freeze", "names", number), f"no layer matches {pattern!r}"
+            raise SpecError([layer_names.problem(job, key, given, pattern, parameters)])
+        _stop([parameters[name] for name in found])
     if spec.embeddings:
         _stop(list(_part(model, "embeddings", job).parameters()))
     if spec.layers:
@@ -41,6 +41,20 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
     if not any(p.requires_grad for p in model.parameters()):
         _refuse(job, "", "freezes every parameter", "at least one trainable parameter", "freeze less")
     return [] if spec.train_mode else list(frozen_parts(model))
+
+
+def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
+    """Notes on frozen parameters with new random weights.
+
+    Args:
+        model: the network, frozen as in the first epoch.
+        anew: parameters with random weights.
+        later: frozen parameters that are trained later.
+    """
+    frozen = [name for name, p in model.named_parameters() if name in anew and not p.requires_grad]
+    stuck, late = ([name for name in frozen if (name in later) is learns] for learns in (False, True))
+    ends = ((stuck, "which never learn"), (late, "which learn only when they are unfrozen"))
+    return [f"model.freeze freezes {listed(names, 6)} with new random weights, {end}" for names, end in ends if names]
 
 
 def _part(model: nn.Module, name: str, job: Job) -> nn.Module:

@@ -6,22 +6,38 @@ import torch
 from torch import nn
 
 from runtime.data.dataset import Dataset
-from runtime.job.workload import Workload
+from runtime.job.workload import CACHE_PAYS, Workload
 from runtime.models import feature_cache, packing_trial, recompute
+from runtime.models.frozen_split import CacheSaving
+from runtime.models.unfreezing import Unfreezing
+
+ALL_ALONG = Unfreezing()
+"""What is frozen stays frozen."""
 
 
-def inspect_workload(dataset: Dataset, model: nn.Module) -> Workload:
-    """Properties of model and data that decisions depend on."""
+def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing = ALL_ALONG) -> Workload:
+    """Properties of model and data that decisions depend on.
+
+    The frozen prefix is that of the first epoch; its bytes are enough for those of all epochs. Trainable are the
+    parameters that are trained at any time.
+    """
     kinds: dict[str, int] = {}
     for module in model.modules():
         if not list(module.children()) or "Attention" in type(module).__name__:
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
+    with unfreezing.during(model, unfreezing.last):
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     saving = feature_cache.saving(dataset, model)
+    later = list[CacheSaving]()
+    for epoch in unfreezing.epochs if saving else ():
+        with unfreezing.during(model, epoch):
+            found = feature_cache.saving(dataset, model)
+        later += [found] if found and found.work >= CACHE_PAYS else []
     return Workload(
         layers=kinds,
         parameters=sum(p.numel() for p in model.parameters()),
-        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        trainable=trainable,
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
@@ -30,7 +46,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module) -> Workload:
         token_bytes=packing_trial.token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
-        prefix_bytes=feature_cache.total(dataset, saving) if saving else 0,
+        prefix_bytes=max(feature_cache.total(dataset, each) for each in (saving, *later)) if saving else 0,
         prefix_share=saving.share if saving else 0.0,
         prefix_work=saving.work if saving else 0.0,
     )

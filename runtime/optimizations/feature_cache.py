@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.distributed import world
+from runtime.job.workload import CACHE_PAYS
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from runtime.system.units import format_bytes
 
@@ -29,10 +30,11 @@ Values = bool
 
 SHARE = 4
 """The cache may use 1/SHARE of the free memory, or of the free disk space."""
-WORK = {"memory": 200.0, "disk": 1000.0}
-"""FLOPs per cached byte from which on reading is certainly cheaper than computing again: while one byte arrives from
-memory a CPU computes 10 to 100 FLOPs, and ten times that while it arrives from a disk.
-"""
+WORK = {"memory": CACHE_PAYS, "disk": 5 * CACHE_PAYS}
+"""FLOPs per cached byte from which on reading is certainly cheaper than computing again."""
+
+
+WITHOUT = "they are computed in every step; results may no longer be bit-identical to those of a run that has kept them"
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
@@ -51,10 +53,16 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, f"computing {workload.prefix} is as fast as reading their outputs from {where}")
     return Choice(
         True,
-        f"{workload.prefix} are computed once instead of in each of {epochs} epochs: saves "
+        f"{workload.prefix} are computed once instead of in each of {epochs} epochs{_until(job)}: saves "
         f"{workload.prefix_share:.0%} of the computation per step, needs {format_bytes(workload.prefix_bytes)} "
         f"{'of memory' if where == 'memory' else 'of disk space'}",
     )
+
+
+def _until(job: Job) -> str:
+    """Until when the frozen layers are those of the first epoch, in words."""
+    later = getattr(getattr(job, "model", None), "unfreeze", ())
+    return f", fewer of them from epoch {min(each.epoch for each in later)} on" if later else ""
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -116,9 +124,14 @@ def apply(run: AssembledRun, value: Value) -> None:
     from runtime.models import feature_cache
 
     saving = feature_cache.saving(run.dataset, run.model)
-    assert saving is not None, "refused where nothing can be computed apart"
+    if saving is None:  # what was frozen at first has been unfrozen
+        return
+    if run.stage and saving.work < CACHE_PAYS and run.job.optimize.get("feature_cache") is not True:
+        return
     place = _place(run.job, run.hardware, feature_cache.total(run.dataset, saving))
-    assert place is not None, "refused where there is no room"
+    if place is None:
+        run.events.add("feature_cache", f"there is no more room for the outputs of {saving.name}: {WITHOUT}")
+        return
     whole = run.dataset
     # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
     run.dataset, split = feature_cache.keep(
@@ -131,7 +144,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         compute=lambda found, split, ids: _computed(run, whole, found, split, ids),
         report=lambda text: run.events.add("feature_cache", text),
     )
-    run.replaced = whole
+    run.replaced, run.cached = whole, split.name
     run.batches.split = run.dataset.train
     run.configure_step(forward=split.rest, packed_forward=split.packed)
 

@@ -31,7 +31,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.embedded import EmbeddedData, EmbeddedJob, EmbeddedModel
 from runtime.job.model import Freeze
-from runtime.models import buffers, dry_run, fast_dropout, inspection, strided_convolution
+from runtime.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
 from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
@@ -172,6 +172,7 @@ def _tried(
     check_loss(job, dataset)
     buffers.unshare(model)
     dry_run.check(model, dataset, "the model", refuse)
+    lr_groups.groups(job, model, Model(model, "python", {}, Freeze()).trained())
     for note in dataset.notes:
         say(notes.line(note))
     data = EmbeddedData(

@@ -16,6 +16,7 @@ from runtime.models import strided_convolution
 from runtime.system import torch_settings
 from runtime.system.files import write_json
 from runtime.system.units import format_bytes
+from runtime.training import trained_layers
 from runtime.training.run import Run
 
 CAUSES = {
@@ -24,6 +25,7 @@ CAUSES = {
     "allocator": "LD_PRELOAD was removed",
     "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
     "cuda_graphs": "it needs compile, which is off or failed",
+    "feature_cache": "what was frozen has been unfrozen, or there is no more room; see events.jsonl",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",
     "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
@@ -47,9 +49,8 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     """Report the effective settings, and write them to the run's plan.json."""
     run.seen = seen(run)
     say(first_line(run, run.hardware))
-    total = sum(p.numel() for p in run.model.parameters())
-    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    say(f"model: {trained:,} of {total:,} parameters are trainable")
+    for line in trained_layers.lines(run):
+        say(line)
     if names := strided_convolution.rewritten(run.model):
         run.events.add(
             "convolution",

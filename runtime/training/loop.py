@@ -17,7 +17,7 @@ from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.system.signals import Interrupted
 from runtime.tracking import confusion_image
-from runtime.training import agreement
+from runtime.training import agreement, frozen_stage
 from runtime.training.agreement import HalfUpdated
 from runtime.training.checkpoints import run_state
 from runtime.training.evaluation.validation import evaluate
@@ -46,6 +46,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
 
 
 def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
+    frozen_stage.enter(run)  # a run that was killed after its last epoch trains no more, but evaluates its weights
     records = StepRecords(run, progress)
     reason = _ended(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
@@ -80,6 +81,8 @@ def _ended(run: Run) -> str | None:
 def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
     """Train an epoch from the present counters. A problem of one process is shared with all before the next step."""
     counters = run.counters
+    frozen_stage.enter(run)
+    frozen_stage.announce(run)
     run.train_mode()
     trouble: BaseException | None = None
     with run.clock.phase("train"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,22 +12,44 @@ from torch import nn
 
 from runtime.job.train import Adam, Sgd
 
+FACTOR = "lr_factor"
+"""Key of a parameter group: the factor of the learning rate."""
 
-def groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Trainable parameters in two groups: weights with decay; norms, biases and other vectors without."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for _, p in trained if p.ndim > 1]
-    plain = [p for _, p in trained if p.ndim <= 1]
-    made: list[dict[str, object]] = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+
+def groups(
+    model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None
+) -> list[dict[str, object]]:
+    """Parameters in two groups for each factor of the learning rate: weights with decay; norms, biases and other
+    vectors without.
+
+    Args:
+        model: the network.
+        weight_decay: of the weights.
+        factors: of the learning rate, by the names of the parameters that are trained at any time; 1 for all that are
+            trainable now if None.
+    """
+    known = {name: 1.0 for name, p in model.named_parameters() if p.requires_grad} if factors is None else factors
+    trained = [(p, known[name]) for name, p in model.named_parameters() if name in known]
+    made: list[dict[str, object]] = []
+    for factor in dict.fromkeys(known.values()):
+        decayed = [p for p, own in trained if own == factor and p.ndim > 1]
+        plain = [p for p, own in trained if own == factor and p.ndim <= 1]
+        made += [
+            {"params": decayed, "weight_decay": weight_decay, FACTOR: factor},
+            {"params": plain, "weight_decay": 0.0, FACTOR: factor},
+        ]
     return [group for group in made if group["params"]]
 
 
-def build(spec: Adam | Sgd, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer that the spec names."""
-    parameters = groups(model, spec.weight_decay)
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate: each group gets its share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group[FACTOR]
+
+
+def build(spec: Adam | Sgd, model: nn.Module, factors: Mapping[str, float] | None = None) -> torch.optim.Optimizer:
+    """Build the optimizer that the spec names; `factors` as in `groups`."""
+    parameters = groups(model, spec.weight_decay, factors)
     made: torch.optim.Optimizer
     if isinstance(spec, Sgd):
         made = _light(torch.optim.SGD)(

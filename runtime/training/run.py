@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,10 @@ from runtime.job import Job, extension
 from runtime.job.extension import Extension
 from runtime.job.train import Fp16
 from runtime.job.values import duration_seconds
-from runtime.models import strided_convolution
+from runtime.models import lr_groups, strided_convolution
 from runtime.models.build import Model
-from runtime.models.freeze import freeze
+from runtime.models.freeze import freeze, frozen_parts
+from runtime.models.lr_groups import LrGroup
 from runtime.plan.plan import Plan
 from runtime.system.signals import Signals
 from runtime.tracking.event_log import EventLog
@@ -41,7 +41,7 @@ from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.schedules import Schedule
 from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
+from runtime.training.step_options import plain_options
 
 
 @dataclass
@@ -81,6 +81,12 @@ class Run:
     """The finished run that this one continues."""
     replaced: Dataset | None = None
     """The original dataset, if cached activations of a frozen prefix have replaced it."""
+    cached: str = ""
+    """That prefix in words."""
+    stage: int = 0
+    """How many unfreezings of `model.unfreeze` have happened."""
+    lr_groups: list[LrGroup] = field(default_factory=list)
+    """The trained parameters by their factor of the learning rate."""
     prefix_dtype: torch.dtype | None = None
     """dtype in which a frozen prefix is computed once; None for fp32."""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -138,10 +144,13 @@ class Run:
 
     def set_rate(self) -> float:
         """Set the learning rate of the next step, and return it."""
-        rate = self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return float(rate)
+        rate = float(self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor())
+        optimizer.set_rate(self.optimizer, rate)
+        return rate
+
+    def group_rates(self, rate: float) -> dict[str, float]:
+        """The learning rates of the layers in `train.lr_groups`, as they are recorded; `rate` is that of the rest."""
+        return {f"{group.pattern}/lr": rate * group.factor for group in self.lr_groups if group.pattern}
 
     def step_seed(self) -> int:
         """The seed of this step's dropout: a function of (seed, step), so there is no generator state to save."""
@@ -164,8 +173,9 @@ def assemble(
     network: Model,
     signals: Signals,
     clock: PhaseTimer,
+    epoch: int = 0,
 ) -> Run:
-    """Assemble a run and apply the plan to it."""
+    """Assemble a run and apply the plan to it; what is frozen is that of `epoch`, counted from 0."""
     events, counters = EventLog(folder), Counters()
     device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
     ranks = join_ranks(device)
@@ -178,13 +188,17 @@ def assemble(
     if device.type == "cpu":
         strided_convolution.rewrite(model)
     frozen = freeze(model, network.freeze, job)
-    made = optimizer.build(job.train.optimizer, model)
+    if epoch:
+        network.unfreezing.apply(model, epoch)
+        frozen = [] if network.freeze.train_mode else list(frozen_parts(model))
+    rates = lr_groups.groups(job, model, network.trained())
+    made = optimizer.build(job.train.optimizer, model, {name: g.factor for g in rates for name in g.names})
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch, job.train.seed)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
     size = len(ranks.shard(np.arange(job.train.batch)))
-    options = _options(model, ranks, size, signals, partial(_report, events, counters))
+    options = plain_options(model, ranks, size, signals, partial(_report, events, counters))
     extends = extension.read(folder)
     run = Run(
         job=job,
@@ -209,6 +223,8 @@ def assemble(
         counters=counters,
         ranks=ranks,
         extension=extends,
+        stage=network.unfreezing.stage(epoch),
+        lr_groups=rates,
     )
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
@@ -226,26 +242,3 @@ def assemble(
 def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:
     """Record an event at the current step."""
     events.add(kind, text, counters.step)
-
-
-def _options(
-    model: nn.Module, ranks: Ranks, size: int, signals: Signals, report: Callable[[str, str], None]
-) -> StepOptions:
-    """The options of the plain step, which the optimizations of the plan change.
-
-    Args:
-        ranks: this process among those that train together.
-        size: samples of this process in a whole batch.
-        signals: interrupt the forward and the backward pass.
-        report: takes a kind and a text.
-    """
-    return StepOptions(
-        forward=model,
-        packed_forward=getattr(model, "packed", None),
-        batch_size=size,
-        ranks=ranks,
-        interruptible=signals.released,
-        report_memory=partial(report, "memory"),
-        report_compile=partial(report, "compile"),
-        report_numbers=partial(report, "numbers"),
-    )

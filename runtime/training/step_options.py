@@ -6,12 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from runtime.data.dataset import Batch
 from runtime.distributed.ranks import ALONE, Ranks
+from runtime.system.signals import Signals
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
 from runtime.training.step_result import StepResult
@@ -70,3 +73,26 @@ class StepState:
     """The result of the last step, which must be read before that of the next."""
     fallen_back: bool = False
     """Whether it computes in fp32, whatever its options say."""
+
+
+def plain_options(
+    model: nn.Module, ranks: Ranks, size: int, signals: Signals, report: Callable[[str, str], None]
+) -> StepOptions:
+    """The options of the plain step, which the optimizations of the plan change.
+
+    Args:
+        ranks: this process among those that train together.
+        size: samples of this process in a whole batch.
+        signals: interrupt the forward and the backward pass.
+        report: takes a kind and a text.
+    """
+    return StepOptions(
+        forward=model,
+        packed_forward=getattr(model, "packed", None),
+        batch_size=size,
+        ranks=ranks,
+        interruptible=signals.released,
+        report_memory=partial(report, "memory"),
+        report_compile=partial(report, "compile"),
+        report_numbers=partial(report, "numbers"),
+    )

@@ -66,7 +66,7 @@ class StepRecords:
         run, (loss, norm) = self.run, step.result.read()
         scaler = run.step.scaler
         assert run.metrics is not None
-        values = {"train/loss": loss, "lr": step.rate, "grad_norm": norm}
+        values = {"train/loss": loss, "lr": step.rate, **run.group_rates(step.rate), "grad_norm": norm}
         if scaler.active:
             values["scale"] = scaler.scale
         run.metrics.write(step.number, step.place[0], values if step.result.finite else values | {"skipped": 1.0})

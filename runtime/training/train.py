@@ -10,7 +10,7 @@ from runtime.system.files import write_json
 from runtime.system.signals import stopping
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
-from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview
+from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview, trained_layers
 from runtime.training.checkpoints import final_weights, resume, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.evaluation import tested_model, worst_mistakes
@@ -185,7 +185,7 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
         "phases": {name: round(value, 4) for name, value in spent.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
         "efficiency": efficiency.measured(run),
-        "data": list(run.dataset.notes),
+        "data": [*run.dataset.notes, *trained_layers.unfrozen(run), *trained_layers.rates(run)],
         "model": operations.note(run.network),
         "facts": _facts(run),
     }

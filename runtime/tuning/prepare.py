@@ -88,8 +88,9 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(notes.line(note, "model"))
     if network.code is not None:
         user_code.remember(folder, network.code)
-    facts = inspection.inspect_workload(dataset, network.module)
+    facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     if gradient_checkpointing.doubtful(job, machine, facts):
-        facts = activation_bytes.counted(facts, network.module, dataset)
+        with network.unfreezing.during(network.module, network.unfreezing.last):
+            facts = activation_bytes.counted(facts, network.module, dataset)
     plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

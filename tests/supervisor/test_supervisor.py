@@ -174,7 +174,7 @@ def test_a_stored_plan_replays(job: Path) -> None:
         (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' does not exist"),
         (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which is not possible here"),
         (["--set", "train.optimizer.lr=1e30"], 5, "lower train.optimizer.lr"),
-        (["--set", "model.freeze.names=[nothing*]"], 2, "no parameter matches 'nothing*'"),
+        (["--set", "model.freeze.names=[nothing*]"], 2, "no layer matches 'nothing*'"),
         (["--plain", "--plan", "x.json"], 2, "--plain and --plan together"),
         (["--runs", "/proc/none"], 7, "/proc/none"),
     ],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from runtime.models.frozen_split import FrozenSplit, leading
 
 
 class CnnLstm(nn.Module):
@@ -44,12 +46,41 @@ class CnnLstm(nn.Module):
         self._initialize()
 
     def forward(self, windows: Tensor) -> Tensor:
-        x = windows.transpose(1, 2)
-        for convolution in self.convolutions:
+        return self.outputs(self.state(self.convolved(windows.transpose(1, 2), self.convolutions)))
+
+    def convolved(self, x: Tensor, convolutions: Iterable[nn.Module]) -> Tensor:
+        """Convolve and pool in turn: (N, channels, T) to (N, channels of the last, T of the last)."""
+        for convolution in convolutions:
             x = self.pool(torch.relu(convolution(x)))
+        return x
+
+    def state(self, x: Tensor) -> Tensor:
+        """The LSTM's last hidden state, (N, hidden), of both directions if it has two."""
         _, (last, _) = self.lstm(x.transpose(1, 2))
-        state = torch.cat((last[-2], last[-1]), dim=1) if self.lstm.bidirectional else last[-1]
+        return torch.cat((last[-2], last[-1]), dim=1) if self.lstm.bidirectional else last[-1]
+
+    def outputs(self, state: Tensor) -> Tensor:
+        """The outputs (N, outputs) from states (N, hidden)."""
         return self.classifier(self.dropout(state))  # type: ignore[no-any-return]
+
+    def divided(self, windows: Tensor) -> FrozenSplit | None:
+        """Split before the first trainable convolution, or behind the LSTM if that is frozen too."""
+        convolutions = list(self.convolutions)
+        count = leading(convolutions)
+        first, rest = convolutions[:count], convolutions[count:]
+        if not rest and not any(p.requires_grad for p in self.lstm.parameters()):
+            return FrozenSplit(
+                "the convolutions and the LSTM",
+                lambda x: (self.state(self.convolved(x.transpose(1, 2), first)),),
+                self.outputs,
+            )
+        if not first:
+            return None
+        return FrozenSplit(
+            f"{count} of {len(convolutions)} convolutions",
+            lambda x: (self.convolved(x.transpose(1, 2), first),),
+            lambda x: self.outputs(self.state(self.convolved(x, rest))),
+        )
 
     def _initialize(self) -> None:
         """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the outputs.

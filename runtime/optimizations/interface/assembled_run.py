@@ -111,7 +111,13 @@ class AssembledRun(Protocol):
 
     dataset: Dataset
     replaced: Dataset | None
+    cached: str
     prefix_dtype: torch.dtype | None
+
+    @property
+    def stage(self) -> int:
+        """How many unfreezings of `model.unfreeze` have happened."""
+        ...
 
     @property
     def job(self) -> Job:

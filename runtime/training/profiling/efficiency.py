@@ -28,7 +28,7 @@ def measured(run: Run) -> dict[str, float] | None:
     None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
     short.
     """
-    if run.frozen or run.replaced is not None or run.clock.seconds < SHORT:
+    if run.frozen or run.network.unfreezing.first or run.replaced is not None or run.clock.seconds < SHORT:
         return None
     try:
         operations = 3 * _forward(run)

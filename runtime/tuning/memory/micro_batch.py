@@ -110,7 +110,11 @@ class MicroBatchSearch:
     def search(self, recompute: bool) -> SizeSearch:
         """A search with a copy of the network, under the plan except for what is searched."""
         # Every size would be compiled separately.
-        plan = self.plan.with_values({"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False})
+        fixed: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
+        last = self.network.unfreezing.last
+        if last:  # the last epochs need the most memory, and have little to cache
+            fixed["feature_cache"] = False
+        plan = self.plan.with_values(fixed)
         network = replace(self.network, module=copy.deepcopy(self.network.module))
         made = assemble(
             self.job,
@@ -121,6 +125,7 @@ class MicroBatchSearch:
             network,
             self.signals,
             PhaseTimer(),
+            last,
         )
         return SizeSearch(made, 2 if self._splits_norm else 1)
 
@@ -159,6 +164,7 @@ class MicroBatchSearch:
             int(longest),
             str(getattr(self.job.data, "augment", None)),
             self.job.checkpoint.every,
+            *self.network.unfreezing.first,
         ]
         return evidence.key(self.hardware, self.facts, train.batch, shapes, fixed)
 

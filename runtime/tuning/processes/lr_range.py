@@ -78,13 +78,14 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
         NumericsError: if not even the first fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
+    from runtime.training import optimizer
+
     rates, losses = np.geomspace(lowest, highest, steps), []
     mean = weight = 0.0
     best = first = math.inf
     run.train_mode()
     for rate, (epoch, batch) in zip(rates.tolist(), _batches(run), strict=False):
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
+        optimizer.set_rate(run.optimizer, rate)
         outcome = run.step(run.mixed(run.prepared(batch, epoch)), run.step_seed())
         run.counters.step += 1
         run.signals.check()
