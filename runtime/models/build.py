@@ -45,7 +45,7 @@ class Model:
     """What the user should know about the weights that the network starts with."""
     anew: set[str] = field(default_factory=set)
     """Tensors that an earlier run or a file of weights has no values for."""
-    unfreezing: Unfreezing = Unfreezing()
+    unfreezing: Unfreezing = field(default_factory=Unfreezing)
     """Frozen parameters that are trained later."""
 
     def trained(self) -> list[str]:

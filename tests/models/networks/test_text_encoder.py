@@ -183,7 +183,7 @@ def test_frozen_parts_keep_dropout_if_asked(tmp_path: Path) -> None:
     ("freeze", "words"),
     [
         ("{layers: 3}", ("model.freeze.layers: is 3", "the network has 2 layers")),
-        ("{names: ['encoder.layer.*']}", ("no parameter matches", "encoder.encoder.layer.0")),
+        ("{names: ['encoder.layer.*']}", ("no layer matches", "encoder.encoder.layer.0")),
         ("{embeddings: true, layers: 2, names: ['heads.*']}", ("freezes every parameter",)),
     ],
 )

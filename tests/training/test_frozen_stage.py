@@ -1,0 +1,217 @@
+"""Gradual unfreezing: with cached features the numbers of the whole network, after a kill the bits of one run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.training import loop, train
+from runtime.training.agreement import HalfUpdated
+from runtime.training.run import Run
+from runtime.training.step import Step
+from tests import tiny
+
+torch.set_num_threads(1)
+THIRD = "[features.14, features.15, features.17, features.18]"
+"""The layers of the third stage of convolutions."""
+MODEL = "freeze: {names: [features]}, unfreeze: [{epoch: 4, names: ['features.*']}, {epoch: 2, names: " + THIRD + "}]"
+TRAIN = "ema: 0.5, lr_groups: {'features.[0-9]': 0.1, features: 0.3}"
+STEPS = 4
+"""Of an epoch."""
+
+
+def asked(cache: bool = True, every: str = "1 steps") -> Job:
+    more = f"checkpoint: {{every: {every}, keep: 30}}\n"
+    optimize = f"feature_cache: {str(cache).lower()}, cpu_threads: 1"
+    return tiny.job(TRAIN, MODEL, optimize, epochs=5, more=more)
+
+
+def assembled(folder: Path, job: Job) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = job.optimize["feature_cache"]
+    return tiny.assembled(folder, job, settings={"feature_cache": cache})
+
+
+def trained(folder: Path, job: Job) -> Run:
+    run = assembled(folder, job)
+    train.train(run)
+    return run
+
+
+def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def told(folder: Path, kind: str) -> list[str]:
+    return [row["text"] for row in rows(folder, "events.jsonl") if row["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with cached features that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    trained(folder, asked())
+    return folder
+
+
+def weights(folder: Path, step: int) -> dict[str, Tensor]:
+    from runtime.models import safetensors_file
+
+    return safetensors_file.read(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
+
+
+def test_cached_features_follow_what_is_frozen(whole: Path, tmp_path: Path) -> None:
+    """The cache shrinks and goes; a stale one would give other losses than the whole network."""
+    trained(tmp_path, asked(cache=False))
+    expected, found = ([row for row in rows(f) if "train/loss" in row] for f in (tmp_path, whole))
+    assert len(found) == 5 * STEPS
+    for one, other in zip(found, expected, strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4), one["step"]
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3), one["step"]
+    assert [text.partition(" computed")[0] for text in told(whole, "feature_cache")] == (
+        ["22 of 22 layers"] * 2 + ["14 of 22 layers"] * 2
+    )
+    first, second = told(whole, "unfreeze")
+    assert first.startswith("epoch 2: features.14, features.15, features.17, features.18 unfrozen, ")
+    assert first.endswith("; feature_cache: 14 of 22 layers")
+    assert second.endswith(", 4,663 of 4,663 parameters; feature_cache is off from here on")
+    assert not told(tmp_path, "feature_cache")
+
+
+def test_frozen_layers_stay_as_they_are_until_their_epoch(whole: Path) -> None:
+    """Weights, and the running statistics of BatchNorm, which does not count batches while it is frozen."""
+    at = {epoch: weights(whole, max(1, epoch * STEPS)) for epoch in range(6)}
+    for name, value in at[0].items():
+        first = 0 if name.startswith("classifier") else 1 if name.split(".")[1] in ("14", "15", "17", "18") else 3
+        for epoch in range(1, 6):
+            same = torch.equal(at[epoch][name], value)
+            assert same == (epoch <= first), (name, epoch)
+
+
+@pytest.mark.parametrize("step", [2, STEPS, STEPS + 1, 3 * STEPS, 3 * STEPS + 2])
+def test_resumed_before_at_and_after_an_unfreezing(whole: Path, tmp_path: Path, step: int) -> None:
+    """From this checkpoint a new process ends with the bits of the run that nothing interrupted."""
+    (tmp_path / "checkpoints").mkdir()
+    kept = [f"step-{step}", *(f"best-{n}" for n in range(step + 1) if (whole / "checkpoints" / f"best-{n}").exists())]
+    for name in kept:
+        shutil.copytree(whole / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    shutil.copy(whole / "metrics.jsonl", tmp_path)
+    trained(tmp_path, asked())
+    assert differences(tmp_path, whole) == []
+
+
+def differences(one: Path, two: Path) -> list[str]:
+    """Files at the end of two runs that are not the same."""
+    last = f"checkpoints/step-{5 * STEPS}"
+    names = [f"{last}/{part}.safetensors" for part in ("model", "optimizer", "ema")]
+    names += ["metrics.jsonl", "model/model.safetensors"]
+    return [name for name in names if (one / name).read_bytes() != (two / name).read_bytes()]
+
+
+def test_a_rollback_freezes_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back from the second epoch into the first, with its frozen layers and its cache."""
+    advance, fails = loop._advance, [True]
+
+    def failing(run: Run, *given: Any) -> None:
+        if run.counters.step == STEPS + 1 and fails:
+            fails.clear()
+            raise HalfUpdated("for the test")
+        advance(run, *given)
+
+    monkeypatch.setattr(loop, "_advance", failing)
+    trained(tmp_path, asked(every="3 steps"))
+    assert any("back to step-3" in text for text in told(tmp_path, "memory"))
+    assert differences(tmp_path, whole) == []
+
+
+def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that needs more than there is goes on in halves, and the run ends as any other."""
+    outputs = Step.outputs
+
+    def limited(self: Step, inputs: Any) -> Any:
+        layer = self.model.get_parameter("features.14.weight")
+        if torch.is_grad_enabled() and layer.requires_grad and len(inputs[0]) > 8:
+            raise MemoryError
+        return outputs(self, inputs)
+
+    monkeypatch.setattr(Step, "outputs", limited)
+    trained(tmp_path, asked())
+    [event] = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "memory"]
+    assert event["text"] == "out of memory with micro-batch 16; continuing with 8, same batch size"
+    assert event["step"] == STEPS
+    assert len([row for row in rows(tmp_path) if "train/loss" in row]) == 5 * STEPS
+
+
+def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
+    from runtime.data.dataset import Dataset
+    from runtime.models import inspection
+    from runtime.models.build import build
+    from runtime.plan import plan
+    from runtime.tuning.memory.micro_batch import MicroBatchSearch
+
+    job, here = asked(), tiny.machine()
+    data: Dataset = tiny.dataset()
+    network = build(job, data)
+    facts = inspection.inspect_workload(data, network.module, network.unfreezing)
+    assert facts.trainable == facts.parameters
+    made = plan.resolve(job, here, facts)
+    search = MicroBatchSearch(job, here, made, data, network, facts, tmp_path, tiny.Quiet(), print).search(False)
+    assert all(p.requires_grad for p in search.run.model.parameters())
+    assert search.run.replaced is None
+    assert search.trained == 4 * facts.parameters
+    assert not network.module.get_parameter("features.14.weight").requires_grad
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("unfreeze: [{epoch: 2, names: [features]}]", ("model.unfreeze[0].names[0]: 'features' is not frozen",)),
+        (
+            "freeze: {names: [features.0]}, unfreeze: [{epoch: 2, names: [feature.0]}]",
+            ("tiny.yaml:5:", "no layer matches 'feature.0'", "layers: features.0", 'did you mean "features.0"?'),
+        ),
+        (
+            "freeze: {names: [features.0]}, unfreeze: [{epoch: 3, names: [features]}, {epoch: 2, names: [features.0]}]",
+            ("model.unfreeze[0].names[0]: 'features' is unfrozen in epoch 2 already",),
+        ),
+        (
+            "freeze: {names: [features.0]}, unfreeze: [{epoch: 4, names: [features.0]}]",
+            ("model.unfreeze[0].epoch: is 4, and the run has 3 epochs", "an epoch of the run: 2 to 3"),
+        ),
+        ("unfreeze: [{epoch: 1, names: [x]}]", ("model.unfreeze[0].epoch: is 1", ">= 2")),
+        ("freeze: {names: ['*']}, unfreeze: [{epoch: 2, names: ['*']}]", ("freezes every parameter",)),
+        ("freeze: {names: [feature]}", ("model.freeze.names[0]: no layer matches", 'did you mean "features"?')),
+    ],
+)
+def test_what_cannot_be_unfrozen(model: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as caught:
+        tiny.build(tiny.job(model=model), tiny.dataset())
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("unfreeze", "note"),
+    [
+        ("", "which never learn"),
+        (", unfreeze: [{epoch: 2, names: [features.0]}]", "which never learn"),
+        (", unfreeze: [{epoch: 2, names: [features]}]", "which learn only when they are unfrozen"),
+    ],
+)
+def test_frozen_random_weights_are_told(unfreeze: str, note: str) -> None:
+    [found] = tiny.build(tiny.job(model="freeze: {names: [features]}" + unfreeze), tiny.dataset()).notes
+    assert found.startswith(f"model.freeze freezes layers with random weights, {note}; start from")
+
+
+def test_an_unfreezing_that_the_run_does_not_reach_is_told() -> None:
+    job = tiny.job("steps: 8", "freeze: {names: [features]}, unfreeze: [{epoch: 3, names: [features]}]")
+    notes = tiny.build(job, tiny.dataset()).notes
+    assert "model.unfreeze in epoch 3 is never reached: train.steps ends the run after 8 steps" in notes
