@@ -40,6 +40,17 @@ def settle(
     return plan
 
 
+def changes(before: Plan, now: Plan) -> list[str]:
+    """What is not in force any more in a run that resumes, a line for each decision with its reason."""
+    rows = [(before.row(row.name), row) for row in now.decisions]
+    return [
+        f"{row.name} is {written(row.value)}, was {written(old.value)}: {row.reason}; results may no longer be "
+        "bit-identical to those of an uninterrupted run"
+        for old, row in rows
+        if old.value != row.value
+    ]
+
+
 def refined(
     stored: Plan, job: Job, machine: Hardware, workload: Workload, measured: Mapping[str, Measurement] | None = None
 ) -> Plan:

@@ -51,9 +51,10 @@ def assemble_run(
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
+    resumes = bool(checkpoint.steps(folder / "checkpoints"))
     if world.world_size(job, machine) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
-    elif not settled and not checkpoint.steps(folder / "checkpoints"):
+    elif not settled and not resumes:
         with clock.phase("tune"):
             fits = search.measured()
             if fits:
@@ -66,6 +67,8 @@ def assemble_run(
             write_json(folder / "plan.json", plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
+    for line in final_plan.changes(stored, plan) if resumes and run.ranks.is_rank0 else ():
+        run.events.add("resume", line)
     if run.ranks.count > 1:
         alone = ", and BatchNorm uses the statistics of that share" * search.facts.has("BatchNorm")
         say(f"processes: {run.ranks.count}, each trains on its share of every batch{alone}")

@@ -330,3 +330,38 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
     assert mistakes[""]
     assert all(row["picture"] for row in mistakes[""])
+
+
+def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> None:
+    """Its bits are no longer those of a run that kept them."""
+    from runtime.system.files import write_json
+    from runtime.tuning import prepare
+
+    asked = job(tmp_path, "resnet18")
+    network = build(asked, load(asked))
+    facts = inspection.inspect_workload(load(asked), network.module)
+    here = tiny.machine()
+    decided = plan.resolve(asked, here, facts).with_values({"feature_cache": True})
+    poor = replace(here, memory=replace(here.memory, available=1), storage=replace(here.storage, runs_free=1))
+    write_json(tmp_path / "hardware.json", poor.to_json())
+    write_json(tmp_path / "plan.json", decided.to_json())
+    (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+    resumed = prepare.assemble_run(tmp_path, asked, tiny.Quiet(), PhaseTimer())
+    assert not feature_cache.effective(resumed)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    [text] = [row["text"] for row in events if row["kind"] == "resume" and "feature_cache" in row["text"]]
+    assert text.startswith(
+        "feature_cache is false, was true: the stored value True is not possible here: the outputs of"
+    )
+    assert text.endswith("; results may no longer be bit-identical to those of an uninterrupted run")
+
+
+def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on with the whole network; it ended with an AssertionError."""
+    asked = job(tmp_path, "resnet18")
+    wanted = tiny.losses(made(tmp_path, asked, False), 2)
+    monkeypatch.setattr(feature_cache, "_place", lambda *_: None)
+    whole = made(tmp_path, asked, True)
+    assert not feature_cache.effective(whole)
+    assert tiny.losses(whole, 2) == wanted
+    assert "there is no more room for the outputs of 5 of 10 parts" in (tmp_path / "events.jsonl").read_text()

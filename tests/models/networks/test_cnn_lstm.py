@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from runtime.data.series import load as data
+from runtime.models import frozen_split
 from runtime.models.networks import cnn_lstm
 from tests.data.series.test_load import job, npz
 
@@ -43,6 +44,40 @@ def test_a_window_gives_the_same_output_alone_and_in_a_batch() -> None:
     network = cnn_lstm.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
     windows = torch.randn(5, 16, 3)
     torch.testing.assert_close(network(windows)[2:3], network(windows[2:3]))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "name"),
+    [
+        ([], None),
+        (["lstm"], None),
+        (["convolutions.1"], None),
+        (["convolutions.0"], "1 of 2 convolutions"),
+        (["convolutions"], "2 of 2 convolutions"),
+        (["convolutions", "lstm"], "the convolutions and the LSTM"),
+    ],
+)
+def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | None) -> None:
+    """The rest, on their outputs, has the outputs and the gradients of the whole network."""
+    torch.manual_seed(0)
+    network = cnn_lstm.build(**SMALL | {"bidirectional": True, "dropout": 0.0})  # type: ignore[arg-type]
+    for part in frozen:
+        network.get_submodule(part).requires_grad_(False)
+    windows = torch.randn(5, 16, 3)
+    split = frozen_split.of(network, (windows,))
+    assert (split and split.name) == name
+    if split is None:
+        return
+    with torch.no_grad():
+        kept = split.prefix(windows)
+    found = []
+    for outputs in (split.rest(*kept), network(windows)):
+        assert isinstance(outputs, torch.Tensor)
+        network.zero_grad()
+        outputs.square().sum().backward()  # type: ignore[no-untyped-call]
+        found.append([outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def trained(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
