@@ -36,7 +36,7 @@ task: image-classification
 data: {data}
 model: {model}
 train: {{epochs: {epochs}, batch_size: 16, seed: {seed}, optimizer: {{name: adamw, lr: 3e-3}}{more}}}
-optimize: {{measure: off}}
+optimize: {{measure: off, cpu_threads: 1}}
 """
 GRADUAL = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
 SERIES = """
@@ -97,7 +97,7 @@ def compared(given: argparse.Namespace, seed: int) -> dict[str, float]:
     source = written(folder, "known", images[known], labels[known], seed, None)
     new = written(folder, "new", images[~known], labels[~known], seed, given.samples)
     network = f"{{name: small-cnn, width: {WIDTH[given.data]}}}"
-    trained(folder, given.data, "source", source, network, 12, seed)
+    trained(folder, given.data, "source", source, network, 8, seed)
     start = f"from: {folder}/runs/source-001"
     return {
         "random weights": trained(folder, given.data, "random", new, network, given.epochs, seed),
