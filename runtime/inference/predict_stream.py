@@ -167,7 +167,9 @@ def _columns(preprocessing: Mapping[str, Any]) -> list[str]:
     """The columns that a row must have; empty if the model's samples are no rows."""
     match preprocessing["kind"]:
         case "texts":
-            return [preprocessing["text"]]
+            from runtime.data.text import load
+
+            return load.text_columns(preprocessing)
         case "table":
             from runtime.data.tables import features
 

@@ -17,6 +17,7 @@ import pytest
 from runtime.cli import main
 from runtime.inference import stdin_records
 from runtime.training.run import Run
+from tests.data.text.test_pairs import CASE as PAIRS
 from tests.paths import ROOT
 from tests.trained import CASES, trained
 
@@ -91,6 +92,15 @@ def test_every_task_gives_what_it_gives_for_files(
             for row in rows
         ]
         assert bare(piped(run, "\n".join(lines))[1]) == bare(wanted)
+
+
+def test_a_pair_comes_in_two_columns(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "pairs").mkdir()
+    run = trained(PAIRS, home / "pairs")
+    held = home / "pairs" / "held.csv"
+    code, found, _ = piped(run, held.read_text(encoding="utf-8"))
+    assert (code, bare(found)) == (0, bare(from_file(run, held, capsys)))
+    assert "has no column" in piped(run, "first\nx\n")[2]
 
 
 def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, piped) -> None:
