@@ -13,7 +13,7 @@ from PIL import Image
 
 from runtime.data.images.load import load
 from runtime.errors import DataError
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,7 @@ def job(train: Path, *, seed: int = 0, **data: object) -> ImageJob:
         "data": {"train": str(train), "validation": 0.25, **data},
         "train": {"seed": seed},
     }
-    return ImageJob.model_validate(given)
+    return ImageClassificationJob.model_validate(given)
 
 
 def npz(path: Path, images: Any, labels: Any, **more: Any) -> Path:

@@ -35,6 +35,21 @@ def image_folders(folder: Path) -> None:
             image.save(folder / part / "ab"[number % 2] / f"{number}.{'png' if number % 3 else 'jpg'}")
 
 
+def image_manifest(folder: Path) -> None:
+    """Gray images with any of three labels, and two numbers."""
+    for part, count in (("train", 30), ("held", 9)):
+        lines = ["path,tags,age,depth"]
+        (folder / f"pictures-{part}").mkdir()
+        for number in range(count):
+            pixels = DRAWN.integers(0, 90, (16, 16))
+            tags = [name for place, name in enumerate(("crack", "dent", "rust")) if (number >> place) & 1]
+            for name in tags:
+                pixels[:, {"crack": 2, "dent": 7, "rust": 12}[name]] += 150
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"pictures-{part}" / f"{number}.png")
+            lines.append(f"pictures-{part}/{number}.png,{'|'.join(tags)},{20 + 3 * number},{pixels.mean():.3f}")
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+
+
 def image_arrays(folder: Path) -> None:
     """Grey images as floats in a range of their own."""
     for part, count in (("train", 30), ("held", 11)):
@@ -156,6 +171,18 @@ CASES = {
         ".csv",
         "task: tabular-regression\ndata: {train: train.csv, validation: held.csv, "
         f"target: [price, weight], {TABLE('price, weight, ', '')}}}\nmodel: {{hidden: [8]}}\n",
+    ),
+    "image labels": Case(
+        image_manifest,
+        ".csv",
+        "task: image-classification\ndata: {train: train.csv, validation: held.csv, label_column: tags, multi_label: true, "
+        "image_size: 16}\nmodel: {name: small-cnn, width: 4}\n",
+    ),
+    "image numbers": Case(
+        image_manifest,
+        ".csv",
+        "task: image-regression\ndata: {train: train.csv, validation: held.csv, label_column: [age, depth], image_size: 16}\n"
+        "model: {name: small-cnn, width: 4}\n",
     ),
 }
 

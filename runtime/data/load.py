@@ -12,7 +12,7 @@ from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.custom import CustomJob
 from runtime.job.data import TableFileData
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob

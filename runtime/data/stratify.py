@@ -62,3 +62,16 @@ def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = rank < np.repeat(taken, sizes)
     return np.sort(by_class[~chosen]).astype(np.int64), np.sort(by_class[chosen]).astype(np.int64)
+
+
+def rarest(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The rarest label of each sample, as a group that a split keeps the share of; shape (N,).
+
+    A label that goes with rarer ones is kept in balance through them; a sample without a label is in a group of its own.
+
+    Args:
+        labels: shape (N, labels), 0 or 1.
+    """
+    counts = labels.sum(axis=0)
+    rank = np.where(labels > 0, counts, np.inf)
+    return np.asarray(np.where(labels.any(axis=1), rank.argmin(axis=1), labels.shape[1]), np.int64)

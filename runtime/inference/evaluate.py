@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from runtime.errors import DataError, SpecError
 from runtime.hardware import device_check
 from runtime.inference import evaluation_folder, thread_limits
 from runtime.report.confusion import Confusion, confusions
+from runtime.report.labels import HEADER, LabelTable, label_tables
 from runtime.system.files import read_json
 from runtime.tracking.live import pass_progress
 
@@ -63,10 +64,14 @@ def judge(request: EvaluateRequest) -> int:
     else:
         source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
     metrics, counts = tally.metrics(over), confusions(tally.confusion())
-    _show(source, metrics, counts)
+    tables = label_tables(tally.confusion())
+    _show(source, metrics, counts, tables)
     folder = request.output or evaluation_folder.choose(request.run, request.data)
     evaluation_folder.write(
-        folder, {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics}, counts
+        folder,
+        {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics},
+        counts,
+        tables,
     )
     print(f"written to {folder}")
     return 0
@@ -207,7 +212,10 @@ def _plain(value: object) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) -> None:
+def _show(
+    source: str, metrics: Mapping[str, float], counts: list[Confusion], tables: Sequence[LabelTable] = ()
+) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from runtime.system.console import console
@@ -224,3 +232,11 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
         for truth, guess, count, share in confusion.mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
             screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
+    for labels in tables:
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+        for name in HEADER:
+            shown.add_column(name, justify="left" if name == HEADER[0] else "right")
+        for row in labels.rows:
+            shown.add_row(*map(escape, row.cells()))
+        screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from a probability of 0.5")
+        screen.print(shown)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from runtime.report.confusion import Confusion
+from runtime.report.labels import HEADER, LabelTable
 from runtime.system import spreadsheet_cells
 from runtime.system.files import read_json, storage_error, write_json
 
@@ -33,13 +35,14 @@ def _is_about(folder: Path, data: Path) -> bool:
     return isinstance(source, str) and Path(source).resolve() == data
 
 
-def write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:
+def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables: Sequence[LabelTable] = ()) -> None:
     """Write an evaluation.
 
     Args:
         folder: it is made if it is missing.
         data: what metrics.json says.
         counts: the confusion matrices.
+        tables: the scores of labels that can be true together.
 
     Raises:
         StorageError: if it cannot be written.
@@ -54,8 +57,20 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> Non
             _table(confusion, stem.with_name(f"{stem.name}.csv"))
             image = confusion_image.draw(confusion.classes, confusion.matrix)
             stem.with_name(f"{stem.name}.png").write_bytes(image.png)
+        for table in tables:
+            _labels(table, folder / (f"labels-{_safe(table.head)}.csv" if table.head else "labels.csv"))
     except OSError as error:
         raise storage_error(folder, error) from None
+
+
+def _labels(table: LabelTable, path: Path) -> None:
+    """A row for each label."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(HEADER)
+        for row in table.rows:
+            shares = [cell.replace("-", "") for cell in row.cells()[3:]]
+            writer.writerow(spreadsheet_cells.escape_row([row.name, row.true, row.guessed, *shares]))
 
 
 def _safe(name: str) -> str:

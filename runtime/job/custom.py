@@ -14,7 +14,7 @@ from runtime.errors import Problem
 from runtime.job import user_files
 from runtime.job.column_names import Column, different
 from runtime.job.formatting import shown
-from runtime.job.job import Job
+from runtime.job.job import LABEL_METRICS, Job
 from runtime.job.model import CustomModel
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
 from runtime.job.values import FilePath, Spec, named
@@ -87,7 +87,7 @@ class CustomTrain(Train):
 class CustomTask(Job):
     """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
 
-    METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
+    METRICS = ("loss", "accuracy", "f1", *LABEL_METRICS, "mae", "rmse", "r2")
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """None: only the user's code knows where its data is."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from runtime.job.column_names import Column, OneOrMore
 from runtime.job.values import (
     Count,
     FilePath,
@@ -151,10 +152,12 @@ class ImageAugment(Spec):
 
 
 class ImageData(TableFileData):
-    """Images: a folder with one folder per class, a CSV or Parquet manifest, or an .npz with `images` and `labels`."""
+    """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
+    (N, K).
+    """
 
-    path_column: str = Field("path", description="column of a manifest that holds paths, relative to the manifest")
-    label_column: str = Field("label", description="column of a manifest that holds labels")
+    path_column: Column = Field("path", description="column of a manifest that holds paths, relative to the manifest")
+    label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
     )
@@ -167,3 +170,29 @@ class ImageData(TableFileData):
         "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
     )
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
+
+
+class ImageClassificationData(ImageData):
+    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, or an .npz with `images`
+    and `labels`.
+    """
+
+    label_column: OneOrMore = Field(
+        ("label",),
+        description="column of a manifest that holds the label; several columns: labels of 0 and 1, of which each can be true",
+    )
+    multi_label: bool | None = Field(
+        None,
+        description="true: an image has any number of labels: label_column has all of them, an empty cell none; in an .npz, "
+        "`labels` is (N, labels) of 0 and 1. false: each cell is one class, whatever it contains. If absent: one class, and "
+        "a column that looks like several labels is an error",
+    )
+    label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
+        "auto",
+        description="what separates the labels of a cell; auto: one of | ; , as found, or lists of JSONL and Parquet",
+    )
+
+    @property
+    def several(self) -> bool:
+        """Whether an image can have several labels."""
+        return bool(self.multi_label) or len(self.label_column) > 1

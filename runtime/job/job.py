@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, PrivateAttr
 
 from runtime.errors import Problem
-from runtime.job.data import Data, ImageData
+from runtime.job.data import Data
 from runtime.job.document import Document
 from runtime.job.formatting import dotted
-from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork
 from runtime.job.train import Train
 from runtime.job.values import (
     Address,
@@ -30,6 +29,8 @@ from runtime.job.values import (
 )
 
 Setting = bool | int | float | str
+LABEL_METRICS = ("micro_f1", "map")
+"""Metrics of labels that can be true together, beside accuracy (all labels right) and f1 (mean over the labels)."""
 FOLDERS = ("transformers", "run")
 """Values of `model.source` whose name can be a folder."""
 
@@ -129,12 +130,16 @@ class Job(Spec):
         """Names of the losses that fit the task; empty if any does."""
         return self.LOSSES
 
+    def scores(self) -> tuple[str, ...]:
+        """Names of the metrics of each output."""
+        return self.METRICS
+
     def metrics(self) -> list[str]:
         """Every metric of an evaluation, which the job can use for decisions."""
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
-            names += [start + metric for metric in self.METRICS if start + metric not in names]
+            names += [start + metric for metric in self.scores() if start + metric not in names]
         return names
 
     def best(self) -> str:
@@ -187,44 +192,6 @@ class Job(Spec):
     def dumped(self) -> dict[str, object]:
         """The spec with all defaults, as plain values."""
         return self.model_dump(mode="json")
-
-
-class ImageJob(Job):
-    """Image classification."""
-
-    METRICS = ("loss", "accuracy", "f1")
-    BEST = "accuracy"
-    LOSSES = ("cross-entropy", "focal")
-
-    task: Literal["image-classification"]
-    data: ImageData = Field(description="the training and validation data")
-    model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
-
-    def problems(self) -> Iterator[Problem]:
-        """Settings of a network that contradict its pretrained weights."""
-        model = self.model
-        if not isinstance(model, ImageNetwork):
-            return
-        if not model.pretrained:
-            if model.revision:
-                yield self.problem(
-                    ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
-                )
-            return
-        key = ("model", "pretrained")
-        if model.name not in RESNET_WEIGHTS:
-            known = ", ".join(RESNET_WEIGHTS)
-            yield self.problem(key, f"there are no pretrained weights for {model.name}", f"for {known}", "remove it")
-        if model.weights:
-            yield self.problem(key, "is set, and weights too", "one of them", "remove one")
-        if model.stem == "small":
-            yield self.problem(
-                ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"
-            )
-        if model.width not in (None, 64):
-            yield self.problem(
-                ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
-            )
 
 
 def lower_is_better(metric: str) -> bool:

@@ -11,7 +11,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.formatting import shown
-from runtime.job.job import Job
+from runtime.job.job import LABEL_METRICS, Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
 
@@ -124,6 +124,10 @@ class TableClassificationJob(TableJob):
     BEST = "f1"
 
     task: Literal["tabular-classification"]
+
+    def scores(self) -> tuple[str, ...]:
+        """Those of labels beside those of classes, if there are several label columns."""
+        return (*self.METRICS, *LABEL_METRICS) if len(self.data.target) > 1 else self.METRICS
 
     def losses(self) -> tuple[str, ...]:
         """The losses that fit the number of label columns."""

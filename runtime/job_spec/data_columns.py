@@ -13,7 +13,7 @@ from runtime.data.formats import csv_dialect, csv_header, csv_layout, other_file
 from runtime.errors import DataError, nearest
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
@@ -88,7 +88,7 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     trained = file == ("data", "train")
     if isinstance(job, ImageJob):
         yield ("data", "path_column"), job.data.path_column
-        yield ("data", "label_column"), job.data.label_column
+        yield from ((("data", "label_column"), name) for name in job.data.label_column)
     elif isinstance(job, TextJob):
         yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)

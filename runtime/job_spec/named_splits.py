@@ -8,7 +8,7 @@ from runtime.data.images import split_folders
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.data import Data
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 
 
 def named(job: Job) -> Job:

@@ -17,7 +17,7 @@ from pathlib import Path
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job import custom as custom_job
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.launch.project import PROJECT
 
 WORKSPACE = Path("/workspace")

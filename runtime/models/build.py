@@ -16,7 +16,7 @@ from runtime.data.labels import listed
 from runtime.data.tables import features
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
 from runtime.job.series import CnnLstmSpec, SeriesJob
 from runtime.job.tables import MlpSpec, TableJob

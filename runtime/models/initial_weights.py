@@ -14,7 +14,7 @@ from runtime.data.dataset import Dataset, Head, head
 from runtime.data.labels import listed
 from runtime.errors import DrivetrainError, SpecError
 from runtime.job import Job
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.models import safetensors_file
 from runtime.models.builders import BUILDERS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from runtime.errors import SpecError
 from runtime.job.data import Fit
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.model import ImagePretrained
 from runtime.pretrained import folder as pretrained
 from runtime.pretrained import timm_folder

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeGuard
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.data import Fit
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.model import ImageNetwork
 from runtime.pretrained import folder as pretrained
 from runtime.pretrained import hub_name

@@ -9,10 +9,12 @@ process: `python -m runtime.report RUN`.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 from runtime.report.confusion import confusions
 from runtime.report.formatting import clean, plain
+from runtime.report.labels import label_tables
 from runtime.report.log_series import thin
 from runtime.report.record import Record, read
 from runtime.report.render.markdown import markdown
@@ -64,6 +66,10 @@ def _data(record: Record, summary: Summary) -> dict[str, object]:
         "confusion": {
             c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.mistakes()}
             for c in confusions(record.result.get("confusion"))
+        },
+        "labels": {
+            table.head: {"samples": table.samples, "labels": [asdict(row) for row in table.rows]}
+            for table in label_tables(record.result.get("confusion"))
         },
         "curves": {name: thin(series) for name, series in record.metrics.items()},
         "telemetry": {name: thin(series) for name, series in record.telemetry.items()},

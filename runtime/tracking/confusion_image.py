@@ -16,10 +16,11 @@ NAMED = 20
 
 
 def pictures(counts: Mapping[str, Any]) -> dict[str, Shown]:
-    """A picture for each head, by tag."""
+    """A picture for each head with exclusive classes, by tag."""
     return {
         f"confusion/{head}" if head else "confusion": partial(draw, one["classes"], one["matrix"])
         for head, one in counts.items()
+        if "matrix" in one
     }
 
 

@@ -12,7 +12,7 @@ from runtime.data import mixup
 from runtime.data.dataset import Batch, Head
 from runtime.data.mixup import mix, mixed, rectangle
 from runtime.job.data import Cutmix, Mixup
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 HEADS = {"": Head("", ("a", "b", "c"))}
@@ -174,7 +174,7 @@ def test_several_inputs_are_mixed_with_the_same_pairing() -> None:
 
 
 def job(**augment: Any) -> ImageJob:
-    return ImageJob.model_validate(
+    return ImageClassificationJob.model_validate(
         {"name": "t", "task": "image-classification", "data": {"train": "x", "augment": augment}, "train": {"seed": 7}}
     )
 

@@ -95,7 +95,20 @@ def test_evaluate_gives_the_metrics_of_the_training(
         assert lines[0] == ["truth", *run.dataset.heads[name].classes]
         assert sum(int(cell) for line in lines[1:] for cell in line[1:]) == len(run.dataset.validation)
         assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((tmp_path / "out").iterdir())) == 1 + 2 * len(singles)
+    several = [head for head in run.dataset.heads.values() if head.several]
+    for head in several:
+        lines = list(csv.reader((tmp_path / "out" / "labels.csv").read_text(encoding="utf-8").splitlines()))
+        true = run.dataset.validation.targets[""].sum(0).long().tolist()
+        assert [(line[0], int(line[1])) for line in lines[1:]] == list(zip(head.classes, true, strict=True))
+        f1 = [
+            2 * float(line[3]) * float(line[4]) / max(1e-9, float(line[3]) + float(line[4]))
+            for line in lines[1:]
+            if line[3]
+        ]
+        assert sum(f1) / max(1, len([line for line in lines[1:] if line[5]])) == pytest.approx(
+            stored["validation/f1"], abs=2e-3
+        )
+    assert len(list((tmp_path / "out").iterdir())) == 1 + 2 * len(singles) + len(several)
 
 
 def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runtime.cli.main import main
 from runtime.errors import SpecError
 from runtime.job import JOBS, Job
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.train import Adam, CrossEntropy, OneCycle, Sgd
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import dump, parse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -13,10 +14,16 @@ from runtime.data.labels import listed
 from runtime.errors import DataError, Problem, SpecError
 from runtime.job.custom import CustomTask
 from runtime.job.formatting import shown
+from runtime.job.job import LABEL_METRICS
 from runtime.job.train import BinaryCrossEntropy
 
 LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
-SCORES = {"classes": ("accuracy", "f1"), "labels": ("accuracy", "f1"), "numbers": ("mae", "rmse", "r2"), "other": ()}
+SCORES: Mapping[str, tuple[str, ...]] = {
+    "classes": ("accuracy", "f1"),
+    "labels": ("accuracy", "f1", *LABEL_METRICS),
+    "numbers": ("mae", "rmse", "r2"),
+    "other": (),
+}
 NEEDS = {
     "classes": "whole numbers from 0, one for each sample",
     "labels": "0 or 1, as (samples, labels)",

@@ -6,7 +6,7 @@ from runtime.data.dataset import InputRecord
 from runtime.data.images import input_shape, npz_images, resize
 from runtime.data.images.resize import Resize
 from runtime.data.images.source import ImageSource
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.pretrained.expected_input import Expected
 
 _BECOMES = {

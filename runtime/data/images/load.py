@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import decoded_cache, geometry, pixel_scale, source
+from runtime.data.images import decoded_cache, geometry, label_form, pixel_scale, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
+from runtime.data.images.label_form import LabelForm
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.resize import Resize
 from runtime.data.images.source import Images, ImageSource
@@ -28,7 +28,7 @@ from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
 from runtime.job.data import Data
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.pretrained import image_input
 from runtime.pretrained.expected_input import Expected
 
@@ -39,9 +39,9 @@ MEASURED = 2000
 class ImageSplit:
     """Images of a source: for training, for validation, or new ones, which may have no labels."""
 
-    def __init__(self, images: Images | Decoded, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, images: Images | Decoded, rows: Ids, targets: Tensor | None) -> None:
         self.images, self.rows = images, rows
-        self.targets: Targets = {} if classes is None else {"": torch.from_numpy(classes)}
+        self.targets: Targets = {} if targets is None else {"": targets}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,8 +62,9 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         DataError: if they cannot be used.
     """
     files = files or csv_dialect.of_job(job.data.csv.declared(), {})
-    train = source.read(job.resolve(job.data.train), job.data, "data.train", files)
-    classes = settled.heads[""].classes if settled and settled.same_data else _classes(train)
+    form = label_form.of_job(job.data, ask=not (settled and settled.same_data))
+    train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
+    train.targets.check(train.rows, train.key)
     wanted = image_input.expected(job)
     size, channels, notes = geometry.chosen(job, train, wanted)
     if settled:
@@ -72,28 +73,40 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     shape, why = geometry.resized(job, settled, wanted)
     notes += [*why, *geometry.oblong(train, shape.fit)]
     train.fit(size, channels, shape)
-    targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
+    own: ImageSource | None = None
+    kept = train.rows
     if isinstance(job.data.validation, str):
-        held = source.read(job.resolve(job.data.validation), job.data, "data.validation", files)
-        held.fit(size, channels, shape)
-        parts = _apart(train, targets, held, classes)
-        notes += [*held.notes, *_shared(train, held)]
-        read.append((held.key, held.images))
+        own = source.read(job.resolve(job.data.validation), job.data, _found(form, train), "data.validation", files)
+        own.fit(size, channels, shape)
+        read.append((own.key, own.images))
     else:
-        parts = _divided(train, targets, job.data, job.train.seed)
-    preparer, more = _preparer(job, parts[0], classes, wanted, shape)
+        kept, held = _divided(train, job.data, job.train.seed)
+
+    def computed() -> Head:
+        return train.targets.head(train.rows, kept, train.key)
+
+    head = settled.head("", computed) if settled else computed()
+    train_split = _split(train, kept, head)
+    if own:
+        _check_types(train, own)
+        parts = train_split, _split(own, own.rows, head)
+        notes += [*own.notes, *_shared(train, own)]
+    else:
+        parts = train_split, _split(train, held, head)
+    preparer, more = _preparer(job, parts[0], head.classes, wanted, shape)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
         if not settled.same_data:
             known, more = pixel_scale.known(job, known, preparer, parts[0].gather(np.arange(1))[0].dtype), []
         augment = Augment(job.data.augment, job.train.seed, known.mean)
-        preparer = replace(known, augment=augment, classes=classes, image_size=size)
-    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
-    columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
+        preparer = replace(known, augment=augment, classes=head.classes, image_size=size)
+    what = "labels" if head.several else "classes" if head.classes else "numbers"
+    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {head.outputs} {what}"
+    columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
     return Dataset(
         *parts,
-        heads={"": Head("", classes)},
+        heads={"": head},
         preprocessing=preparer.to_json() | columns,
         prepare=preparer,
         decoded=not isinstance(train.images, Files),
@@ -121,50 +134,37 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
     return replace(dataset, train=split(dataset.train), validation=split(dataset.validation))
 
 
-def _classes(train: ImageSource) -> tuple[str, ...]:
-    used = Counter(train.used())
-    classes = labels.class_names(used)
-    lost = sorted(set(train.labels) - set(used))
-    if lost:
-        raise DataError(
-            f"{train.key}: no image can be used of the classes {labels.listed(lost)}",
-            "at least one image for each class",
-            "repair these images, or remove the class",
-        )
-    if len(classes) < 2:
-        raise DataError(
-            f"{train.key}: {len(train.rows):,} images of {len(classes)} class: {labels.listed(classes)}",
-            "two classes or more",
-            "add another class",
-        )
-    return classes
-
-
 Parts = tuple[ImageSplit, ImageSplit]
 
 
-def _divided(train: ImageSource, targets: npt.NDArray[np.int64], data: Data, seed: int) -> Parts:
-    """Training and validation samples from one source."""
-    counts = np.bincount(targets)
-    if (counts == 1).any():
-        alone = sorted({label for label, target in zip(train.used(), targets, strict=True) if counts[target] == 1})
-        train.notes.append(f"classes with a single image, which is used for training: {labels.listed(alone)}")
-    kept, held = stratify.divide(targets, data, seed)
+def _found(form: LabelForm, train: ImageSource) -> LabelForm:
+    """The form for further files: with the separator of the training data."""
+    return replace(form, separator=train.separator or form.separator)
+
+
+def _divided(train: ImageSource, data: Data, seed: int) -> tuple[Ids, Ids]:
+    """Images for training and for validation from one source."""
+    train.notes += train.targets.notes(train.rows)
+    kept, held = stratify.divide(train.targets.strata(train.rows), data, seed)
     if not len(held):
         raise DataError(
             f"{train.key}: every class has only one image, so none is left for validation",
             "two images of a class or more",
             "add images, or set data.validation to a path",
         )
-    return (
-        ImageSplit(train.images, train.rows[kept], targets[kept]),
-        ImageSplit(train.images, train.rows[held], targets[held]),
-    )
+    return train.rows[kept], train.rows[held]
 
 
-def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource, classes: tuple[str, ...]) -> Parts:
-    """Training and validation samples from two separate sources."""
-    known = labels.indices(held.used(), classes, held.key)
+def _split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
+    return ImageSplit(images.images, rows, images.targets.tensor(rows, head, images.key))
+
+
+def _check_types(train: ImageSource, held: ImageSource) -> None:
+    """Check that pixels of two separate sources have the same type.
+
+    Raises:
+        DataError: if they do not.
+    """
     seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
     if seen == torch.uint8 and own != torch.uint8:
         raise DataError(
@@ -172,7 +172,6 @@ def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource
             "the same type for both",
             "write both files with the same pixel type",
         )
-    return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
 
 
 def _shared(train: ImageSource, held: ImageSource) -> list[str]:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import bad_samples, labels
+from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head, NewSamples
 from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import class_folders, image_files, manifest, npz_images
+from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, source
 from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.image_targets import ClassTargets, ImageTargets
+from runtime.data.images.label_form import LabelForm
 from runtime.data.images.load import ImageSplit
 from runtime.data.images.npz_images import ImageArrays
 from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
@@ -31,8 +33,8 @@ class _FoundImages:
     """The images found in the given paths."""
 
     images: Images
-    labels: list[str]
-    """One per image, or empty."""
+    targets: ImageTargets | None
+    """Of all images; None if they are not read."""
     broken: dict[int, BadSample]
     """Images that cannot be used, by row."""
     absent: list[BadSample] = field(default_factory=list)
@@ -65,10 +67,13 @@ def read(
     """
     files = files or csv_dialect.of_model(preprocessing, {})
     preparer = from_preprocessing(preprocessing)
+    form = label_form.of_model(preprocessing) if labelled else None
+    if form and len(paths) > 1:
+        raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
     if any(path.suffix.lower() == ".npz" for path in paths):
-        found = _arrays(paths, preparer, labelled)
+        found = _arrays(paths, preparer, form)
     else:
-        found = _files(paths, preprocessing, files, labelled)
+        found = _files(paths, preprocessing["path_column"], files, form)
     unusable = [*found.absent, *found.broken.values()]
     total = len(found.images) + len(found.absent)
     notes = [*found.notes, *bad_samples.check(unusable, total, budget, KEY)]
@@ -79,29 +84,28 @@ def read(
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
         )
-    used = [found.labels[row] for row in rows.tolist()] if labelled else None
-    classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
+    made = found.targets.tensor(rows, heads[""], KEY) if found.targets else None
     return NewSamples(
-        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.resize), rows, classes),
+        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.resize), rows, made),
         preparer,
         notes,
     )
 
 
-def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, labelled: bool) -> _FoundImages:
+def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, form: LabelForm | None) -> _FoundImages:
     if len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them an .npz",
             "a single .npz, or any number of other files",
             "pass the .npz alone",
         )
-    if labelled:
-        images, names, broken, notes = npz_images.read(paths[0], KEY)
+    targets: ImageTargets | None = None
+    if form:
+        images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
     else:
-        names = []
         images, broken, notes = npz_images.unlabelled(paths[0], KEY)
     _check_range(images, preparer, paths[0])
-    return _FoundImages(images, names, broken, notes=notes)
+    return _FoundImages(images, targets, broken, notes=notes)
 
 
 def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) -> None:
@@ -114,28 +118,28 @@ def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) 
         )
 
 
-def _files(paths: Sequence[Path], preprocessing: dict[str, Any], files: CsvFiles, labelled: bool) -> _FoundImages:
+def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None) -> _FoundImages:
     names: list[str] = []
-    given: list[str] = []
+    targets: ImageTargets | None = None
     absent: list[BadSample] = []
     notes: list[str] = []
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
-            column = preprocessing["label_column"] if labelled else None
-            rows = manifest.read(path, preprocessing["path_column"], column, KEY, files)
+            rows = manifest.read(path, path_column, form, KEY, files)
             names += [os.path.join(path.parent, name) for name in rows.names]
-            given += rows.labels
+            targets = rows.targets
             absent += rows.bad
-        elif labelled:
+        elif form:
             _check_folder(path)
+            source.check_folder(path, form, KEY)
             listing = class_folders.read(path, KEY)
             names += [os.path.join(path, name) for name in listing.names]
-            given += listing.labels
+            targets = ClassTargets(listing.labels)
             notes += listing.notes
         else:
             names += list(_inside(path)) if path.is_dir() else [str(path)]
     found, broken = image_files.checked("", names)
-    return _FoundImages(found, given, broken, absent, notes)
+    return _FoundImages(found, targets, broken, absent, notes)
 
 
 def _check_folder(path: Path) -> None:

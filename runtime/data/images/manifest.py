@@ -1,54 +1,103 @@
-"""Reads a manifest: a table with a path and a label in each row."""
+"""Reads a manifest: a table with a path and a target in each row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.images import image_targets, separated_labels
+from runtime.data.images.image_targets import ClassTargets, ImageTargets, LabelSets
+from runtime.data.images.label_form import LabelForm
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
+Rows = list[int]
+Wrong = dict[int, str]
+
 
 @dataclass
 class ManifestRows:
-    """Paths and labels as written, and the rows that lack one of them."""
+    """Paths and targets as written, and the rows that lack one of them."""
 
     names: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
+    targets: ImageTargets | None = None
     bad: list[BadSample] = field(default_factory=list)
+    separator: str = ""
+    """Between the labels of a cell, if there are several."""
 
 
-def read(file: Path, path_column: str, label_column: str | None, key: str, files: CsvFiles) -> ManifestRows:
+def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
     """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
-    Without a label column no labels are read, and a row needs only a path.
+    Without a form no targets are read, and a row needs only a path. Where labels are written into one cell, an empty cell
+    is an image without a label.
 
     Raises:
-        DataError: if the file is not a table with these columns; names `key`.
+        DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
     """
-    options = {path_column: "data.path_column"} | ({label_column: "data.label_column"} if label_column else {})
-    table = table_file.read(file, key, wanted=options, only=True, text=options, csv=files)
+    columns = form.columns if form else ()
+    options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
+    text = [path_column, *(columns if form and (form.kind == "class" or form.in_a_cell) else ())]
+    table = table_file.read(file, key, wanted=options, only=True, text=text, csv=files)
     rows = ManifestRows()
-    for number, cells in enumerate(zip(*(_text(table, name, file, key) for name in options), strict=True), start=1):
-        empty = [name for name, cell in zip(options, cells, strict=True) if not cell]
-        if empty:
-            rows.bad.append(BadSample(f"{file} row {number}", f"{' and '.join(empty)} is empty"))
-        else:
-            rows.names.append(cells[0])
-            rows.labels += cells[1:]
+    paths = _text(table, path_column, file, key)
+    wrong, take = _targets(rows, table, form, file, key) if form else (dict[int, str](), None)
+    reasons = [f"{path_column} is empty" if not path else "" for path in paths]
+    for row, reason in wrong.items():
+        both = reason.endswith(" is empty") and reasons[row]
+        reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
+    keep = [row for row, reason in enumerate(reasons) if not reason]
+    rows.bad = [BadSample(f"{file} row {row + 1}", reason) for row, reason in enumerate(reasons) if reason]
+    rows.names = [paths[row] for row in keep]
     if not rows.names:
         raise DataError(
             f"{key}: {file} has no row with {' and '.join(options)} ({len(rows.bad):,} rows in all)",
             "one row for each image",
             "check how the file was written",
         )
+    rows.targets = take(keep) if take else None
     return rows
+
+
+def _targets(
+    rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
+) -> tuple[Wrong, Callable[[Rows], ImageTargets]]:
+    """The rows without a usable target, and what makes the targets of the others."""
+    if form.kind == "class":
+        cells = _text(table, form.columns[0], file, key)
+        if form.ask:
+            separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
+        empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
+        return empty, lambda keep: ClassTargets([cells[row] for row in keep])
+    if form.in_a_cell:
+        sets = _sets(rows, table, form, file, key)
+        return {}, lambda keep: LabelSets([sets[row] for row in keep])
+    labels = form.kind == "labels"
+    goal = target_columns.read(table, form.columns, classes=labels, option="data.label_column", source=str(file))
+    return goal.bad, partial(image_targets.usable, goal)
+
+
+def _sets(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> list[tuple[str, ...]]:
+    """The labels of each row."""
+    from pyarrow import types
+
+    column = form.columns[0]
+    if types.is_list(table[column].type) or types.is_large_list(table[column].type):
+        lists = table[column].to_pylist()
+        found = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
+        return [tuple(dict.fromkeys(filter(None, names))) for names in found]
+    cells = _text(table, column, file, key)
+    rows.separator = separated_labels.separator(cells, column, file, form.separator)
+    return [separated_labels.split(cell, rows.separator) for cell in cells]
 
 
 def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
@@ -57,9 +106,10 @@ def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
 
     values = table[column]
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
+        lists = types.is_list(values.type) or types.is_large_list(values.type)
         raise DataError(
             f'{key}: column "{column}" of {file} is {values.type}',
-            "text, integers or truth values",
-            "write the column as text",
+            "text, integers or truth values" + (", or lists of labels with multi_label: true" if lists else ""),
+            "add `multi_label: true` to data" if lists else "write the column as text",
         )
     return [str(cell) for cell in compute.utf8_trim_whitespace(values.cast(string()).fill_null("")).to_pylist()]

@@ -5,17 +5,23 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import npz_file
+from runtime.data.formats import column_values, npz_file
+from runtime.data.images import image_targets
 from runtime.data.images.crop import square
+from runtime.data.images.image_targets import ClassTargets, ImageTargets
+from runtime.data.images.label_form import LabelForm
 from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 FORMS = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
@@ -60,22 +66,26 @@ class ImageArrays:
         return replace(self, pixels=square(self.pixels, size, channels, resize))
 
 
-def read(path: Path, key: str) -> tuple[ImageArrays, list[str], dict[int, BadSample], list[str]]:
-    """The images, their labels as text, the images that cannot be used (by row), and notes.
+def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTargets, dict[int, BadSample], list[str]]:
+    """The images, their targets, the images that cannot be used (by row), and notes.
 
     Raises:
-        DataError: if the file is not such an .npz; names `key`.
+        DataError: if the file is not such an .npz, or its labels have another form; names `key`.
     """
     content = _arrays(path, key, ("images", "labels"))
     images, broken, notes = _images(content, path, key)
-    labels = _labels(content["labels"], path, key)
-    if len(labels) != len(images):
+    given = content["labels"]
+    if given.ndim < 1 or len(given) != len(images):
         raise DataError(
-            f"{key}: {path} has {len(images):,} images and {len(labels):,} labels",
+            f"{key}: {path} has {len(images):,} images and {len(given) if given.ndim else 1:,} labels",
             "one label for each image",
             "write the file again with both of one length",
         )
-    return images, labels, broken, notes
+    if form.kind == "class":
+        return images, ClassTargets(_labels(given, path, key)), broken, notes
+    goal = _numbers_of(given, form, path, key)
+    broken = {row: BadSample(images.title(row), reason) for row, reason in goal.bad.items()} | broken
+    return images, image_targets.usable(goal, range(len(images))), broken, notes
 
 
 def unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
@@ -147,14 +157,45 @@ def _numbers(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt
     return np.ascontiguousarray(images, np.float32), note
 
 
+def _numbers_of(given: npt.NDArray[Any], form: LabelForm, path: Path, key: str) -> TargetColumn:
+    """Labels (N, K) of 0 and 1, or numbers (N,) or (N, K)."""
+    import pyarrow
+
+    labels = form.kind == "labels"
+    if given.ndim == 1 and not labels:
+        given = given[:, None]
+    if given.ndim != 2 or 0 in given.shape or given.dtype.kind not in "iufb":
+        shape = "(N, labels), 0 or 1" if labels else "(N,), or (N, K) for several numbers"
+        raise DataError(
+            f"{key}: labels of {path} are {given.dtype} of shape {given.shape}",
+            f"labels of shape {shape}",
+            "convert them" + (", or leave multi_label out for one class per image" if labels else ""),
+        )
+    count = given.shape[1]
+    names = [str(index) if labels else f"label[{index}]" if count > 1 else "label" for index in range(count)]
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, given.T, strict=True)})
+    columns = [column_values.numbers(table[name])[0] for name in names]
+    if labels and count == 1:
+        # One column would be read as a class.
+        wrong = {
+            row: f"label is {columns[0][row]:g}, not 0 or 1"
+            for row in np.flatnonzero(~np.isin(columns[0], (0, 1))).tolist()
+        }
+        return TargetColumn(tuple(names), None, np.stack(columns, axis=1), several=True, bad=wrong)
+    return target_columns.read(table, names, classes=labels, option=key, source=str(path))
+
+
 def _labels(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
+        several = labels.ndim == 2 and labels.dtype.kind in "iufb" and bool(np.isin(labels, (0, 1)).all())
         raise DataError(
             f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
-            "integers or text of shape (N,)",
-            "convert them: labels.astype(int)",
+            "integers or text of shape (N,); with multi_label: true (N, labels) of 0 and 1; for numbers image-regression",
+            "add `multi_label: true` to data, or save the class: labels.argmax(axis=1)"
+            if several
+            else "convert them: labels.astype(int); or use the task image-regression",
         )
     if labels.dtype.kind == "S":
         return [text.decode("utf-8", "backslashreplace") for text in labels.tolist()]

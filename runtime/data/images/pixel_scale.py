@@ -8,7 +8,7 @@ import torch
 
 from runtime.data.images.preprocess import ImagePreprocessing
 from runtime.errors import SpecError
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 
 _USUAL = ((0, 1), (0, 255))
 """Ranges of the same colors."""

@@ -12,6 +12,8 @@ from runtime.data import bad_samples
 from runtime.data.formats import other_files, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, manifest, npz_images
+from runtime.data.images.image_targets import ClassTargets, ImageTargets
+from runtime.data.images.label_form import LabelForm
 from runtime.data.images.resize import Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -30,27 +32,26 @@ class ImageSource:
     key: str
     """The spec key that names the path."""
     images: Images
-    labels: list[str]
-    """As written, one per image."""
+    targets: ImageTargets
+    """As written, of all images."""
     rows: Ids
     """Rows that can be used."""
     notes: list[str]
-
-    def used(self) -> list[str]:
-        """Labels of the usable rows."""
-        return [self.labels[row] for row in self.rows.tolist()]
+    separator: str = ""
+    """Between the labels of a cell of a manifest, if there are several."""
 
     def fit(self, size: int, channels: int, resize: Resize) -> None:
         """Make `images.gather` return squares of `size` pixels with the given number of channels."""
         self.images = self.images.fitted(size, channels, resize)
 
 
-def read(path: Path, data: ImageData, key: str, files: CsvFiles) -> ImageSource:
+def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles) -> ImageSource:
     """Find, decode once and check every image of a path.
 
     Args:
         path: a folder or a file.
-        data: column names, and the limit for bad samples.
+        data: the path column, and the limit for bad samples.
+        form: how targets are written.
         key: the spec key that names the path, for messages.
         files: how CSV files are written; gets what was found.
 
@@ -61,24 +62,43 @@ def read(path: Path, data: ImageData, key: str, files: CsvFiles) -> ImageSource:
         raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
     suffix = path.suffix.lower()
     if suffix == ".npz" and path.is_file():
-        images, labels, unusable, notes = npz_images.read(path, key)
-        return _checked(key, images, labels, unusable, [], notes, data)
+        images, targets, unusable, notes = npz_images.read(path, key, form)
+        return _checked(key, images, targets, unusable, [], notes, data)
     if path.is_dir():
+        check_folder(path, form, key)
         listing = class_folders.read(path, key)
         found, broken = image_files.checked(str(path), listing.names)
-        return _checked(key, found, listing.labels, broken, [], listing.notes, data)
+        return _checked(key, found, ClassTargets(listing.labels), broken, [], listing.notes, data)
     if suffix in table_file.SUFFIXES:
-        rows = manifest.read(path, data.path_column, data.label_column, key, files)
+        rows = manifest.read(path, data.path_column, form, key, files)
         found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
-        return _checked(key, found, rows.labels, broken, rows.bad, [], data)
+        assert rows.targets is not None
+        made = _checked(key, found, rows.targets, broken, rows.bad, [], data)
+        made.separator = rows.separator
+        return made
     other_files.check(path, key)
     raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
+
+
+def check_folder(path: Path, form: LabelForm, key: str) -> None:
+    """Check that folders can say what is to be predicted: only a class.
+
+    Raises:
+        DataError: if they cannot.
+    """
+    if form.kind != "class":
+        what = "several labels" if form.kind == "labels" else "numbers"
+        raise DataError(
+            f"{key}: {path} is a folder, which gives each image one class and not {what}",
+            "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
+            "write a manifest",
+        )
 
 
 def _checked(
     key: str,
     images: Images,
-    labels: list[str],
+    targets: ImageTargets,
     broken: dict[int, bad_samples.BadSample],
     absent: list[bad_samples.BadSample],
     notes: list[str],
@@ -88,4 +108,4 @@ def _checked(
     unusable = [*absent, *broken.values()]
     left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
     rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
-    return ImageSource(key, images, labels, rows, [*notes, *left_out])
+    return ImageSource(key, images, targets, rows, [*notes, *left_out])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runtime.errors import SpecError
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.model import ImageTimm
 
 

@@ -10,6 +10,7 @@ from runtime.report import log_series
 from runtime.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.formatting import duration, number, share, short, shown
+from runtime.report.labels import HEADER, LabelTable, label_tables
 from runtime.report.log_series import Series
 from runtime.report.record import MissingRecord, Record
 from runtime.report.sections.advice import advice_section
@@ -25,6 +26,8 @@ _TITLES = {
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
     "f1": "Macro F1",
+    "micro_f1": "Micro F1",
+    "map": "Mean average precision",
     "scale": "fp16 loss scale",
 }
 _FIRST = ("loss",)
@@ -42,6 +45,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         curves_section(record.metrics, record.extension),
         final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        *(labels_section(table) for table in label_tables(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
         advice_section(record, summary),
         plan_section(plan) if plan else None,
@@ -100,6 +104,15 @@ def confusion_section(confusion: Confusion) -> Section:
         blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
     of = f" of {shown(confusion.head)}" if confusion.head else ""
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
+
+
+def labels_section(table: LabelTable) -> Section:
+    """The scores of each label, the weakest first."""
+    about = f"{number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
+    rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
+    blocks = (Text(f"{about}probability of 0.5."), Table(HEADER, tuple(row.cells() for row in rows)))
+    of = f" of {shown(table.head)}" if table.head else ""
+    return Section(f"labels{of.replace(' ', '-')}", f"Labels{of}", blocks)
 
 
 def data_section(notes: object, model: object = None) -> Section | None:

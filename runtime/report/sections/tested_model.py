@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from runtime.report.blocks import Block, ConfusionMatrix, Section, Table, Text, Tone
 from runtime.report.confusion import confusions
 from runtime.report.formatting import number, shown
+from runtime.report.labels import HEADER, label_tables
 from runtime.report.log_series import number as numeric
 from runtime.report.record import Record
 from runtime.report.summary import Summary
@@ -25,4 +26,6 @@ def final_test_section(record: Record, summary: Summary) -> Section | None:
     about = f"{number(numeric(found, 'samples'))} samples of {shown(found.get('data'))}, evaluated once, after the training."
     blocks: list[Block] = [Text(about, Tone.QUIET), Table(("metric", "test", "validation"), tuple(rows))]
     blocks += [ConfusionMatrix(confusion) for confusion in confusions(found.get("confusion"))]
+    tables = label_tables(found.get("confusion"))
+    blocks += [Table(HEADER, tuple(row.cells() for row in table.rows)) for table in tables]
     return Section("test", "Final test", tuple(blocks))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.data.dataset import Head, Targets
 from runtime.data.stateless_random import Ids
+from runtime.training.evaluation.label_scores import LabelScores
 from runtime.training.evaluation.scores import ClassScores, scores
 from runtime.training.evaluation.worst_mistakes import WorstMistakes
 from runtime.training.losses import HeadLoss, Objective
@@ -65,16 +66,17 @@ class MetricAccumulator:
         return whole | found
 
     def confusion(self) -> dict[str, object]:
-        """By head with exclusive classes: the classes, the confusion matrix (truth by row), the worst mistakes."""
-        return {
-            name: {
-                "classes": list(self.heads[name].classes),
-                "matrix": score.matrix.tolist(),
-                "mistakes": self.worst[name].to_json(),
-            }
-            for name, score in self.scores.items()
-            if isinstance(score, ClassScores)
-        }
+        """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
+        mistakes, else the counts of each label.
+        """
+        found: dict[str, object] = {}
+        for name, score in self.scores.items():
+            classes = {"classes": list(self.heads[name].classes)}
+            if isinstance(score, ClassScores):
+                found[name] = classes | {"matrix": score.matrix.tolist(), "mistakes": self.worst[name].to_json()}
+            elif isinstance(score, LabelScores):
+                found[name] = classes | score.to_json()
+        return found
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:

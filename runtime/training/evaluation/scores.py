@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Head
+from runtime.training.evaluation.label_scores import LabelScores
 
 
 class ClassScores:
@@ -34,33 +35,6 @@ class ClassScores:
         both = (self.matrix.sum(0) + self.matrix.sum(1)).double()
         f1 = 2 * hits / both.clamp_min(1)
         return {"accuracy": float(hits.sum() / total), "f1": float(f1[both > 0].mean()) if both.any() else 0.0}
-
-
-class LabelScores:
-    """Exact-match accuracy and macro F1 for multi-label targets, with a threshold of 0.5."""
-
-    def __init__(self, head: Head) -> None:
-        self.marks = torch.zeros(3, len(head.classes), dtype=torch.float64)
-        self.exact, self.total = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
-        guess, truth = outputs.cpu() > 0, targets.cpu() > 0.5
-        self.marks += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
-        self.exact += int((guess == truth).all(dim=1).sum())
-        self.total += len(guess)
-
-    def counts(self) -> list[Tensor]:
-        """The counts; those of different samples can be added."""
-        return [self.marks, self.exact, self.total]
-
-    def compute(self) -> dict[str, float]:
-        """The scores by metric name."""
-        both, guessed, true = self.marks
-        occurs = guessed + true > 0
-        f1 = 2 * both / (guessed + true).clamp_min(1)
-        mean = float(f1[occurs].mean()) if occurs.any() else 0.0
-        return {"accuracy": float(self.exact / self.total.clamp_min(1)), "f1": mean}
 
 
 class NumberScores:

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from runtime.data.images.load import load
 from runtime.errors import DataError
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 QUOTED = '"a, b"'
@@ -21,7 +21,7 @@ QUOTED = '"a, b"'
 
 def job(train: Path, **data: object) -> ImageJob:
     given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data}}
-    return ImageJob.model_validate(given)
+    return ImageClassificationJob.model_validate(given)
 
 
 def images(folder: Path, count: int = 8) -> list[str]:

@@ -41,6 +41,29 @@ def test_several_labels(reference: object) -> None:
     f1 = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="macro")  # type: ignore[attr-defined]
     assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
     assert kept.compute()["accuracy"] == pytest.approx(float(((outputs > 0) == targets.bool()).all(1).double().mean()))
+    micro = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="micro")  # type: ignore[attr-defined]
+    assert kept.compute()["micro_f1"] == pytest.approx(float(micro), abs=1e-6)
+
+
+def test_average_precision_of_labels(reference: object) -> None:
+    """Of the rounded outputs it is exact, also where samples have the same one; a label without samples does not count."""
+    torch.manual_seed(2)
+    outputs, targets = 3 * torch.randn(400, 4), (torch.rand(400, 4) < 0.2).long()
+    outputs[:, 0] = outputs[:, 0].round()
+    targets[:, 3] = 0
+    kept, other = (scores(Head("", classes=tuple("abcd"), several=True)) for _ in range(2))
+    kept.update(outputs[:150], targets[:150].float())
+    other.update(outputs[150:], targets[150:].float())
+    for mine, more in zip(kept.counts(), other.counts(), strict=True):
+        mine += more
+    rounded = (outputs * 128).round() / 128
+
+    def mean(ranked: torch.Tensor) -> float:
+        each = [reference.average_precision(ranked[:, n], targets[:, n], task="binary") for n in range(3)]  # type: ignore[attr-defined]
+        return float(torch.stack(each).mean())
+
+    assert kept.compute()["map"] == pytest.approx(mean(rounded.double().sigmoid()), abs=1e-6)
+    assert kept.compute()["map"] == pytest.approx(mean(outputs), abs=2e-3)
 
 
 def test_numbers_in_the_units_of_the_data() -> None:

@@ -1,0 +1,123 @@
+"""Image tasks: one of several classes, several labels that can be true together, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from runtime.errors import Problem
+from runtime.job.data import ImageClassificationData, ImageData
+from runtime.job.formatting import shown
+from runtime.job.job import LABEL_METRICS, Job
+from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork
+
+
+class ImageJob(Job):
+    """Keys that both image tasks share."""
+
+    data: ImageData = Field(description="the training and validation data")
+    model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings of a network that contradict its pretrained weights."""
+        yield from self._column_problems()
+        model = self.model
+        if not isinstance(model, ImageNetwork):
+            return
+        if not model.pretrained:
+            if model.revision:
+                yield self.problem(
+                    ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
+                )
+            return
+        key = ("model", "pretrained")
+        if model.name not in RESNET_WEIGHTS:
+            known = ", ".join(RESNET_WEIGHTS)
+            yield self.problem(key, f"there are no pretrained weights for {model.name}", f"for {known}", "remove it")
+        if model.weights:
+            yield self.problem(key, "is set, and weights too", "one of them", "remove one")
+        if model.stem == "small":
+            yield self.problem(
+                ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"
+            )
+        if model.width not in (None, 64):
+            yield self.problem(
+                ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
+            )
+
+    def _column_problems(self) -> Iterator[Problem]:
+        if self.data.path_column in self.data.label_column:
+            yield self.problem(
+                ("data", "label_column"),
+                f"has {shown(self.data.path_column)}, which data.path_column is too",
+                "columns of what is to be predicted",
+                "name another column",
+            )
+
+
+class ImageClassificationJob(ImageJob):
+    """Classification of images: one of several classes, or several labels each of which can be true (multi-label)."""
+
+    METRICS = ("loss", "accuracy", "f1")
+    BEST = "accuracy"
+
+    task: Literal["image-classification"]
+    data: ImageClassificationData = Field(description="the training and validation data")
+
+    def losses(self) -> tuple[str, ...]:
+        """The losses that fit the number of labels of an image."""
+        return ("bce",) if self.data.several else ("cross-entropy", "focal")
+
+    def scores(self) -> tuple[str, ...]:
+        """Those of labels beside those of classes."""
+        return (*self.METRICS, *LABEL_METRICS) if self.data.several else self.METRICS
+
+    def best(self) -> str:
+        """Macro F1 of labels: all labels of an image are rarely right at first."""
+        return "validation/f1" if self.data.several and not self.checkpoint.best else super().best()
+
+    def problems(self) -> Iterator[Problem]:
+        """Keys of labels that contradict each other."""
+        yield from super().problems()
+        data = self.data
+        if data.multi_label is False and len(data.label_column) > 1:
+            yield self.problem(
+                ("data", "multi_label"),
+                f"is false, and data.label_column names {len(data.label_column)} columns",
+                "several columns of 0 and 1 are labels, each of which can be true",
+                "remove it, or name one column",
+            )
+        if data.label_separator != "auto" and (not data.multi_label or len(data.label_column) > 1):
+            yield self.problem(
+                ("data", "label_separator"),
+                f"is {shown(data.label_separator)}",
+                "for one column with all labels of an image",
+                "add `multi_label: true`, and name one label_column; or remove it",
+            )
+
+
+class ImageRegressionJob(ImageJob):
+    """One or several numbers for each image."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["image-regression"]
+
+    def problems(self) -> Iterator[Problem]:
+        """Refuse what is for classes."""
+        yield from super().problems()
+        if self.train.class_weights != "none":
+            yield self.problem(
+                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
+            )
+        if self.data.augment.cutmix:
+            yield self.problem(
+                ("data", "augment", "cutmix"),
+                "mixes labels by area",
+                "for classes and labels: a number of a patch is not its share of the number of the image",
+                "remove it, or use mixup",
+            )
