@@ -85,7 +85,7 @@ def arrays(folder: Path, file: str) -> None:
 def make(folder: Path, file: str) -> None:
     """One file of data as the page shows it."""
     (folder / "data").mkdir(exist_ok=True)
-    if file in ("data/parts", "data/parts.csv"):
+    if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
     if file.endswith(".npz"):
         arrays(folder, file)
@@ -113,6 +113,8 @@ TRAINED = {
     "data/parts": "parts",
     "data/parts.csv": "parts",
     "data/parts.npz": "parts",
+    "data/damage.csv": "damage",
+    "data/wear.csv": "wear",
     "data/reports.csv": "reports",
     "data/reports.jsonl": "reports",
     "data/answers.csv": "answers",
@@ -134,6 +136,10 @@ def test_every_file_and_every_spec_is_run() -> None:
     assert set(SPECS) == {name for _, name in PAIRS}
 
 
+def job_of_images(text: str) -> bool:
+    return "task: image-" in text
+
+
 @pytest.mark.parametrize(("file", "name"), PAIRS)
 def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str, name: str) -> None:
     make(tmp_path, file)
@@ -142,7 +148,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str, name
     # A pretrained network and a large one are not what is tried here.
     text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
-    job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if "parts" in file else [])
+    job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if job_of_images(text) else [])
     made = tiny.plain(job, tmp_path)
     assert all(numpy.isfinite(tiny.losses(made, 1)))
     assert len(made.dataset.train) > len(made.dataset.validation) > 0

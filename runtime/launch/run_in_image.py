@@ -211,4 +211,4 @@ def _named(given: argparse.Namespace) -> Iterator[Path]:
 def _of_images(given: argparse.Namespace) -> bool:
     run = getattr(given, "run", None)
     found = [read_json(folder / "config.json") for folder in (run, run / "model")] if run else []
-    return any(isinstance(config, dict) and config.get("task") == "image-classification" for config in found)
+    return any(isinstance(config, dict) and str(config.get("task")).startswith("image-") for config in found)

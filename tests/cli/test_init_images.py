@@ -66,7 +66,43 @@ def test_a_manifest_of_images() -> None:
     job = made(table("photos/list.csv", ["file name", "kind", "number"], rows), "--output", "list.yaml")
     assert job.task == "image-classification"
     data = beginning(job)
-    assert (data["train"], data["path_column"], data["label_column"]) == ("photos/list.csv", "file name", "kind")
+    assert (data["train"], data["path_column"], data["label_column"]) == ("photos/list.csv", "file name", ("kind",))
+
+
+LABELS = ("cat|dog", "cat", "", "dog", "owl|cat")
+MANIFESTS: dict[str, tuple[list[str], Callable[[int], list[object]], dict[str, object]]] = {
+    "labels": (["id", "tags"], lambda n: [n, LABELS[n % 5]], {"label_column": ("tags",), "multi_label": True}),
+    "columns": (["a", "b", "c"], lambda n: [n % 2, n // 2 % 2, n // 3 % 2], {"label_column": ("a", "b", "c")}),
+    "numbers": (["width"], lambda n: [n * 1.5 + n % 3], {"label_column": ("width",)}),
+    "decimal commas": (["width"], lambda n: [f'"{n},{n % 7 + 1}5"'], {"label_column": ("width",)}),
+    "commas": (
+        ["tags"],
+        lambda n: [f'"{LABELS[n % 5].replace("|", ",")}"'],
+        {"label_column": ("tags",), "multi_label": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_of_labels_or_numbers(name: str) -> None:
+    images("photos", {"x": 30}, size=(16, 16), mode="L")
+    header, row, expected = MANIFESTS[name]
+    lines = [",".join(["path", *header]), *(",".join(map(str, [f"x/{n}.png", *row(n)])) for n in range(30))]
+    Path("photos/list.csv").write_text("\n".join(lines) + "\n")
+    job = made("photos/list.csv", "--output", "list.yaml")
+    data = beginning(job)
+    assert job.task == ("image-regression" if header == ["width"] else "image-classification")
+    assert {key: data[key] for key in ("label_column", "multi_label") if key in data} == expected
+
+
+@pytest.mark.parametrize("shape", [(24, 3), (24,), (24, 2)])
+def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
+    drawn = np.random.default_rng(0)
+    labels = drawn.integers(0, 2, shape) if shape == (24, 3) else drawn.normal(size=shape)
+    np.savez("stack.npz", images=drawn.random((24, 16, 16)), labels=labels)
+    job = made("stack.npz")
+    assert job.task == ("image-classification" if shape == (24, 3) else "image-regression")
+    assert beginning(job).get("multi_label") == (True if shape == (24, 3) else None)
 
 
 def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Loads the data of an image-classification job from class folders, a manifest or an .npz file."""
+"""Loads the data of an image job from class folders, a manifest or an .npz file."""
 
 from __future__ import annotations
 

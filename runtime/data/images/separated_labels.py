@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from runtime.data.labels import listed
@@ -74,20 +74,15 @@ def check_classes(cells: Sequence[str], column: str, path: Path) -> None:
         DataError: if it looks like it; `data.multi_label` says what it is.
     """
     counts = Counter(cells)
-    for mark in SEPARATORS:
-        several = [cell for cell in counts if mark in cell]
-        parts = {part for cell in counts for part in split(cell, mark)}
-        alone = [cell for cell in several if any(part in counts for part in split(cell, mark))]
-        if several and (alone or len(parts) < len(counts)):
-            cell = (alone or several)[0]
-            number = ", or a decimal number" if _DECIMAL.fullmatch(cell) else ""
-            more = "; for numbers the task image-regression" if number else ""
-            raise DataError(
-                f'data.label_column: column "{column}" of {path} has {_quoted(cell)} ({counts[cell]:,} rows), and other rows '
-                f"with the same parts: several labels, or one class{number}?",
-                f"multi_label: true for several labels in a cell, false for one class{more}",
-                "add `multi_label: true` to data, or `multi_label: false`",
-            )
+    if cell := example(counts):
+        number = ", or a decimal number" if _DECIMAL.fullmatch(cell) else ""
+        more = "; for numbers the task image-regression" if number else ""
+        raise DataError(
+            f'data.label_column: column "{column}" of {path} has {_quoted(cell)} ({counts[cell]:,} rows), and other rows '
+            f"with the same parts: several labels, or one class{number}?",
+            f"multi_label: true for several labels in a cell, false for one class{more}",
+            "add `multi_label: true` to data, or `multi_label: false`",
+        )
     numbers = all(_FRACTION.fullmatch(cell) or _WHOLE.fullmatch(cell) for cell in counts)
     broken = [cell for cell in counts if _FRACTION.fullmatch(cell)]
     if numbers and broken and len(counts) > FEW:
@@ -96,6 +91,17 @@ def check_classes(cells: Sequence[str], column: str, path: Path) -> None:
             "classes: text or whole numbers",
             "use the task image-regression, or add `multi_label: false` to data if each number is a class",
         )
+
+
+def example(cells: Collection[str]) -> str:
+    """A cell that looks like several labels, since its parts come back in other cells; empty if there is none."""
+    for mark in SEPARATORS:
+        several = [cell for cell in cells if mark in cell]
+        parts = {part for cell in cells for part in split(cell, mark)}
+        alone = [cell for cell in several if any(part in cells for part in split(cell, mark))]
+        if several and (alone or len(parts) < len(cells)):
+            return (alone or several)[0]
+    return ""
 
 
 def _unclear(given: str, possible: str, *marks: str) -> DataError:

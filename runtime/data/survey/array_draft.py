@@ -62,22 +62,23 @@ def _no_data(path: Path, shapes: Shapes) -> DataError:
 
 
 def _images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
-    request.check_task(("image-classification",), f"{path} has `images` and `labels`")
-    (shape, kind), labels = shapes["images"], _column(path, "labels", shapes, "iubUS")
+    both = ("image-classification", "image-regression")
+    request.check_task(both, f"{path} has `images` and `labels`")
+    (shape, kind), labels = shapes["images"], _member(path, "labels")
     if len(shape) not in (3, 4) or 0 in shape or kind.kind not in "iufb":
         raise _no_data(path, shapes)
     if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] not in (1, 3):
         raise _no_data(path, shapes)
     last = len(shape) == 3 or shape[3] in (1, 3)
     height, width = shape[1:3] if last else shape[2:4]
-    counts = _classes(path, labels, shape[0])
-    draft = Draft("image-classification", "the file holds `images` and `labels`")
-    draft.found = [
-        f"{shape[0]:,} images of {height} x {width} pixels, {kind}, {first_values.counted(counts)}",
-        *first_values.single(counts),
-    ]
+    if not labels.ndim or len(labels) != shape[0]:
+        raise _no_data(path, shapes)
+    task, more, about, weights = _labels(request, path, labels, shapes)
+    draft = Draft(task, "the file holds `images` and `labels`")
+    draft.found = [f"{shape[0]:,} images of {height} x {width} pixels, {kind}, {about[0]}", *about[1:]]
     draft.data = [
-        Entry("train", scalar(request.written(path)), f"`images` {shape} and `labels` ({len(labels):,},)"),
+        Entry("train", scalar(request.written(path)), f"`images` {shape} and `labels` {labels.shape}"),
+        *more,
         first_values.validation(len(labels), "images"),
     ]
     draft.model = Entry("model", "small-cnn", "a small network for a first result; try resnet18 with many images")
@@ -85,9 +86,28 @@ def _images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         first_values.epochs(len(labels), 36_000, 5, 30, "images"),
         first_values.batch_size(len(labels), 32),
         *first_values.optimizer("3e-3", "this network"),
-        *first_values.class_weights(counts),
+        *weights,
     ]
     return draft
+
+
+def _labels(
+    request: SurveyRequest, path: Path, labels: npt.NDArray[Any], shapes: Shapes
+) -> tuple[str, list[Entry], list[str], list[Entry]]:
+    """The task for these labels, keys of the spec, what is known of them, and class weights."""
+    several = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "iufb"
+    hot = several and bool(np.isin(labels, (0, 1)).all())
+    broken = labels.dtype.kind == "f" and bool((np.floor(labels) != labels).any())
+    if hot and request.task != "image-regression":
+        entry = Entry("multi_label", "true", "labels of 0 and 1, each of which can be true")
+        return "image-classification", [entry], [f"{labels.shape[1]} labels"], []
+    if request.task == "image-regression" or several or broken:
+        if labels.dtype.kind not in "iufb" or labels.ndim > 2:
+            raise _no_data(path, shapes)
+        return "image-regression", [], [f"labels from {labels.min():g} to {labels.max():g}"], []
+    counts = _classes(path, _column(path, "labels", shapes, "iubUS"), len(labels))
+    about = [first_values.counted(counts), *first_values.single(counts)]
+    return "image-classification", [], about, first_values.class_weights(counts)
 
 
 def _windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:

@@ -17,7 +17,7 @@ from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, scalar
 
-TASK = "image-classification"
+TASK, REGRESSION = "image-classification", "image-regression"
 OPENED = 64
 """Number of images that are opened; the others are only counted."""
 LARGEST = 64
@@ -32,7 +32,6 @@ class ImageSurvey:
 
     names: list[str]
     """Full paths."""
-    labels: list[str]
     sides: list[int] = field(default_factory=list)
     """Shorter sides of the opened images."""
     grey: bool = True
@@ -75,8 +74,8 @@ def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
     request.check_no_columns("a folder of images has no columns")
     root, held, test, choices = _root(folder)
     listing = class_folders.read(root, KEY)
-    counts = _classes(root, listing.labels)
-    found = ImageSurvey([os.path.join(root, name) for name in listing.names], listing.labels).open_some()
+    counts = checked_classes(root, listing.labels)
+    found = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     if held is not None:
         wrong = _not_for_validation(held, counts)
         choices += [wrong] * bool(wrong)
@@ -84,42 +83,13 @@ def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
     if test is not None and (wrong := _not_for_validation(test, counts)):
         choices.append(wrong)
         test = None
-    draft = _draft(found, counts, "one folder for each class")
+    draft = started(found, [first_values.counted(counts), *first_values.single(counts)], "one folder for each class")
+    draft.train += first_values.class_weights(counts)
     draft.found += listing.notes
     draft.choices += choices
     train = Entry("train", scalar(request.written(root)), f"{len(listing.names):,} images, a folder for each class")
     tested = [Entry("test", scalar(request.written(test)), "evaluated once, after the training")] if test else []
     draft.data = [train, _validation(request, held, counts), *tested, *draft.data]
-    return draft
-
-
-def manifest_draft(
-    request: SurveyRequest, path: Path, columns: tuple[str, str], names: Sequence[str], labels: Sequence[str], rows: int
-) -> Draft:
-    """The draft for a table of paths and labels.
-
-    Args:
-        request: data and options.
-        path: the table.
-        columns: names of the path column and of the label column.
-        names: paths in the rows that were read, relative to the table.
-        labels: the label of each.
-        rows: number of rows of the table.
-
-    Raises:
-        DataError: if none of the paths leads to an image.
-    """
-    counts = _classes(path, labels)
-    there = [os.path.join(path.parent, name) for name in names]
-    found = ImageSurvey(there, list(labels)).open_some()
-    draft = _draft(found, counts, f"column {columns[0]} holds paths of images")
-    draft.data = [
-        Entry("train", scalar(request.written(path)), f"{rows:,} rows, each with the path of an image and its label"),
-        Entry("path_column", scalar(columns[0]), f"such as {names[0]}"),
-        Entry("label_column", scalar(columns[1]), f"{len(counts):,} different labels"),
-        _validation(request, None, counts),
-        *draft.data,
-    ]
     return draft
 
 
@@ -142,7 +112,12 @@ def _root(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
     return folder / found.train, held, test, choices
 
 
-def _classes(place: Path, labels: Sequence[str]) -> Counter[str]:
+def checked_classes(place: Path, labels: Sequence[str]) -> Counter[str]:
+    """The number of images of each class.
+
+    Raises:
+        DataError: if there are not two, or only one image of each.
+    """
     counts = Counter(labels)
     if len(counts) < 2:
         raise DataError(
@@ -176,18 +151,26 @@ def _validation(request: SurveyRequest, held: Path | None, counts: Counter[str])
     return Entry("validation", scalar(request.written(held)), f"{images:,} images in a folder of their own")
 
 
-def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
-    sides, total = np.array(found.sides), counts.total()
+def started(found: ImageSurvey, about: Sequence[str], reason: str, task: str = TASK) -> Draft:
+    """What any draft for images has: the facts, a size, a network and first settings.
+
+    Args:
+        found: images, of which some were opened.
+        about: what is known of the labels.
+        reason: why this task was chosen.
+        task: the task.
+    """
+    sides, total = np.array(found.sides), len(found.names)
     middle = float(np.median(sides))
     fitting, _ = input_shape.choose_size("auto", sides, exact=False)
     size = min(fitting, LARGEST)
     more = f"; up to {fitting} may be more accurate, and is slower" if fitting > size else ""
     kind = "all grey" if found.grey else "in color"
-    draft = Draft(TASK, reason)
+    draft = Draft(task, reason)
     draft.found = [
-        f"{total:,} images, {first_values.counted(counts)}",
+        f"{total:,} images, {about[0]}",
         f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
-        *first_values.single(counts),
+        *about[1:],
     ]
     if found.unreadable:
         draft.found.append(f"{len(found.unreadable):,} of those opened cannot be decoded: {found.unreadable[0]}")
@@ -195,7 +178,7 @@ def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
     if found.oblong:
         part = f"{found.oblong / len(sides):.0%} are not square"
         draft.data.append(Entry("fit", "crop", f"{part}: crop takes the center; pad and squash keep all of it"))
-    if not found.grey and size >= 32:
+    if not found.grey and size >= 32 and task == TASK:
         reason = "mirrored photos keep their class; remove flip for text, digits, or left and right"
         draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
@@ -204,6 +187,5 @@ def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
         first_values.epochs(total, 36_000, 5, 30, "images"),
         first_values.batch_size(total, 32),
         *first_values.optimizer("3e-3", "this network"),
-        *first_values.class_weights(counts),
     ]
     return draft

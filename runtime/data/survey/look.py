@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.data.formats import column_values, csv_dialect, csv_layout, other_files, table_file
+from runtime.data.formats import csv_dialect, csv_layout, other_files, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders
 from runtime.data.images.decode import EXTENSIONS
@@ -14,6 +14,7 @@ from runtime.data.labels import listed
 from runtime.data.survey import (
     array_draft,
     image_draft,
+    manifest_draft,
     series_draft,
     table_draft,
     table_sample,
@@ -95,7 +96,7 @@ def _file(request: SurveyRequest, path: Path) -> Draft:
 
 def _table(request: SurveyRequest, sample: TableSample) -> Draft:
     """The draft for a table: image paths, readings over time, texts, or independent rows."""
-    if request.task in (None, image_draft.TASK) and (found := _manifest(request, sample)):
+    if request.task in (None, *manifest_draft.TASKS) and (found := manifest_draft.manifest_draft(request, sample)):
         return found
     if not request.texts and (found := series_draft.series_draft(request, sample)):
         return found
@@ -122,31 +123,7 @@ def _misfit(request: SurveyRequest, sample: TableSample) -> SpecError:
     held = [f"{c.name} ({c.kind}, {c.different:,} different)" for c in sample.columns.values()]
     return SpecError(
         f"{asked}: {sample.path} has no columns for it: {listed(held, 12)}",
-        "text-classification: a column of texts and one of labels; image-classification: paths of images and labels",
+        "text-classification: a column of texts and one of labels; image-classification and image-regression: paths of "
+        "images, and labels or numbers",
         "leave it out, or name the columns with --text and --target",
     )
-
-
-def _manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """The draft for a table with a column of image paths; None if it has no such column, or no labels."""
-    for column in sample.columns.values():
-        if column.kind != "text" or column.words > 2 or not column.filled:
-            continue
-        paths = column_values.texts(sample.table[column.name]).to_pylist()
-        if sum(str(path).lower().endswith(EXTENSIONS) for path in paths) < 0.9 * column.filled:
-            continue
-        others = [c for c in sample.columns.values() if c.name != column.name]
-        guess = target_guess.named(request, sample) or target_guess.classes(others)
-        if guess is None or guess.names == (column.name,):
-            return None
-        target_guess.check_count(guess, image_draft.TASK)
-        labels = column_values.texts(sample.table[guess.names[0]]).to_pylist()
-        rows = [(path, label) for path, label in zip(paths, labels, strict=True) if path and label]
-        if not rows:
-            return None
-        names, given = zip(*rows, strict=True)
-        columns = (column.name, guess.names[0])
-        draft = image_draft.manifest_draft(request, sample.path, columns, names, given, sample.rows)
-        draft.choices += guess.choice
-        return draft
-    return None
