@@ -37,7 +37,7 @@ def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:
     path = table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
     told = refused(capsys, path)
-    assert 'column "load" row 1: `1,100` can be 1.100 or 1100' in told
+    assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in told
     assert "--csv decimal=comma if it is 1.100, point if it is 1100" in told
     assert "--csv: 'decimals=comma' names no option" in refused(capsys, path, "--csv", "decimals=comma", code=2)
     assert 'did you mean "comma"?' in refused(capsys, path, "--csv", "decimal=coma", code=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,10 @@ class CsvFiles:
     """Where options are declared: the key of the spec, or an option of the command line."""
     usual: Dialect | None = None
     """The dialect of the first file, or of training: it decides where a file can be read in two ways."""
-    stored: dict[str, str] | None = None
+    stored: dict[str, Any] | None = None
     """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
+    percent: frozenset[str] | None = None
+    """Columns that are in percent in the first file, or in that of training; None if it is not known."""
     notes: list[str] = field(default_factory=list)
     """What was found in the files, for the user."""
     rewritten: set[str] = field(default_factory=set)
@@ -60,24 +62,35 @@ class CsvFiles:
             return " or ".join(f"{self.option} {name}={value}" for value in values)
         return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
 
-    def add(self, path: Path, found: Dialect, notes: Sequence[str]) -> None:
+    def add(self, path: Path, found: Dialect, notes: Sequence[str], percent: Iterable[str]) -> None:
         """Keep what was found in a file."""
+        if self.percent is None:
+            self.percent = frozenset(percent)
         note = found.note(path)
         self.notes += [one for one in (note, *notes) if one and one not in self.notes]
         self.usual = self.usual or found
         if self.stored is None:
-            self.stored = {key: value for key, value in asdict(found).items() if value} if note else {}
+            form = {key: value for key, value in asdict(found).items() if value}
+            self.stored = form if note or self.percent else {}
+            if self.percent:
+                self.stored["percent"] = sorted(self.percent)
 
 
 def of_job(declared: Mapping[str, str], preprocessing: Mapping[str, Any]) -> CsvFiles:
     """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
-    return CsvFiles(declared, usual=_stored(preprocessing))
+    return CsvFiles(declared, usual=_stored(preprocessing), percent=_percent(preprocessing))
 
 
 def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
     """New files for a trained model."""
-    return CsvFiles(declared, OPTION, _stored(preprocessing))
+    return CsvFiles(declared, OPTION, _stored(preprocessing), percent=_percent(preprocessing))
 
 
 def _stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
-    return Dialect(**preprocessing["csv"]) if preprocessing.get("csv") else None
+    known = preprocessing.get("csv")
+    return Dialect(**{key: value for key, value in known.items() if key != "percent"}) if known else None
+
+
+def _percent(preprocessing: Mapping[str, Any]) -> frozenset[str] | None:
+    names = preprocessing.get("csv", {}).get("percent")
+    return frozenset(names) if names else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.data.formats import csv_header, csv_layout, number_format, text_encoding
+from runtime.data.formats import csv_header, csv_layout, csv_quotes, number_format, row_lines, text_encoding
 from runtime.data.formats.csv_dialect import CsvFiles, Dialect
 from runtime.errors import DataError
 from runtime.job.formatting import printable
@@ -32,6 +32,7 @@ class CsvReader:
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
         self.layout = csv_layout.find(path, key, files)
+        csv_quotes.check(path, key, self.layout.names)
 
     def names(self) -> list[str]:
         """The column names in the header.
@@ -98,11 +99,13 @@ class CsvReader:
 
     def _with_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty: int) -> Any:
         """The table with its numbers in the form of the file; keeps what was found."""
-        found = number_format.read(table, text, parse, f"{self.key}: {self.path}", self.layout.delimiter, self.files)
+        found = number_format.read(table, text, parse, self.key, self.path, self.layout.delimiter, self.files)
         notes = [f"{self.path.name}: {note}" for note in found.notes]
         if empty:
             notes.append(f"{self.path.name}: {empty:,} empty rows at the end are left out")
-        self.files.add(self.path, Dialect(self.layout.delimiter, self.layout.encoding, found.decimal), notes)
+        self.files.add(
+            self.path, Dialect(self.layout.delimiter, self.layout.encoding, found.decimal), notes, found.percent
+        )
         return found.table
 
     def _parsed(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
@@ -153,7 +156,9 @@ class CsvReader:
 
         def note(row: Any) -> str:
             # For the parser the header is row 1.
-            wrong.append(f"row {row.number - 1}: {row.actual_columns} cells, {printable(row.text)}")
+            wrong.append(
+                f"{row_lines.place(self.path, row.number - 1)}: {row.actual_columns} cells, {printable(row.text)}"
+            )
             expected.append(row.expected_columns)
             return "skip"
 
@@ -182,7 +187,7 @@ class CsvReader:
             return
         if not self._end(64).rstrip().endswith(b'"'):
             raise DataError(
-                f"{self.key}: {self.path} row {len(column):,}: a quote is not closed, so the rest of the file is read as "
+                f"{self.key}: {self.path} {row_lines.place(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
                 "one cell",
                 'quotes in pairs; a quote inside of a cell is written ""',
                 "close it",
@@ -195,7 +200,7 @@ class CsvReader:
         if filled.any():
             row = int(filled.argmax())
             raise DataError(
-                f"{self.key}: {self.path} has a column without a name at its end, and row {row + 1} has "
+                f"{self.key}: {self.path} has a column without a name at its end, and {row_lines.place(self.path, row + 1)} has "
                 f"`{printable(str(column[row].as_py()), 40)}` there",
                 "a name for every column that has values",
                 "name the column in the header, or remove it",

@@ -7,10 +7,12 @@ commas: there `1.234` alone can be both, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from runtime.data.formats import row_lines
 from runtime.data.formats.column_values import NOTHING
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
@@ -63,16 +65,21 @@ class NumbersRead:
     decimal: str | None
     """point or comma; None if no number tells."""
     notes: list[str] = field(default_factory=list)
+    percent: set[str] = field(default_factory=set)
+    """Columns in percent."""
 
 
-def read(table: Any, text: Sequence[str], parse: Parse, source: str, delimiter: str, files: CsvFiles) -> NumbersRead:
+def read(
+    table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
+) -> NumbersRead:
     """A parsed table with the numbers that its parser took for text, or read in another language.
 
     Args:
         table: a pyarrow table, of which numbers with a point are read already.
         text: columns that stay as they are.
         parse: reads columns of the file again, as text.
-        source: key and file, for messages.
+        key: the spec key that names the file.
+        path: the file.
         delimiter: what separates the columns.
         files: what is declared, and the dialect that decides if the file does not tell.
 
@@ -85,22 +92,52 @@ def read(table: Any, text: Sequence[str], parse: Parse, source: str, delimiter: 
     suspects = [name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name])]
     declared = files.declared.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
+        _check_trained(table, kinds, set(), key, path, files)
         return NumbersRead(table, declared)
     known = [name for name, kind in kinds.items() if types.is_floating(kind)]
     raw = parse([*suspects, *known], [*suspects, *known]) if suspects or known else None
     columns = [_cleaned(raw[name].slice(0, len(table)), name) for name in (*suspects, *known)] if raw else []
-    decimal = declared or _decimal(columns, source, delimiter, known, files)
-    notes = []
+    decimal = declared or _decimal(columns, key, path, delimiter, known, files)
+    notes, percent = [], set()
     for column in columns:
         if column.name in known and decimal != "comma":
             continue
         made, note = _numbers(column, decimal or "point")
-        _check_percent(column, made, source)
+        _check_percent(column, made, key, path)
         table = table.set_column(table.column_names.index(column.name), column.name, made)
         notes += [note] * bool(note)
         if types.is_string(made.type):
             files.rewritten.add(column.name)
-    return NumbersRead(table, decimal, notes)
+        elif column.sign == "%":
+            percent.add(column.name)
+    _check_trained(table, kinds, percent, key, path, files)
+    return NumbersRead(table, decimal, notes, percent)
+
+
+def _check_trained(
+    table: Any, kinds: Mapping[str, Any], percent: set[str], key: str, path: Path, files: CsvFiles
+) -> None:
+    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %.
+
+    Zeros and empty cells are the same in both forms.
+    """
+    from pyarrow import compute, types
+
+    if files.percent is None:
+        return
+    for name in kinds:
+        kind = table.schema.field(name).type
+        was, here = name in files.percent, name in percent
+        if was == here or not (types.is_integer(kind) or types.is_floating(kind)):
+            continue
+        if row := next((row for row, cell in enumerate(table[name].to_pylist(), start=1) if cell), 0):
+            shown = compute.cast(table[name], "string")[row - 1].as_py() + ("%" if here else "")
+            first = "in percent" if was else "not in percent"
+            raise DataError(
+                f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{shown}`',
+                "the form of the training data: a percent sign in each cell, or in none",
+                "write the column in that form",
+            )
 
 
 def _looks_numeric(column: Any) -> bool:
@@ -126,7 +163,7 @@ def _looks_numeric(column: Any) -> bool:
     )
 
 
-def _check_percent(column: _Column, made: Any, source: str) -> None:
+def _check_percent(column: _Column, made: Any, key: str, path: Path) -> None:
     """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5."""
     from pyarrow import compute, types
 
@@ -136,7 +173,7 @@ def _check_percent(column: _Column, made: Any, source: str) -> None:
     if row >= 0:
         shown = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{source}: column "{column.name}" is in percent, and row {row + 1} has `{shown}` without the sign',
+            f'{key}: {path}: column "{column.name}" is in percent, and {row_lines.place(path, row + 1)} has `{shown}` without the sign',
             "a percent sign in each cell of a column, or in none",
             "write the column in one form",
         )
@@ -167,17 +204,17 @@ def _cleaned(column: Any, name: str) -> _Column:
 
 
 def _decimal(
-    columns: Sequence[_Column], source: str, delimiter: str, known: Sequence[str], files: CsvFiles
+    columns: Sequence[_Column], key: str, path: Path, delimiter: str, known: Sequence[str], files: CsvFiles
 ) -> str | None:
     """The decimal sign that the cells show.
 
     Raises:
         DataError: if they show both, or could be read with both.
     """
-    sure = {name: _first(columns, _with(_SURE, name)) for name in _OTHER}
+    sure = {name: _first(columns, path, _with(_SURE, name)) for name in _OTHER}
     if sure["point"] and sure["comma"]:
         raise DataError(
-            f"{source} has decimal points ({sure['point']}) and decimal commas ({sure['comma']})",
+            f"{key}: {path} has decimal points ({sure['point']}) and decimal commas ({sure['comma']})",
             f"one decimal sign for all numbers of a file, which {files.key('decimal')} can name",
             f"write all numbers with one decimal sign, or {files.advice('decimal', ['comma', 'point'])}: cells with the "
             "other sign are then no numbers",
@@ -185,20 +222,20 @@ def _decimal(
     if found := next((name for name, example in sure.items() if example), None):
         return found
     doubtful = [column for column in columns if column.name not in known or delimiter == "semicolon"]
-    either = _first(doubtful, _with(_EITHER, "comma")) or _first(doubtful, _with(_EITHER, "point"))
+    either = _first(doubtful, path, _with(_EITHER, "comma")) or _first(doubtful, path, _with(_EITHER, "point"))
     if not either or (files.usual and files.usual.decimal):
         return files.usual.decimal if files.usual and either else None
     cell = either.rsplit("`", 2)[1]
     one, thousand = cell.replace(",", "."), cell.replace(",", "").replace(".", "")
     right = ("comma", "point") if "," in cell else ("point", "comma")
     raise DataError(
-        f"{source}: {either} can be {one} or {thousand}, and no other number of the file tells",
+        f"{key}: {path}: {either} can be {one} or {thousand}, and no other number of the file tells",
         f"a decimal comma or a decimal point, in {files.key('decimal')}",
         f"{files.advice('decimal', [right[0]])} if it is {one}, {right[1]} if it is {thousand}",
     )
 
 
-def _first(columns: Sequence[_Column], pattern: str) -> str:
+def _first(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     """The first cell that matches, with its place; empty if none does."""
     from pyarrow import compute
 
@@ -206,7 +243,9 @@ def _first(columns: Sequence[_Column], pattern: str) -> str:
         found = compute.fill_null(compute.match_substring_regex(column.cells, pattern), False)
         row = compute.index(found, True).as_py()
         if row >= 0:
-            return f'column "{column.name}" row {row + 1}: `{printable(column.cells[row].as_py(), 40)}`'
+            return (
+                f'column "{column.name}" {row_lines.place(path, row + 1)}: `{printable(column.cells[row].as_py(), 40)}`'
+            )
     return ""
 
 

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.data.formats import language_letters
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
@@ -15,8 +16,12 @@ _UTF8 = b"\xef\xbb\xbf"
 BLOCK = 1 << 22
 LOOKED_AT = 2000
 """Lines that are not UTF-8 from which the encoding is guessed."""
-_OTHERS = ("windows-1252", "windows-1251", "windows-1250", "cp850", "mac-roman", "shift-jis", "gb18030")
+_OTHERS = (
+    *("windows-1252", "windows-1251", "windows-1250", "windows-1254", "iso-8859-15", "cp850", "mac-roman", "shift-jis"),
+    "gb18030",
+)
 """Encodings in which a line is shown if the right one is not clear."""
+_CURRENCY = "\u00a4"
 _IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
 """Signs of Windows-1252 that can stand between two letters."""
 
@@ -138,8 +143,11 @@ def _extract(line: bytes, name: str) -> str:
 def _is_western(lines: list[bytes]) -> bool:
     """Whether text in Windows-1252 looks like a language of Western Europe.
 
-    Text of another encoding has runs of accented letters, signs inside of words, or capitals after small letters.
+    Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, the
+    currency sign where ISO 8859-15 has that of the euro, or exactly the letters of a language that it cannot write.
     """
+    if language_letters.is_other(b"".join(lines)):
+        return False
     letters = pairs = strange = total = 0
     for line in lines:
         try:
@@ -149,6 +157,8 @@ def _is_western(lines: list[bytes]) -> bool:
         for i, sign in enumerate(text):
             if sign < "\x80":
                 continue
+            if sign == _CURRENCY:
+                return False
             before, after = text[i - 1 : i], text[i + 1 : i + 2]
             total += 1
             if sign.isalpha():

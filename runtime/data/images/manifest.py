@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import table_file
+from runtime.data.formats import row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import image_targets, separated_labels
 from runtime.data.images.image_targets import ClassTargets, ImageTargets, LabelSets
@@ -56,7 +56,9 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         both = reason.endswith(" is empty") and reasons[row]
         reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
     keep = [row for row, reason in enumerate(reasons) if not reason]
-    rows.bad = [BadSample(f"{file} row {row + 1}", reason) for row, reason in enumerate(reasons) if reason]
+    rows.bad = [
+        BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
+    ]
     rows.names = [paths[row] for row in keep]
     if not rows.names:
         raise DataError(

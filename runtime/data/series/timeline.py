@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import column_values, table_file
+from runtime.data.formats import column_values, row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
@@ -176,7 +176,10 @@ def _notes(
     key: str,
     budget: float | None,
 ) -> list[str]:
-    found = [BadSample(f"{path.name} row {ticking.rows[row] + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    found = [
+        BadSample(f"{path.name} {row_lines.place(path, int(ticking.rows[row]) + 1)}", "; ".join(reasons[row]))
+        for row in sorted(reasons)
+    ]
     bad_samples.check(found, len(ticking), 1.0 if budget is None else budget, key)
     if not found:
         return []

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import column_values
+from runtime.data.formats import column_values, row_lines
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
@@ -74,7 +74,7 @@ def read(
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
     missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
     found = [
-        BadSample(f"{path.name} row {row + 1}", f"{name} is empty")
+        BadSample(f"{path.name} {row_lines.place(path, row + 1)}", f"{name} is empty")
         for name, lost in missing
         for row in np.flatnonzero(lost).tolist()
     ]
@@ -117,7 +117,7 @@ def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> D
         trimmed = column_values.texts(column)
         dated = compute.fill_null(compute.match_substring_regex(trimmed, _DATE), True)
         row = int((~dated.to_numpy(zero_copy_only=False)).argmax())
-        shown = f"text: row {row + 1} has {column_values.shown(column, row)}"
+        shown = f"text: {row_lines.place(path, row + 1)} has {column_values.shown(column, row)}"
     return DataError(
         f'{key}: time column "{name}" of {path} is {shown}',
         POSSIBLE,
@@ -139,7 +139,9 @@ def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, k
     same = (clock.times[1:] == clock.times[:-1]) & (clock.series[1:] == clock.series[:-1])
     if same.any():
         first = int(same.argmax())
-        rows = sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
+        one, two = (
+            row_lines.place(path, row) for row in sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
+        )
         within = f"in a series of {group}" if group else "in one series"
         action = (
             "remove the duplicates"
@@ -147,7 +149,7 @@ def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, k
             else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{key}: {path} has {int(same.sum()):,} duplicate times {within}: rows {rows[0]} and {rows[1]} have the same {time}",
+            f"{key}: {path} has {int(same.sum()):,} duplicate times {within}: {one} and {two} have the same {time}",
             "every time only once per series",
             action,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head
-from runtime.data.formats import column_values
+from runtime.data.formats import column_values, row_lines
 from runtime.data.series import npz_windows, windows
 from runtime.data.series.timeline import Timeline
 from runtime.data.series.windows import SeriesSplit
@@ -171,7 +171,7 @@ def _usable(
     without = np.zeros(len(line), np.bool_)
     without[list(reasons)] = True
     found = [
-        BadSample(f"{file}, window that ends in row {rows[row] + 1}", reasons[row])
+        BadSample(f"{file}, window that ends in {row_lines.place(line.path, int(rows[row]) + 1)}", reasons[row])
         for row in last[without[last]].tolist()
     ]
     notes = bad_samples.check(found, len(starts), 1.0 if budget is None else budget, line.key)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.data.formats import column_values
+from runtime.data.formats import column_values, row_lines
 from runtime.data.labels import listed
 from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
@@ -105,7 +105,7 @@ def _check_spoilt(column: pyarrow.ChunkedArray, name: str, source: str, present:
     spoilt, wrong = "are numbers written as text", int(strange.sum())
     if wrong:
         row = int(strange.argmax())
-        spoilt = f"are numbers but {wrong:,}: row {row + 1} has {column_values.shown(column, row)}"
+        spoilt = f"are numbers but {wrong:,}: {row_lines.place(source, row + 1)} has {column_values.shown(column, row)}"
     raise DataError(
         f'data.train: cells of column "{name}" of {source} {spoilt}',
         "numbers, or categories",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.formats import column_values
+from runtime.data.formats import column_values, row_lines
 from runtime.errors import DataError
 
 DAY = 86_400_000_000
@@ -70,7 +70,7 @@ class DateFeatures:
         if kind != "text" or self.form is None:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             raise DataError(
-                f'{key}: column "{name}" of {path} is {column.type}: row {row + 1} has {column_values.shown(column, row)}',
+                f'{key}: column "{name}" of {path} is {column.type}: {row_lines.place(path, row + 1)} has {column_values.shown(column, row)}',
                 "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
                 'set data.date_format, such as "%d.%m.%Y" for 31.05.2024 or "%m/%d/%Y" for 05/31/2024',
             )
@@ -81,8 +81,8 @@ class DateFeatures:
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(
-                f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: row '
-                f"{row + 1} has {column_values.shown(column, row)}",
+                f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
+                f"{row_lines.place(path, row + 1)} has {column_values.shown(column, row)}",
                 "one form for all dates, in data.date_format",
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import column_values
+from runtime.data.formats import column_values, row_lines
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
@@ -63,7 +63,9 @@ def usable(
             reasons.setdefault(row, []).append(f"{name} is {column_values.shown(table[name], row)}, not a number")
         for row in np.flatnonzero(infinite).tolist():
             reasons.setdefault(row, []).append(f"{name} is infinite")
-    found = [BadSample(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    found = [
+        BadSample(f"{path.name} {row_lines.place(path, row + 1)}", "; ".join(reasons[row])) for row in sorted(reasons)
+    ]
     notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     if len(found) == len(table):
         raise DataError(f"{key}: no row of {path} is usable; {found[0]}", "one row or more", "fix the file")

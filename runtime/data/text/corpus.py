@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import table_file
+from runtime.data.formats import row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
@@ -131,7 +131,10 @@ def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> Non
 def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[BadSample]:
     wrong = np.flatnonzero(~good)
     return [
-        BadSample(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
+        BadSample(
+            f"{path} {row_lines.place(path, row + 1)}",
+            f"{listed([n for n, full in filled.items() if not full[row]])} is empty",
+        )
         for row in wrong.tolist()
     ]
 

@@ -58,7 +58,7 @@ def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Pat
     path = written(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
     assert table_file.read(path, "k", wanted={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
     path = written(tmp_path, "b.csv", 'a,b\n1,2\n3,"never closed\n4,5\n')
-    with pytest.raises(DataError, match="row 2: a quote is not closed"):
+    with pytest.raises(DataError, match=r"row 2 \(line 3\): a quote is not closed"):
         table_file.read(path, "k", wanted={"a": "data.text"}, only=True)
 
 
@@ -82,12 +82,12 @@ def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Pat
             "a,b\n1,2\n3\n4,5,6\n",
             [
                 "has 2 columns; rows of another length: 2",
-                "row 2: 1 cells, 3",
-                "row 3: 3 cells, 4,5,6",
+                "row 2 (line 3): 1 cells, 3",
+                "row 3 (line 4): 3 cells, 4,5,6",
                 "put quotes around",
             ],
         ),
-        ("open.csv", 'a,b\n1,2\n3,"never closed\n4,5\n', ["row 2: a quote is not closed"]),
+        ("open.csv", 'a,b\n1,2\n3,"never closed\n4,5\n', ["row 2 (line 3): a quote is not closed"]),
         ("broken.jsonl", '{"a": 1}\n{"a": \n', ["line 2, column", "expecting value", "fix the line"]),
         ("list.jsonl", "[1, 2]\n", ["line 1 is not an object: [1, 2]"]),
         ("types.jsonl", '{"a": 1}\n{"a": "x"}\n', ['line 2: "a" is text, in line 1 it is a number']),

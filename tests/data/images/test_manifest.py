@@ -100,12 +100,17 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "header only": ("csv", lambda d: "path,label\n", "list.csv has a header and no rows", "at least one row"),
     "blank lines": ("csv", lambda d: "\n\n", "list.csv has no rows", "a header and at least one row"),
     "all empty": ("csv", lambda d: "path,label\n,\n ,x\n", "no row with path and label (2 rows", "check how"),
-    "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "row 9: 3 cells, a,b,c", "put quotes around cells"),
+    "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "row 9 (line 10): 3 cells, a,b,c", "put quotes around cells"),
     "cyrillic": ("csv", lambda d: rows(d, "да нет").encode("cp1251"), "encoding is not clear", "{encoding: NAME}"),
     "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "its columns: path, señal", "label"),
     "a spreadsheet": ("xlsx", lambda d: "PK", "list.xlsx is an Excel file", "libreoffice --headless"),
-    "empty label": ("csv", lambda d: rows(d) + "pictures/0.png,\n", "list.csv row 9: label is empty", "1 of 9 samples"),
-    "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9: path is empty", "1 of 9 samples"),
+    "empty label": (
+        "csv",
+        lambda d: rows(d) + "pictures/0.png,\n",
+        "list.csv row 9 (line 10): label is empty",
+        "1 of 9 samples",
+    ),
+    "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9 (line 10): path is empty", "1 of 9 samples"),
     "missing file": ("csv", lambda d: rows(d) + "gone.png,yes\n", "gone.png: no such file or directory", "1 of 9"),
     "one class": ("csv", lambda d: rows(d, "yes"), "8 images of 1 class: yes", "add another class"),
     "other file": ("txt", lambda d: rows(d), "list.txt has an unknown file type", "a .csv, .tsv, .jsonl or .parquet"),
@@ -148,7 +153,7 @@ def test_empty_cells_within_the_budget_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(rows(tmp_path) + "pictures/0.png,\n,yes\n")
     data = load(job(tmp_path / "list.csv", bad_samples=0.2))
     assert "data.train: 2 of 10 samples cannot be used and are skipped" in data.notes
-    assert f"left out: {tmp_path}/list.csv row 9: label is empty" in data.notes
+    assert f"left out: {tmp_path}/list.csv row 9 (line 10): label is empty" in data.notes
     assert len(data.train) + len(data.validation) == 8
 
 

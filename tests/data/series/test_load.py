@@ -144,8 +144,8 @@ def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
     expected = np.stack([kept[end - 7 : end + 1] for end in ends(data.train)])
     np.testing.assert_allclose(unscaled(data, data.train)[:, :, 0], expected, atol=1e-5)
     assert "data.train: 3 of 100 rows have empty cells, filled with the last value before" in data.notes
-    assert "filled: a.csv row 21: a is empty" in data.notes
-    assert "filled: a.csv row 22: a is `inf`" in data.notes
+    assert "filled: a.csv row 21 (line 22): a is empty" in data.notes
+    assert "filled: a.csv row 22 (line 23): a is `inf`" in data.notes
 
 
 def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_windows_without_a_label_are_left_out(tmp_path: Path) -> None:
     rows["y"] = pyarrow.array(labels)
     data = series.load(job(stored(tmp_path, rows)))
     assert 10 not in ends(data.train)
-    assert "left out: a.csv, window that ends in row 11: y is empty" in data.notes
+    assert "left out: a.csv, window that ends in row 11 (line 12): y is empty" in data.notes
 
 
 def test_windows_share_the_memory_of_the_rows(tmp_path: Path) -> None:

@@ -85,24 +85,24 @@ def test_a_named_feature(tmp_path: Path) -> None:
         (
             rows("{d:02}.{m:02}.{y}"),
             "dates: {since: [month]}",
-            "row 1 has `01.01.2020`\n.*\n.*set data.date_format, such as",
+            "row 1 .line 2. has `01.01.2020`\n.*\n.*set data.date_format, such as",
         ),
         (
             rows("{d:02}.{m:02}.{y}"),
             'dates: {since: [month]}, date_format: "%m.%d.%Y"',
-            'cells of column "since" of .* are no dates in the form %m.%d.%Y: row 13 has `13.01.2022`',
+            'cells of column "since" of .* are no dates in the form %m.%d.%Y: row 13 .line 14. has `13.01.2022`',
         ),
         (
             rows("{d:02}.{m:02}.{y}") + "31.02.2024,1,a\n",
             'dates: {since: [day]}, date_format: "%d.%m.%Y"',
-            "row 61 has `31.02",
+            "row 61 .line 62. has `31.02",
         ),
         (
             rows("{d:02}.{m:02}.{y}") + "07.02.24,1,a\n",
             'dates: {since: [day]}, date_format: "%d.%m.%Y"',
-            "row 61 has `07.02.24`",
+            "row 61 .line 62. has `07.02.24`",
         ),
-        (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 has `1`'),
+        (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 .line 2. has `1`'),
     ],
 )
 def test_what_is_no_date(tmp_path: Path, text: str, options: str, told: str) -> None:

@@ -199,7 +199,10 @@ def test_a_file_that_is_read(tmp_path: Path, content: str | bytes, expected: Map
 REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     "a thousand or a decimal": (
         'a,b\n"1,234",x\n',
-        ['column "a" row 1: `1,234` can be 1.234 or 1234', "set data.csv: {decimal: comma} if it is 1.234, point if"],
+        [
+            'column "a" row 1 (line 2): `1,234` can be 1.234 or 1234',
+            "set data.csv: {decimal: comma} if it is 1.234, point if",
+        ],
     ),
     "a thousand or a decimal with a point": (
         "a;b\n1.234;x\n2.500;y\n",
@@ -207,7 +210,7 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "both decimal signs": (
         "a;b\n1,5;2.5\n",
-        ['decimal points (column "b" row 1: `2.5`)', 'decimal commas (column "a" row 1: `1,5`)'],
+        ['decimal points (column "b" row 1 (line 2): `2.5`)', 'decimal commas (column "a" row 1 (line 2): `1,5`)'],
     ),
     "two separators": (
         "a,b;c\n1,5;2\n",
@@ -228,9 +231,12 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a value below no name": (
         "a;b;\n1;2;\n" + "1;2;\n" * 60_000 + "1;2;3\n",
-        ["column without a name at its end", "row 60002 has `3`"],
+        ["column without a name at its end", "row 60,002 (line 60,003) has `3`"],
     ),
-    "percent and shares": ("a,b\n50%,x\n12%,y\n0%,y\n0,y\n0.5,z\n", ['"a" is in percent', "row 5 has `0.5` without"]),
+    "percent and shares": (
+        "a,b\n50%,x\n12%,y\n0%,y\n0,y\n0.5,z\n",
+        ['"a" is in percent', "row 5 (line 6) has `0.5` without"],
+    ),
     "excel": (b"PK\x03\x04 and more", ["is a spreadsheet with the name of a text file", "libreoffice --headless"]),
     "gzip": (b"\x1f\x8b\x08 and more", ["is compressed with gzip", "gunzip"]),
 }

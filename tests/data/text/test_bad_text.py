@@ -65,17 +65,21 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "no labels": (
         rows([[text, ""] for text in TEXTS]),
         {},
-        ("data.train: 40 of 40 samples cannot be used", "row 1: modo is empty"),
+        ("data.train: 40 of 40 samples cannot be used", "row 1 (line 2): modo is empty"),
     ),
     "many empty texts": (
         rows([["" if i % 4 == 0 else text, label] for i, (text, label) in enumerate(GOOD)]),
         {},
-        ("data.train: 10 of 40 samples", "row 5: descripcion is empty", "at most a share of 0.05 (data.bad_samples)"),
+        (
+            "data.train: 10 of 40 samples",
+            "row 5 (line 6): descripcion is empty",
+            "at most a share of 0.05 (data.bad_samples)",
+        ),
     ),
     "many missing labels": (
         rows([[text, " " if i < 3 else label] for i, (text, label) in enumerate(GOOD)]),
         {},
-        ("data.train: 3 of 40 samples", "row 3: modo is empty"),
+        ("data.train: 3 of 40 samples", "row 3 (line 4): modo is empty"),
     ),
     "a label that only validation has": (
         both([["texto", "a"], ["texto", "c"], ["texto", "c"]]),
@@ -110,7 +114,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "a comma without quotes": (
         lines("descripcion,modo\n" + "uno,a\ndos,b\n" * 9 + "uno, dos y tres,a\n"),
         {},
-        ("rows of another length: 1", "row 19: 3 cells", "put quotes around"),
+        ("rows of another length: 1", "row 19 (line 20): 3 cells", "put quotes around"),
     ),
     "a quote that is not closed": (
         lines('descripcion,modo\nuno,a\ndos,b\ntres,"a\n' + "uno,b\n" * 9),

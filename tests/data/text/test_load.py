@@ -135,7 +135,11 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     assert len(made.train) + len(made.validation) == 57
     assert "data.train: 3 of 60 samples cannot be used and are skipped" in made.notes
     left = [note.split("reports.csv ")[1] for note in made.notes if note.startswith("left out")]
-    assert left == ["row 3: descripcion is empty", "row 4: modo is empty", "row 8: descripcion, modo is empty"]
+    assert left == [
+        "row 3 (line 4): descripcion is empty",
+        "row 4 (line 5): modo is empty",
+        "row 8 (line 9): descripcion, modo is empty",
+    ]
 
 
 def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
@@ -207,7 +211,7 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
         "dos.csv row 2: se oye un chirrido",
     ]
     assert read.split.targets == {}
-    assert any("row 1: descripcion is empty" in note for note in read.notes)
+    assert any("row 1 (line 2): descripcion is empty" in note for note in read.notes)
 
 
 def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
