@@ -55,6 +55,11 @@ def options_of(made: argparse.ArgumentParser) -> list[str]:
 
 def _with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     made.add_argument("job", type=Path, help="the job file (YAML)")
+    _add_set(made)
+    return made
+
+
+def _add_set(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--set",
         action="append",
@@ -62,12 +67,13 @@ def _with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override one value of the job, e.g. train.epochs=3; repeatable",
     )
-    return made
 
 
 def _add_plan(add: Add) -> None:
     """Commands that decide and train nothing."""
-    _with_job(add("validate", "check a job file for mistakes; needs neither torch nor internet access"))
+    made = add("validate", "check job files and their CSV files for mistakes; needs neither torch nor internet access")
+    made.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
+    _add_set(made)
     made = add("facts", "show this machine's hardware and how much of it this process may use")
     made.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
     made = _with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))

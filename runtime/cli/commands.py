@@ -21,14 +21,10 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def validate(given: argparse.Namespace) -> int:
-    """Check a job file."""
-    from runtime.job_spec import load as job_spec
+    """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
+    from runtime.cli import validation
 
-    job = job_spec.load(given.job, given.set)
-    print(f"{given.job}: valid ({job.name}, {job.task})")
-    for note in job.notes:
-        print(f"  {note}")
-    return 0
+    return validation.validate(given.jobs, given.set)
 
 
 def facts(given: argparse.Namespace) -> int:

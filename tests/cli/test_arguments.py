@@ -33,9 +33,9 @@ REFUSED = [
     ("validate a.yaml --st b=1", "--st: `drivetrain validate` has no such option", 'did you mean "--set"?'),
     ("evaluate a --dta=b", "--dta: `drivetrain evaluate` has no such option", 'did you mean "--data"?'),
     (
-        "validate a b",
-        "b: `drivetrain validate` takes no such argument",
-        "remove it; `drivetrain validate --help` shows all arguments",
+        "plan a b",
+        "b: `drivetrain plan` takes no such argument",
+        "remove it; `drivetrain plan --help` shows all arguments",
     ),
 ]
 

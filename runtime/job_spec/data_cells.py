@@ -1,0 +1,175 @@
+"""Checks the cells of a job's CSV files before training, without numpy, pyarrow or torch.
+
+It finds what can be told row by row: rows that are too short or too long, empty targets and texts, cells that are no
+numbers in columns of numbers, and classes that training does not have. The reader of the data checks all of it again.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.data import bad_samples
+from runtime.data.bad_samples import BadSample
+from runtime.data.formats import csv_dialect, csv_layout, csv_quotes, row_lines
+from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.errors import DataError
+from runtime.job import Job, dotted
+from runtime.job.data import TableFileData
+from runtime.job.formatting import printable
+from runtime.job.job import ImageJob
+from runtime.job.series import SeriesJob
+from runtime.job.tables import TableJob
+from runtime.job.text import TextJob
+
+LARGEST = 8 << 20
+"""Bytes; of a larger file only the header is checked, so that the command answers at once."""
+SHOWN = 5
+_NUMBER = re.compile(
+    r"[-+]?[%€$£]?[-+]?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*([eE][-+]?\d+)?\s*[%€$£]?|[-+]?inf(inity)?", re.I
+)
+_NOTHING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None"}
+_TRUTH = {"true", "false"}
+
+
+@dataclass
+class _Wanted:
+    """What the columns of a file must hold; several names in one entry of `filled` are alternatives."""
+
+    filled: list[tuple[str, ...]] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+
+
+def check(job: Job) -> list[str]:
+    """Check the files, and tell what was checked and what was not.
+
+    Raises:
+        DataError: if a file cannot be used, or if more rows than `data.bad_samples` allows cannot.
+    """
+    if not isinstance(job.data, TableFileData):
+        return []
+    files = csv_dialect.of_job(job.data.csv.declared(), {})
+    told: list[str] = []
+    known: dict[str, set[str]] = {}
+    for key, text in job.data_paths():
+        path, label = job.resolve(text), dotted(key)
+        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+            told.append(f"{label}: {text} is there; what is in it is checked when training starts")
+        elif path.stat().st_size > LARGEST:
+            size = f"{path.stat().st_size / 1e6:,.0f} MB"
+            told.append(f"{label}: checked the header of {text}; its {size} are checked when training starts")
+        else:
+            place = f"{job.document.place(key)}: {label}"
+            count, notes = _rows(job, path, place, _wanted(job), files, known)
+            told += [f"{label}: checked {count:,} rows of {text}", *notes]
+    return told
+
+
+def _wanted(job: Job) -> _Wanted:
+    if isinstance(job, ImageJob):
+        return _Wanted([(job.data.path_column,), (job.data.label_column,)], [], [job.data.label_column])
+    if isinstance(job, TextJob):
+        return _Wanted([job.data.text, *((name,) for name in job.data.labels)], [], list(job.data.labels))
+    if isinstance(job, TableJob):
+        numbers = list(job.data.numeric or ())
+        regression = job.task.endswith("regression")
+        targets = list(job.data.target)
+        classes = targets if not regression and len(targets) == 1 else []
+        return _Wanted([(name,) for name in targets], numbers + targets * regression, classes)
+    if isinstance(job, SeriesJob):
+        return _Wanted([(name,) for name in (job.data.time, job.data.group) if name], list(job.data.features or ()), [])
+    return _Wanted()
+
+
+def _rows(
+    job: Job, path: Path, key: str, wanted: _Wanted, files: CsvFiles, known: dict[str, set[str]]
+) -> tuple[int, list[str]]:
+    """The number of rows, and notes on those that are left out; `known` gets the classes of the first file."""
+    layout = csv_layout.find(path, key, files)
+    csv_quotes.check(path, key, layout.names)
+    places = {name: place for place, name in enumerate(layout.names)}
+    bad: dict[int, list[str]] = {}
+    wrong: list[str] = []
+    found: dict[str, Counter[str]] = {name: Counter() for name in wanted.classes if name in places}
+    count = 0
+    for count, cells in enumerate(_cells(path, layout), start=1):
+        if len(cells) != len(layout.names) + layout.blank:
+            wrong.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
+            continue
+        for reason in _reasons(cells, places, wanted):
+            bad.setdefault(count, []).append(reason)
+        for name, labels in found.items():
+            if label := cells[places[name]].strip():
+                labels[label] += 1
+    _check_lengths(wrong, path, key, len(layout.names))
+    for name, labels in found.items():
+        _check_classes(labels, known.setdefault(name, set(labels)), f'{key}: column "{name}" of {path}')
+    named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(reasons)) for row, reasons in bad.items()]
+    assert isinstance(job.data, TableFileData)
+    return count, bad_samples.check(named, count, job.data.bad_samples, key)
+
+
+def _cells(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
+    """The rows below the header; empty ones, and those of separators at the end, are no rows."""
+    encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
+    with path.open(encoding=encoding, newline="") as file:
+        for _ in range(layout.skipped):
+            file.readline()
+        reader = csv.reader(file, delimiter=layout.sign)
+        empty: list[list[str]] = []
+        started = False
+        for cells in reader:
+            if not cells:
+                continue
+            if not started:
+                started = True
+            elif any(map(str.strip, cells)):
+                yield from empty
+                empty = []
+                yield cells
+            else:
+                empty.append(cells)
+
+
+def _reasons(cells: list[str], places: Mapping[str, int], wanted: _Wanted) -> Iterator[str]:
+    for names in wanted.filled:
+        if not any(cells[places[name]].strip() for name in names if name in places):
+            yield f"{' and '.join(names)} is empty"
+    for name in wanted.numbers:
+        cell = cells[places[name]].strip() if name in places else ""
+        if not _is_number(cell):
+            yield f"{name} is `{printable(cell, 40)}`, not a number"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell in _NOTHING or cell.lower() in _TRUTH or _NUMBER.fullmatch(cell) is not None
+    return True
+
+
+def _check_lengths(wrong: list[str], path: Path, key: str, columns: int) -> None:
+    if wrong:
+        more = [f"and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
+        head = f"{key}: {path} has {columns} columns; rows of another length: {len(wrong):,}"
+        raise DataError(
+            "\n    ".join([head, *wrong[:SHOWN], *more]),
+            "as many cells in each row as in the header",
+            "put quotes around cells that contain a separator, and add missing cells",
+        )
+
+
+def _check_classes(labels: Counter[str], known: set[str], what: str) -> None:
+    if strange := sorted(set(labels) - known):
+        shown = ", ".join(f'"{label}" ({labels[label]:,})' for label in strange[:SHOWN])
+        raise DataError(
+            f"{what}: classes that are not in the training data: {shown}",
+            f"the {len(known)} classes of the training data: {', '.join(sorted(known)[:10])}",
+            "add samples of these classes to the training data, or remove them here",
+        )

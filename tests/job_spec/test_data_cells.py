@@ -1,0 +1,101 @@
+"""`validate` reads the cells of CSV files: what it finds, what it says it did not check, and how quick it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.job_spec import data_cells
+
+TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind, numeric: [load]%s}\n"
+TEXT = "name: t\ntask: text-classification\ndata: {train: a.csv, text: [text, more], labels: kind}\n"
+GOOD = [f"{i / 2},n{i},{'ab'[i % 2]}" for i in range(40)]
+
+
+def write(folder: Path, rows: list[str], spec: str = TABLE % "", header: str = "load,text,kind") -> Path:
+    (folder / "a.csv").write_text("\n".join([header, *rows]) + "\n")
+    path = folder / "job.yaml"
+    path.write_text(spec)
+    return path
+
+
+def test_it_says_what_was_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, [*GOOD, ",empty,a", '"1,5 %",percent,b', ",,", ""])
+    assert main.main(["validate", str(path)]) == 0
+    assert "data.train: checked 42 rows of a.csv" in capsys.readouterr().out
+    monkeypatch.setattr(data_cells, "LARGEST", 10)
+    assert main.main(["validate", str(path)]) == 0
+    assert (
+        "data.train: checked the header of a.csv; its 0 MB are checked when training starts" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "spec", "parts"),
+    [
+        (
+            [*GOOD[:6], "soon,x,a", *GOOD[:4], "1,x,"],
+            TABLE % "",
+            ["2 of 12", "a.csv row 7 (line 8): load is `soon`, not a number", "row 12 (line 13): kind is empty"],
+        ),
+        (
+            [*GOOD, '1,"two', 'lines",a', "1,a"],
+            TABLE % "",
+            ["rows of another length: 1", "row 42 (line 44): 2 cells, 1,a"],
+        ),
+        ([*GOOD, '1,say \\"hi\\",a'], TABLE % "", ["line 42: a quote is written with a backslash"]),
+        (GOOD, TABLE % ", validation: b.csv", ['b.csv: classes that are not in the training data: "c" (1)']),
+    ],
+)
+def test_bad_cells_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[str], spec: str, parts: list[str]
+) -> None:
+    (tmp_path / "b.csv").write_text("load,text,kind\n1,x,c\n")
+    assert main.main(["validate", str(write(tmp_path, rows, spec))]) == 3
+    error = capsys.readouterr().err
+    assert "job.yaml:3:" in error
+    assert not [part for part in parts if part not in error], error
+
+
+def test_few_bad_rows_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["validate", str(write(tmp_path, [*GOOD, "x,y,a"]))]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 41 samples cannot be used and is skipped" in out
+    assert "left out: a.csv row 41 (line 42): load is `x`, not a number" in out
+
+
+def test_one_of_several_texts_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, ["x,,a", ",y,b", ",,a"], TEXT, "text,more,kind")
+    assert main.main(["validate", str(path)]) == 3
+    assert "row 3 (line 4): text and more is empty" in capsys.readouterr().err
+
+
+def test_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mistakes of all are shown, and what is valid."""
+    good = write(tmp_path, GOOD)
+    bad, worse = tmp_path / "bad.yaml", tmp_path / "worse.yaml"
+    bad.write_text(good.read_text().replace("kind", "kint"))
+    worse.write_text("name: [")
+    assert main.main(["validate", *map(str, (bad, good, worse))]) == 3
+    told = capsys.readouterr()
+    assert 'did you mean "kind"?' in told.err
+    assert "worse.yaml" in told.err
+    assert f"{good}: valid" in told.out
+
+
+def test_ten_thousand_rows_are_read_without_numpy(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD * 250)
+    code = (
+        "import sys, time; from runtime.cli.main import main; start = time.process_time(); main(['validate', sys.argv[1]]); "
+        "print(time.process_time() - start, *{'numpy', 'torch', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert "checked 10,000 rows" in done.stdout
+    (seconds,) = done.stdout.splitlines()[-1].split()
+    assert float(seconds) < 3
