@@ -272,7 +272,11 @@ def test_validate_lists_valid_keys(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "data").mkdir()
     (tmp_path / "job.yaml").write_text(SPEC)
     assert main(["validate", str(tmp_path / "job.yaml")]) == 0
-    assert capsys.readouterr() == (f"{tmp_path}/job.yaml: valid (a, image-classification)\n", "")
+    assert capsys.readouterr() == (
+        f"{tmp_path}/job.yaml: valid (a, image-classification)\n"
+        "  data.train: data is there; what is in it is checked when training starts\n",
+        "",
+    )
 
 
 def test_a_spec_error_holds_its_problems() -> None:

@@ -173,8 +173,8 @@ def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: 
             "use a file of that kind",
         )
     if arrays:
-        cut = window_split.stacked(path, str(path), preprocessing["classes"], budget, labelled=labelled)
+        cut = window_split.stacked(path, "data", preprocessing["classes"], budget, labelled=labelled)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
     layout = timeline.layout({name: preprocessing[name] for name in WindowLayout.__dataclass_fields__})
-    return window_split.whole(timeline.read(path, str(path), layout, budget, files, labelled=labelled), budget)
+    return window_split.whole(timeline.read(path, "data", layout, budget, files, labelled=labelled), budget)

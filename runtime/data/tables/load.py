@@ -152,7 +152,7 @@ def read(
     files = files or csv_dialect.of_model(preprocessing, {})
     fitted, head = features.from_json(preprocessing), heads[""]
     wanted = preprocessing["target"] if labelled else ()
-    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], budget, files) for path in paths]
+    parts = [_part(path, "data", fitted, wanted, preprocessing["classes"], budget, files) for path in paths]
     starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
     inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))

@@ -242,3 +242,13 @@ def test_memory_of_parsing_is_released(tmp_path: Path) -> None:
     kept = (before - int(held.read_text().split()[1])) * os.sysconf("SC_PAGE_SIZE")
     assert kept < 8 << 20
     assert len(data.train) > 100_000
+
+
+def test_a_new_file_is_named_once_in_a_message(tmp_path: Path) -> None:
+    """`new.csv: new.csv has no column` had the file as key, too."""
+    path = tmp_path / "new.csv"
+    path.write_text("b\n1\n")
+    data = load(job(stored(tmp_path, mixed())))
+    with pytest.raises(DataError) as error:
+        tables.read([path], data.preprocessing, data.heads, labelled=False)
+    assert str(error.value).startswith(f"data: {path} has no column ")
