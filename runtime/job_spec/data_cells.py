@@ -21,7 +21,7 @@ from runtime.errors import DataError
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
 from runtime.job.formatting import printable
-from runtime.job.job import ImageJob
+from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
@@ -72,7 +72,8 @@ def check(job: Job) -> list[str]:
 
 def _wanted(job: Job) -> _Wanted:
     if isinstance(job, ImageJob):
-        return _Wanted([(job.data.path_column,), (job.data.label_column,)], [], [job.data.label_column])
+        # Labels have several forms, in some of which an empty cell is an image without a label.
+        return _Wanted([(job.data.path_column,)])
     if isinstance(job, TextJob):
         return _Wanted([job.data.text, *((name,) for name in job.data.labels)], [], list(job.data.labels))
     if isinstance(job, TableJob):
