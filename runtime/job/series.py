@@ -10,20 +10,15 @@ from pydantic_core import PydanticCustomError
 
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
-from runtime.job.data import Mixup, TableFileData
+from runtime.job.data import TableFileData
 from runtime.job.formatting import shown
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
-from runtime.job.values import Count, Fraction, Positive, Spec, named
+from runtime.job.series_augment import SeriesAugment
+from runtime.job.values import Count, Fraction, Positive, named
 
 _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
 """Keys of long tables, which arrays do not have."""
-
-
-class SeriesAugment(Spec):
-    """Random augmentation of training windows."""
-
-    mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
 
 
 class SeriesData(TableFileData):
@@ -186,9 +181,21 @@ class SeriesRegressionJob(SeriesJob):
     task: Literal["series-regression"]
 
     def problems(self) -> Iterator[Problem]:
-        """Refuse class weights, which need classes."""
+        """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
         yield from super().problems()
         if self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
             )
+        for option, why in (
+            ("scaling", "changes the amplitude"),
+            ("time_warp", "changes the speed"),
+            ("window_warp", "changes the speed"),
+        ):
+            if getattr(self.data.augment, option):
+                yield self.problem(
+                    ("data", "augment", option),
+                    f"{why} of a window, and the numbers to predict would stay as they are",
+                    "for classes; in a regression jitter, channel_dropout, time_mask, mixup",
+                    "remove it",
+                )

@@ -13,7 +13,7 @@ from runtime.data import stratify, target_columns
 from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.series import timeline, window_split, windows
+from runtime.data.series import augment, timeline, window_split, windows
 from runtime.data.series.timeline import WindowLayout
 from runtime.data.series.window_split import WindowSplit
 from runtime.data.series.windows import Scale
@@ -44,9 +44,12 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
         return target_columns.head(goal, marks, marks, key)
 
     head = settled.head("", computed) if settled else computed()
-    scale, constant = windows.fit(kept.fitting)
-    if settled:
-        scale = _scale(settled.preprocessing)
+    own, constant = windows.fit(kept.fitting)
+    scale = _scale(settled.preprocessing) if settled else own
+    spread = tuple(
+        0.0 if channel in constant else deviation / unit
+        for channel, (deviation, unit) in enumerate(zip(own.std, scale.std, strict=True))
+    )
     values = scale.scaled(kept.values)
     train = kept.split(values, head)
     validation = held.split(values if held.values is kept.values else scale.scaled(held.values), head)
@@ -59,7 +62,8 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
         notes.append(f"constant in the training rows, so centered but not scaled: {names}")
     stored |= {"kind": "series", "length": kept.length, "channels": len(scale.mean), **scale.to_json()}
-    return Dataset(train, validation, {"": head}, stored, as_it_is, notes=notes)
+    prepare = augment.preparation(job.data.augment, job.train.seed, spread)
+    return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
 
 
 def read(
