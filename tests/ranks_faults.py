@@ -105,6 +105,16 @@ def misjudging(made: run.Run) -> None:
     validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
 
 
+def nan(inputs: Any) -> None:
+    inputs[0].fill_(float("nan"))
+
+
+def three_bad_steps(made: run.Run) -> None:
+    """Samples of steps 5 to 7 that are not finite, in this process's shard."""
+    for step in (5, 6, 7):
+        before(made, step, nan)
+
+
 STOPPING = "early_stopping: {metric: validation/loss, patience: 1}"
 FAULTS: dict[str, tuple[str, Callable[[run.Run], None]]] = {
     "nothing": ("", lambda made: None),
@@ -115,6 +125,8 @@ FAULTS: dict[str, tuple[str, Callable[[run.Run], None]]] = {
     "half an update": ("", half_updated),
     "buffer in a save": ("", spoilt),
     "other metrics": (STOPPING, misjudging),
+    "numbers": ("", three_bad_steps),
+    "numbers, read late": ("", three_bad_steps),
     "micro-batch of 4": ("", lambda made: made.step.use_micro_batch(4)),
 }
 """By name: more of the job's `train:`, and what is done to a process."""
@@ -131,7 +143,9 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     job = tiny.job(train=", ".join(filter(None, (TRAIN, more))))
     every = "3 steps" if fault == "half an update" else "1 steps"
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
-    made = tiny.assembled(own, job)
+    made = tiny.assembled(own, job, settings={"fused_optimizer": True})
+    # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
+    made.step.state.on_device = fault.endswith("late")
     if str(rank) in who:
         spoil(made)
     metrics = validation.MetricAccumulator.metrics
@@ -149,6 +163,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
         "micro_batch": made.step.micro_batch,
         "weights": weights,
         "rollbacks": made.numerics.rollbacks,
+        "skip": sorted(map(list, made.numerics.skip)),
     }
 
 

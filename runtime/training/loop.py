@@ -98,11 +98,14 @@ def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
 
 
 def _settle(run: Run, records: StepRecords, trouble: BaseException | None) -> None:
-    """Raise the problem that counts for all processes. Before a stop, which saves, the last step is recorded; what that
-    finds comes first, and the stop is met again afterwards.
+    """Raise the problem that counts for all processes.
+
+    Before a stop, which saves, the last step is recorded; what that finds comes first, and the stop is met again
+    afterwards. It is recorded, too, if another process has met something in it: rank 0 records earlier when it saves,
+    and all must skip the same batches.
     """
     found = agreement.agreed(run.ranks, trouble)
-    if isinstance(found, Stopped | Interrupted):
+    if found is not None and (found is not trouble or isinstance(found, Stopped | Interrupted)):
         found = _met(records.flush) or found
     if found is not None:
         raise found

@@ -22,7 +22,8 @@ STOPS = [
     "signal in the evaluation@01",
 ]
 REPEATS = ["memory@0", "memory@1", "half an update@0", "half an update@1", "buffer in a save@0", "buffer in a save@1"]
-CASES = ["nothing@", "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *REPEATS]
+NUMBERS = ["numbers@1", "numbers, read late@1"]
+CASES = ["nothing@", *NUMBERS, "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *REPEATS]
 Ends = list[dict[str, Any]]
 
 
@@ -72,6 +73,12 @@ def test_all_processes_repeat_a_step_that_one_must_repeat(ends: dict[str, Ends],
     else:
         assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
         assert leader["weights"] == ends["nothing@"][0]["weights"]
+
+
+def test_all_skip_the_same_batches_whenever_they_read_a_result(ends: dict[str, Ends]) -> None:
+    now, late = (ends[case] for case in NUMBERS)
+    assert now[0] == now[1] == late[0] == late[1]
+    assert (now[0]["rollbacks"], now[0]["skip"]) == (1, [[1, 0], [1, 1], [1, 2]])
 
 
 @pytest.mark.parametrize(
