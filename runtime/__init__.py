@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from runtime.supervisor.embedded import Result as Result
     from runtime.supervisor.embedded import train as train
     from runtime.tracking.monitor import Monitor as Monitor
+    from runtime.training.callbacks import StopTraining as StopTraining
+    from runtime.training.callbacks import TrainingInfo as TrainingInfo
 
 __version__ = VERSION
 
@@ -27,6 +29,8 @@ _HOMES = {
     "plan_for": "api",
     "memory_for": "api",
     "Monitor": "tracking.monitor",
+    "StopTraining": "training.callbacks",
+    "TrainingInfo": "training.callbacks",
 }
 
 

@@ -1,6 +1,7 @@
 """The exception tree and its exit codes.
 
     DrivetrainError            the root; never raised itself
+    ├── UserCodeError     1    a callback or a metric of a Python program raised
     ├── SpecError         2    the job spec (or a command line value) is invalid
     ├── DataError         3    the data cannot be used
     ├── CheckpointError   4    no acceptable checkpoint or run folder
@@ -72,6 +73,10 @@ class SpecError(DrivetrainError):
             return
         self.problems = list(problems)
         super().__init__("\n".join(line for problem in self.problems for line in problem.lines()))
+
+
+class UserCodeError(DrivetrainError):
+    """A callback or a metric of a Python program raised."""
 
 
 class DataError(DrivetrainError):

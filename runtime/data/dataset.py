@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from runtime.data.stateless_random import Ids
 from runtime.data.to_device import onto
+
+if TYPE_CHECKING:
+    from runtime.data.loader.orders import Order
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
@@ -185,6 +188,10 @@ class Dataset:
     """Facts about the data, by key, as numbers and names. Code that decides, such as the report's advice, reads these
     and never the text of a note.
     """
+    order: Order | None = None
+    """Which training samples an epoch has, and in which order; None to shuffle all of them."""
+    drop_last: bool = False
+    """Whether an epoch leaves out a smaller last batch."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The user's loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)

@@ -7,6 +7,7 @@ mixing function is SplitMix64 (Steele, Lea & Flood 2014), vectorized over sample
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ def key(seed: int, *parts: int | str) -> int:
 def generator(seed: int, *parts: int | str) -> np.random.Generator:
     """A NumPy generator for random numbers of a whole batch, such as `generator(seed, "mixup", step)`."""
     return np.random.Generator(np.random.PCG64(key(seed, *parts)))
+
+
+def seed_globally(seed: int) -> None:
+    """Seed the global generators of torch, NumPy and Python for code of the user; ours uses none of them."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def permutation(seed: int, epoch: int, size: int) -> Ids:

@@ -9,7 +9,23 @@ from pydantic import Field
 
 from runtime.errors import Problem
 from runtime.job.custom import CustomTask, Kind
-from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
+from runtime.job.train import (
+    Adam,
+    BinaryCrossEntropy,
+    Constant,
+    Cosine,
+    CrossEntropy,
+    Focal,
+    Huber,
+    Linear,
+    MeanSquaredError,
+    OneCycle,
+    Optimizer,
+    Plateau,
+    Sgd,
+    StepDown,
+    Train,
+)
 from runtime.job.values import Natural, Spec, named
 
 
@@ -20,6 +36,8 @@ class EmbeddedData(Spec):
     names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
     train: Natural = Field(0, description="training samples")
     validation: Natural = Field(0, description="validation samples")
+    order: str = Field("shuffled", description="order of the training samples: shuffled, stream, or a sampler's class")
+    drop_last: bool = Field(False, description="whether an epoch leaves out a smaller last batch")
     inputs: tuple[tuple[int, ...], ...] = Field((), description="shape of each input of a sample", strict=False)
 
 
@@ -45,8 +63,55 @@ AnyCallersLoss = Annotated[
 ]
 
 
+class EmbeddedOptimizer(Optimizer):
+    """An optimizer that the program passed in."""
+
+    name: Literal["own"] = Field("own", description="an optimizer of torch, or one like it")
+    function: str = Field(description="its class")
+    lr: float = Field(description="learning rate of its first parameter group")
+    groups: Natural = Field(description="its parameter groups")
+    settings: str = Field("", description="other settings of the first group")
+    fused: bool = Field(False, description="whether all groups use a fused kernel")
+    weight_decay: float = Field(0.0, description="decay of the first group")
+
+    @property
+    def kind(self) -> str:
+        """What measurements of its speed hold for."""
+        return f"{self.function} {self.settings}"
+
+
+class EmbeddedSchedule(Spec):
+    """A scheduler that the program passed in."""
+
+    name: Literal["own"] = Field("own", description="a scheduler of torch.optim.lr_scheduler")
+    function: str = Field(description="its class")
+    every: Literal["step", "epoch"] = Field(description="when it steps")
+
+
+class EmbeddedMetric(Spec):
+    """A metric that the program passed in."""
+
+    function: str = Field(description="its class")
+
+
+AnyCallersOptimizer = Annotated[Annotated[Adam | Sgd | EmbeddedOptimizer, Field(discriminator="name")], named("adamw")]
+AnyCallersSchedule = Annotated[
+    Annotated[
+        OneCycle | Cosine | Linear | StepDown | Plateau | Constant | EmbeddedSchedule, Field(discriminator="name")
+    ],
+    named("one-cycle"),
+]
+
+
 class EmbeddedTrain(Train):
     """How to train."""
+
+    optimizer: AnyCallersOptimizer = Field(  # type: ignore[assignment]
+        Adam(), description="the optimizer and its settings", validate_default=False
+    )
+    schedule: AnyCallersSchedule = Field(  # type: ignore[assignment]
+        OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
+    )
 
     loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
         None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
@@ -60,6 +125,11 @@ class EmbeddedJob(CustomTask):
     data: EmbeddedData = Field(EmbeddedData(), description="the training and validation data")  # type: ignore[assignment]
     model: EmbeddedModel = Field(EmbeddedModel(), description="the network")
     train: EmbeddedTrain = Field(EmbeddedTrain(), description="training settings")
+    scores: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
+
+    def metrics(self) -> list[str]:
+        """Every metric of an evaluation, with those of the program."""
+        return [*super().metrics(), *(f"validation/{name}" for name in self.scores)]
 
     def problems(self) -> Iterator[Problem]:
         """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""

@@ -196,4 +196,5 @@ class Job(Spec):
 
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of the metric is an improvement."""
-    return metric.rsplit("/", 1)[-1] in ("loss", "mse", "mae", "rmse")
+    name = metric.rsplit("/", 1)[-1]
+    return name in ("loss", "mse", "mae", "rmse", "error") or name.endswith(("-loss", "_loss", "-error", "_error"))

@@ -15,6 +15,11 @@ class Optimizer(Spec):
 
     weight_decay: float = Field(1e-4, ge=0, description="decay of weights; norms and biases get none")
 
+    @property
+    def kind(self) -> str:
+        """What measurements of its speed hold for."""
+        return str(getattr(self, "name", ""))
+
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019)."""

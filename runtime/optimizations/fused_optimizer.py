@@ -19,12 +19,22 @@ Values = bool
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On: torch has a fused kernel for each optimizer of the spec, on CPU and GPU."""
+    if (own := _own(job)) is not None:
+        return Choice(own, "the optimizer of the program, as it was built")
     return Choice(True, f"torch has a fused {job.train.optimizer.name} kernel for this device")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Never: every supported torch has these kernels."""
+    """For an optimizer of a Python program, which is used as it was built; every supported torch has these kernels."""
+    if (own := _own(job)) is not None and own != value:
+        return f"the optimizer of the program was built {'with' if own else 'without'} fused=True, and is used as it is"
     return None
+
+
+def _own(job: Job) -> bool | None:
+    """Whether an optimizer of a Python program is fused; None if the runtime builds it."""
+    found: bool | None = getattr(job.train.optimizer, "fused", None)
+    return found
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
@@ -34,6 +44,8 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Set the option in the optimizer's parameter groups before the first step."""
+    if _own(run.job) is not None:
+        return
     for group in run.optimizer.param_groups:
         group["fused"], group["foreach"] = True, False
 

@@ -76,7 +76,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "optimize.loader_workers prepares batches on the host"
     if workload is None:
         return None
-    if job.task == "custom" and not workload.decoded:
+    if job.task in ("custom", "python") and not workload.decoded:
         return "your dataset may return random samples, so they cannot be stored"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache replaces the samples by cached features"

@@ -28,6 +28,8 @@ UNKNOWN_BATCH = 10 << 20
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """None on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
+    if _streams(job):
+        return Choice(0, "an iterable is read in its order, by the training process")
     if hardware.gpu is None:
         return Choice(0, "on a CPU, workers compete with training for the same cores")
     if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
@@ -46,6 +48,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """If batches do not fit into /dev/shm: a worker that finds it full dies of a bus error."""
+    if int(value) and _streams(job):
+        return "the training data is an iterable, which is read in its order by the training process"
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
     if int(value) > room:
@@ -56,6 +60,11 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Measured only if samples are decoded from files."""
     return [choose(job, hardware, workload).value]
+
+
+def _streams(job: Job) -> bool:
+    """Whether the training data is an iterable of a Python program."""
+    return getattr(job.data, "order", "") == "stream"
 
 
 def _room(job: Job, shm: int | None, workload: Workload | None) -> int:

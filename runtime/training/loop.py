@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
@@ -19,6 +20,7 @@ from runtime.system.signals import Interrupted
 from runtime.tracking import confusion_image
 from runtime.training import agreement, frozen_stage
 from runtime.training.agreement import HalfUpdated
+from runtime.training.callbacks import TrainingInfo
 from runtime.training.checkpoints import run_state
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
@@ -75,6 +77,8 @@ def _ended(run: Run) -> str | None:
     """Why the training ends before its last epoch, or None; checked after an evaluation and at an epoch's start."""
     if run.counters.batch:
         return None
+    if run.stop_reason is not None:
+        return f"ended by {run.stop_reason}"
     return f"{run.counters.step} steps trained" if run.steps_done() else run.watch.stop()
 
 
@@ -87,13 +91,14 @@ def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
     trouble: BaseException | None = None
     with run.clock.phase("train"):
         batches = run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch))
-        while not run.steps_done():
+        while not run.steps_done() and run.stop_reason is None:
             batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
             _settle(run, records, trouble)
             if batch is None:
                 break
             trouble = _met(_advance, run, batch, records)
             trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, records, profiler)
+            trouble = trouble or _met(_call_after_step, run, records)
     _settle(run, records, trouble or run.signals.pending() or _met(records.flush) or _met(saver.check))
 
 
@@ -143,6 +148,7 @@ def _advance(run: Run, batch: Batch, records: StepRecords) -> None:
     """Train one step on one batch; weights, counters and records are updated together or not at all."""
     counters = run.counters
     place = (counters.epoch, counters.batch)
+    run.outcome = None
     with run.signals.held():
         if place not in run.numerics.skip:
             _step(run, batch, place, records)
@@ -154,7 +160,7 @@ def _advance(run: Run, batch: Batch, records: StepRecords) -> None:
 def _step(run: Run, batch: Batch, place: tuple[int, int], records: StepRecords) -> None:
     ready = run.mixed(run.prepared(batch, place[0]))
     rate = run.set_rate()
-    result = run.step(ready, run.step_seed())
+    result = run.outcome = run.step(ready, run.step_seed())
     if run.ema:
         run.ema.update(run.model, result.device_finite)
     records.add(TrainedStep(run.counters.step + 1, place, rate, result))
@@ -193,3 +199,21 @@ def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: di
         counters.epoch, counters.batch = counters.epoch + 1, 0
     if saver.due(epoch_ended=True):
         saver.periodic()
+    why = run.parts.callbacks.call("on_epoch", info(run, counters.epoch, metrics=dict(run.last), best=best))
+    run.stop_reason = run.stop_reason or why
+
+
+def _call_after_step(run: Run, records: StepRecords) -> None:
+    """Call `on_step`, which needs the result of the step and waits for it."""
+    result = run.outcome
+    if result is None or run.parts.callbacks.on_step is None:
+        return
+    records.flush()
+    rate = float(run.optimizer.param_groups[0]["lr"])
+    values = {"loss": result.loss, "lr": rate, "grad_norm": result.grad_norm, "skipped": not result.finite}
+    run.stop_reason = run.parts.callbacks.call("on_step", info(run, run.counters.epoch + 1, **values))
+
+
+def info(run: Run, epoch: int, **values: Any) -> TrainingInfo:
+    """What a callback is told about this moment of the run."""
+    return TrainingInfo(run.folder, run.counters.step, run.total_steps, epoch, run.job.train.epochs, **values)

@@ -164,6 +164,11 @@ def balanced(targets: Tensor, classes: int) -> Tensor:
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
 
 
+def weighs(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
+    """Whether class weights are computed from the targets."""
+    return any((head.class_weights or weighting) == "balanced" for head in heads.values())
+
+
 def objective(
     spec: Spec | None,
     heads: Mapping[str, Head],
@@ -176,7 +181,7 @@ def objective(
     Args:
         spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
         heads: the outputs.
-        targets: all training targets, for class weights.
+        targets: all training targets, for class weights; may be empty if nothing `weighs`.
         weighting: `none`, `balanced`, or weights by class, for heads that have none of their own.
         own: the terms of the user's loss, which replaces the job's.
     """

@@ -14,6 +14,7 @@ from torch import nn
 
 from runtime import optimizations
 from runtime.data import stateless_random
+from runtime.data.custom.stream_batches import batches_of
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
@@ -37,11 +38,13 @@ from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import resume
 from runtime.training.counters import Counters
 from runtime.training.ema import Ema
+from runtime.training.learning_rates import LearningRates, ScheduledRates, SteppedRates
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
-from runtime.training.schedules import Schedule
 from runtime.training.step import Step
 from runtime.training.step_options import plain_options
+from runtime.training.step_result import StepResult
+from runtime.training.user_parts import UserParts
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     step: Step
     batches: Batches
-    schedule: Schedule
+    rates: LearningRates
     ema: Ema | None
     watch: BestMetric
     numerics: NonfiniteGuard
@@ -89,6 +92,12 @@ class Run:
     """The trained parameters by their factor of the learning rate."""
     prefix_dtype: torch.dtype | None = None
     """dtype in which a frozen prefix is computed once; None for fp32."""
+    parts: UserParts = field(default_factory=UserParts)
+    """What a Python program brought."""
+    outcome: StepResult | None = None
+    """Of the last step; None if its batch was left out."""
+    stop_reason: str | None = None
+    """Why a callback ends the training."""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Effective settings when last read back, by decision."""
 
@@ -143,10 +152,8 @@ class Run:
         return whole.taken(self.ranks.shard(np.arange(len(whole)))) if mixes(self.job) else whole
 
     def set_rate(self) -> float:
-        """Set the learning rate of the next step, and return it."""
-        rate = float(self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor())
-        optimizer.set_rate(self.optimizer, rate)
-        return rate
+        """Set the learning rates of the next step; returns that of the optimizer."""
+        return self.rates.set(self.counters, self.watch.factor())
 
     def group_rates(self, rate: float) -> dict[str, float]:
         """The learning rates of the layers in `train.lr_groups`, as they are recorded; `rate` is that of the rest."""
@@ -174,8 +181,13 @@ def assemble(
     signals: Signals,
     clock: PhaseTimer,
     epoch: int = 0,
+    parts: UserParts | None = None,
 ) -> Run:
-    """Assemble a run and apply the plan to it; what is frozen is that of `epoch`, counted from 0."""
+    """Assemble a run and apply the plan to it; what is frozen is that of `epoch`, counted from 0.
+
+    `parts` are those of a Python program.
+    """
+    parts = parts or UserParts()
     events, counters = EventLog(folder), Counters()
     device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
     ranks = join_ranks(device)
@@ -191,10 +203,13 @@ def assemble(
     if epoch:
         network.unfreezing.apply(model, epoch)
         frozen = [] if network.freeze.train_mode else list(frozen_parts(model))
-    rates = lr_groups.groups(job, model, network.trained())
-    made = optimizer.build(job.train.optimizer, model, {name: g.factor for g in rates for name in g.names})
-    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
-    batches = Batches(dataset.train, job.train.batch, job.train.seed)
+    by_layer = lr_groups.groups(job, model, network.trained())
+    factors = {name: g.factor for g in by_layer for name in g.names}
+    made = parts.optimizer.build(model) if parts.optimizer else optimizer.build(job.train.optimizer, model, factors)
+    # A dataset that reads a sample to get its target would be read as a whole.
+    targets = dataset.train.targets if losses.weighs(dataset.heads, job.train.class_weights) else {}
+    goal = losses.objective(job.train.loss, dataset.heads, targets, job.train.class_weights, dataset.loss)
+    batches = batches_of(dataset, job.train.batch, job.train.seed)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
     size = len(ranks.shard(np.arange(job.train.batch)))
@@ -215,7 +230,7 @@ def assemble(
         signals=signals,
         clock=clock,
         step=Step(model, made, goal, job.train.clip_norm, device, options),
-        schedule=schedules.of_job(job.train, batches.per_epoch, extends.origin if extends else 0),
+        rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
@@ -224,7 +239,8 @@ def assemble(
         ranks=ranks,
         extension=extends,
         stage=network.unfreezing.stage(epoch),
-        lr_groups=rates,
+        lr_groups=by_layer,
+        parts=parts,
     )
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
@@ -237,6 +253,14 @@ def assemble(
     run.batches.handover.processes = ranks.count
     batches.tell = partial(_report, events, counters, "loader")
     return run
+
+
+def _rates(job: Job, made: torch.optim.Optimizer, parts: UserParts, per_epoch: int, origin: int) -> LearningRates:
+    """What sets the learning rates: the scheduler of the program, or the schedule of the spec."""
+    if parts.schedule:
+        return SteppedRates(made, parts.schedule.build(made), parts.schedule.every)
+    schedule = schedules.of_job(job.train, per_epoch, origin)
+    return ScheduledRates(made, job.train.optimizer.lr, schedule, own=parts.optimizer is not None)
 
 
 def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from runtime.errors import StorageError
 from runtime.hardware import cgroup
-from runtime.job.train import Adam, Sgd
+from runtime.job.train import Adam, Optimizer, Sgd
 from runtime.job.values import interval
 from runtime.system.units import format_bytes
 from runtime.training.checkpoints import checkpoint, optimizer_state, retention, run_state
@@ -213,11 +213,11 @@ class Saver:
         return path
 
 
-def moments(spec: Adam | Sgd) -> int:
+def moments(spec: Optimizer) -> int:
     """Values that the optimizer stores for each weight."""
     if isinstance(spec, Sgd):
         return int(spec.momentum > 0)
-    return 3 if spec.amsgrad else 2
+    return 3 if isinstance(spec, Adam) and spec.amsgrad else 2
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.errors import NumericsError, Stopped
+from runtime.errors import NumericsError, Stopped, UserCodeError
 from runtime.job.values import duration_seconds
 from runtime.models import operations
 from runtime.system.console import say
@@ -100,6 +100,10 @@ def _fitted(run: Run, saver: Saver, progress: Progress, profiler: Profiler | Non
         run.ranks.barrier()
         run.ranks.leave()
         raise ended from None
+    except UserCodeError as error:
+        raise UserCodeError(
+            error.given, f"saved as {saver.final()}", f"{error.action}; the same call resumes there"
+        ) from (error.__cause__)
     run.ranks.leave()
     return reason
 
@@ -114,7 +118,7 @@ def _begun(run: Run) -> Saver:
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
-    samples = len(run.dataset.train)
+    samples = run.batches.samples
     if run.job.train.batch > samples:
         say(
             f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"

@@ -37,7 +37,7 @@ def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
     steps = -(-len(dataset.train) // train.batch) * train.epochs
     fixed = [
-        train.optimizer.name,
+        train.optimizer.kind,
         train.is_deterministic(on_gpu=hardware.gpu is not None),
         str(train.loss),
         str(getattr(job.data, "augment", None)),

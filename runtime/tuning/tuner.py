@@ -32,6 +32,7 @@ from runtime.system import timeout
 from runtime.system.signals import Signals
 from runtime.training.phase_timer import PhaseTimer, since_start
 from runtime.training.run import Run, assemble
+from runtime.training.user_parts import UserParts
 from runtime.tuning import evidence_keys, process_settings, time_budget, variants, vetted_plans
 from runtime.tuning.paired_timing import BLOCK, compare
 from runtime.tuning.time_budget import TimeBudget
@@ -197,6 +198,7 @@ def measured(
     signals: Signals,
     say: Callable[[str], None],
     source: SpecSource | None = None,
+    parts: UserParts | None = None,
 ) -> dict[str, Measurement]:
     """Results for all candidates: from the cache, else measured now if the run is long enough.
 
@@ -214,7 +216,7 @@ def measured(
         say(f"tune: measured before, on {next(iter(sure.values())).date}; reusing the results")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
-    made = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer())
+    made = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), parts=parts)
     tuner = Tuner(made, dataset, network, say, source)
     found = vetted_plans.again(tuner, known) if known else {}
     if not found:

@@ -48,7 +48,10 @@ class VariantBuilder:
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
         kept = dict(self.dataset.kept)
-        run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, PhaseTimer())
+        timer = PhaseTimer()
+        run = assemble(
+            made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, timer, parts=made.parts
+        )
         if kept:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
             self.dataset.kept.clear()

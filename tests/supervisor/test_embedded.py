@@ -25,7 +25,7 @@ from runtime.hardware.detect import detect
 from runtime.hardware.facts import Libraries
 from runtime.models import saved_model
 from runtime.plan.plan import load
-from runtime.supervisor import embedded
+from runtime.supervisor import embedded, embedded_run
 from runtime.supervisor.run_lifecycle import RunLifecycle
 from tests.paths import ROOT
 
@@ -57,6 +57,12 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
         "optimize": {"cpu_threads": 1, "measure": "off"},
     }
     return runtime.train(model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings)
+
+
+def same(one: embedded.Result, two: embedded.Result) -> bool:
+    """Whether two trainings ended with the same bits."""
+    first, second = one.model.state_dict(), two.model.state_dict()
+    return one.best == two.best and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
@@ -95,7 +101,7 @@ def test_process_settings_that_need_a_restart_are_noted_in_the_plan(
 ) -> None:
     found = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
     machine = replace(detect(tmp_path), libraries=found)
-    monkeypatch.setattr(embedded, "detect", lambda runs: machine)
+    monkeypatch.setattr(embedded_run, "detect", lambda runs: machine)
     result = train(tmp_path, epochs=1, optimize={"cpu_threads": 1, "allocator": "tcmalloc"})
     rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
     for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from runtime.data.custom import target_kinds, user_code, user_loss
 from runtime.data.custom.arrays import ArraySplit, described
-from runtime.data.custom.map_dataset import Items, opened
+from runtime.data.custom.map_dataset import Collate, Items, opened
+from runtime.data.custom.stream import StreamSplit
 from runtime.data.custom.user_errors import blamed
 from runtime.data.dataset import Dataset, Head, Inputs, NewSamples
 from runtime.data.formats import npz_file
@@ -58,6 +60,7 @@ def dataset(
     names: tuple[str, ...] | None,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
     reader: Mapping[str, Any] | None = None,
+    collates: tuple[Collate, Collate] = (default_collate, default_collate),
 ) -> Dataset:
     """Build the dataset of a job from the user's training and validation data.
 
@@ -69,12 +72,16 @@ def dataset(
         names: names of the classes, labels or numbers.
         loss: the user's loss.
         reader: file, function and arguments that read new samples.
+        collates: make batches of the items of the two.
 
     Raises:
         DataError: if the data cannot be used.
         SpecError: if a loss or metric of the job does not fit the targets.
     """
-    train, held = (opened(part, label, job.train.seed) for part, label in zip(parts, labels, strict=True))
+    train, held = (
+        opened(part, label, job.train.seed, collate=collate)
+        for part, label, collate in zip(parts, labels, collates, strict=True)
+    )
     head, kind = target_kinds.settle(job, train, held, targets, names)
     inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
     shapes = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
@@ -119,7 +126,7 @@ def _goal(head: Head, kind: str) -> str:
 
 
 def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
-    if isinstance(train, ArraySplit):
+    if isinstance(train, ArraySplit | StreamSplit):
         return []
     notes = ["the dataset returns one sample at a time; batches are collated while training"]
     if kind == "classes" and names is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,10 @@ from runtime.errors import DataError
 ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
 
 
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of a list of items."""
+
+
 def as_given(targets: Tensor) -> Tensor:
     """Return the targets unchanged."""
     return targets
@@ -33,9 +36,18 @@ class ItemSplit:
     of the batch. They differ between epochs, and do not depend on the number of workers or on a resume.
     """
 
-    def __init__(self, name: str, dataset: Any, seed: int, inputs: int | None = None) -> None:
-        """Args: `inputs` is the number of inputs if items may have no target, else None."""
-        self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
+    def __init__(
+        self, name: str, dataset: Any, seed: int, inputs: int | None = None, collate: Collate = default_collate
+    ) -> None:
+        """
+        Args:
+            name: for messages.
+            dataset: of the user.
+            seed: of the run.
+            inputs: number of inputs if items may have no target, else None.
+            collate: makes a batch of a list of items, as in torch's DataLoader.
+        """
+        self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
         self.convert: Callable[[Tensor], Tensor] = as_given
         self.highest: int | None = None
         self._targets: Targets | None = None
@@ -57,7 +69,10 @@ class ItemSplit:
         Raises:
             DataError: if the dataset raises, or its items cannot be collated.
         """
-        inputs, raw = self._collated(ids)
+        return self.checked(*self._collated(ids))
+
+    def checked(self, inputs: Inputs, raw: Tensor | None) -> tuple[Inputs, Targets]:
+        """Inputs and converted targets of a collated batch."""
         if raw is None:
             return inputs, {}
         if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
@@ -111,22 +126,55 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        _seed(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
+        stateless_random.seed_globally(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
+        return self.collated_items(self.items(ids), ids)
+
+    def items(self, ids: Ids) -> list[Any]:
+        """The dataset's items of these samples.
+
+        Raises:
+            DataError: if the dataset raises.
+        """
         at = 0
         with blamed(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
-            items = [self.dataset[(at := index)] for index in ids.tolist()]
-        try:
-            made: Any = default_collate(items)
-        except (RuntimeError, TypeError, ValueError, KeyError) as error:
-            raise self._wrong(items, ids, str(error)) from error
+            return [self.dataset[(at := index)] for index in ids.tolist()]
+
+    def collated_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
+        """Inputs and raw targets of some items.
+
+        Raises:
+            DataError: if they cannot be put into a batch.
+        """
+        made = self._batch(items, ids)
         if self._bare(items[0]):
             made = (made, None)
         elif not isinstance(made, tuple | list) or len(made) != 2:
+            if self.collate is not default_collate:
+                raise DataError(f"{self.name}: collate_fn gives {described(made)}", ITEM, "return such a pair")
             raise self._wrong(items, ids, "no pair")
         inputs = tuple(made[0]) if isinstance(made[0], tuple | list) else (made[0],)
-        if not all(isinstance(value, Tensor) for value in (*inputs, made[1]) if value is not None):
+        other = next((x for x in (*inputs, made[1]) if x is not None and not isinstance(x, Tensor)), None)
+        if other is not None and self.collate is not default_collate:
+            raise DataError(f"{self.name}: collate_fn gives {described(other)}", ITEM, "return tensors")
+        if other is not None:
             raise self._wrong(items, ids, "no numbers")
+        sizes = {len(value) if value.ndim else 0 for value in (*inputs, made[1]) if value is not None}
+        if self.collate is not default_collate and sizes != {len(items)}:
+            raise DataError(
+                f"{self.name}: collate_fn makes tensors of {', '.join(map(str, sorted(sizes)))} rows of {len(items)} samples",
+                "one row for each sample in every tensor, so that a batch can be split",
+                "stack the samples along the first dimension",
+            )
         return inputs, made[1]
+
+    def _batch(self, items: list[Any], ids: Ids) -> Any:
+        if self.collate is not default_collate:
+            with blamed(lambda told, do: DataError(f"{self.name}: collate_fn raised {told}", "", do)):
+                return self.collate(items)
+        try:
+            return default_collate(items)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise self._wrong(items, ids, str(error)) from error
 
     def _bare(self, item: Any) -> bool:
         """Whether an item has no target."""
@@ -163,7 +211,7 @@ class ItemSplit:
 Items = ArraySplit | ItemSplit
 
 
-def opened(value: object, name: str, seed: int, inputs: int | None = None) -> Items:
+def opened(value: object, name: str, seed: int, inputs: int | None = None, collate: Collate = default_collate) -> Items:
     """Wrap what the user's function returned as a split.
 
     Args:
@@ -171,12 +219,15 @@ def opened(value: object, name: str, seed: int, inputs: int | None = None) -> It
         name: for messages.
         seed: of the run.
         inputs: number of inputs if samples may have no target, else None.
+        collate: makes a batch of a list of items; another than torch's keeps arrays from being indexed directly.
 
     Raises:
         DataError: if it has none of the forms, or is empty.
     """
+    if isinstance(value, ItemSplit):
+        return value
     whole, rows = _unwrapped(value)
-    if isinstance(whole, TensorDataset):
+    if isinstance(whole, TensorDataset) and collate is default_collate:
         return arrays(whole.tensors, name, inputs, rows)
     if isinstance(value, Tensor | np.ndarray) and inputs == 1:
         value = (value,)
@@ -192,7 +243,7 @@ def opened(value: object, name: str, seed: int, inputs: int | None = None) -> It
         size = len(value)
     if not size:
         raise empty(name)
-    return ItemSplit(name, value, seed, inputs)
+    return ItemSplit(name, value, seed, inputs, collate)
 
 
 def _unwrapped(value: object) -> tuple[Any, Tensor | None]:
@@ -203,10 +254,3 @@ def _unwrapped(value: object) -> tuple[Any, Tensor | None]:
         rows = own if rows is None else own[rows]
         value = value.dataset
     return value, rows
-
-
-def _seed(seed: int) -> None:
-    """Seed the global generators for the dataset; our code uses none of them."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)

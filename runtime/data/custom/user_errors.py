@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch import nn
 
@@ -13,6 +15,9 @@ from runtime.errors import DrivetrainError
 from runtime.job.formatting import printable
 from runtime.job.user_files import describe_syntax_error
 from runtime.system import torch_errors
+
+_INSTALLED = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"])
+"""Folders of this package and of Python's library, whose lines the user cannot change."""
 
 
 @contextlib.contextmanager
@@ -52,13 +57,23 @@ def action(error: BaseException) -> str:
 
 
 def own_lines(error: BaseException) -> list[str]:
-    """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last."""
-    found = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if short := short_name(frame.filename):
-            where = "" if frame.name == "<module>" else f"in {frame.name}: "
-            found.append(f"    {short}:{frame.lineno}: {where}{(frame.line or '').strip()}")
-    return found
+    """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last.
+
+    Without any, those of the program that called the runtime: neither ours nor of an installed package.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [(short, frame) for frame in frames if (short := short_name(frame.filename))]
+    found = found or [(Path(frame.filename).name, frame) for frame in frames if not _installed(frame.filename)]
+    return [_line(name, frame) for name, frame in found]
+
+
+def _line(name: str, frame: traceback.FrameSummary) -> str:
+    where = "" if frame.name == "<module>" else f"in {frame.name}: "
+    return f"    {name}:{frame.lineno}: {where}{(frame.line or '').strip()}"
+
+
+def _installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen")
 
 
 def _layer(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import torch
 from runtime.data import stateless_random
 from runtime.data.dataset import Batch, JointTargets, Split
 from runtime.data.loader import workers as crews
+from runtime.data.loader.orders import Order
 from runtime.data.loader.prefetch import ahead
 from runtime.data.loader.shared_memory import SharedMemory
 from runtime.data.stateless_random import Ids
@@ -26,10 +27,15 @@ class Batches:
         split: the samples.
         batch_size: samples per batch; the last batch of an epoch may be smaller.
         seed: the run's seed.
+        given: the order of the samples; None to shuffle all of them, by (seed, epoch).
+        drop_last: whether to leave out a smaller last batch.
     """
 
-    def __init__(self, split: Split, batch_size: int, seed: int) -> None:
-        self.split, self.batch_size, self.seed = split, batch_size, seed
+    def __init__(
+        self, split: Split, batch_size: int, seed: int, given: Order | None = None, *, drop_last: bool = False
+    ) -> None:
+        self.split, self.batch_size, self.seed, self.given = split, batch_size, seed, given
+        self.drop_last = drop_last
         self.workers = 0
         self.pin = False
         self.tell: Callable[[str], None] = print
@@ -40,16 +46,25 @@ class Batches:
     @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        return -(-len(self.split) // self.batch_size)
+        return len(range(0, self.samples, self.batch_size))
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in an epoch."""
+        count = self.given.count if self.given else len(self.split)
+        return count - count % self.batch_size if self.drop_last else count
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
         """The sample ids of each batch of an epoch, starting at batch `start`."""
-        ids = stateless_random.permutation(self.seed, epoch, len(self.split))
+        given = self.given
+        ids = (given(epoch) if given else stateless_random.permutation(self.seed, epoch, len(self.split)))[
+            : self.samples
+        ]
         return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
 
     def size(self, batch: int) -> int:
         """Size of batch number `batch` of an epoch, over all ranks."""
-        return min(self.batch_size, len(self.split) - batch * self.batch_size)
+        return min(self.batch_size, self.samples - batch * self.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""

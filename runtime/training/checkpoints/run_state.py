@@ -9,6 +9,7 @@ import torch
 
 from runtime.training.checkpoints import checkpoint, optimizer_state, resume
 from runtime.training.run import Run
+from runtime.training.user_optimizer import group_settings, load_group_settings
 
 
 def collect_state(run: Run) -> dict[str, object]:
@@ -22,6 +23,7 @@ def collect_state(run: Run) -> dict[str, object]:
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
         "identity": run.identity,
+        **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
         "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
     }
 
@@ -44,6 +46,9 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
         # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
+    if run.parts.optimizer:
+        load_group_settings(run.optimizer, state["groups"])
+    run.rates.restart(run.counters)
     run.samples_before = run.counters.samples
     run.watch.load(state["watch"])
     run.step.forget()

@@ -26,7 +26,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         tally = _counted(run)
     with torch.inference_mode():
         tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
-    found = tally.metrics()
+    found = tally.metrics() | run.parts.metrics.values()
     # All processes use rank 0's numbers, so that all make the same decisions.
     return dict(zip(found, run.ranks.from_rank0(list(found.values())), strict=True)), tally.confusion()
 
@@ -69,11 +69,14 @@ def _fitting(run: Run) -> MetricAccumulator:
 @torch.inference_mode()
 def _evaluate(run: Run, size: int) -> MetricAccumulator:
     tally = MetricAccumulator(run.dataset.heads, run.step.objective)
+    run.parts.metrics.begin()
     given, held = run.batches, run.dataset.validation
     share = (run.ranks.number, run.ranks.count)
     for batch in batches.in_order(
         held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell, share=share
     ):
         for part in run.step.parts(run.prepared(batch, None)):
-            tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
+            outputs = run.step.outputs(part.inputs)
+            tally.add(outputs, part.targets, part.ids)
+            run.parts.metrics.add(outputs, part.targets, run.dataset.heads)
     return tally

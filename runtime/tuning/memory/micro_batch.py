@@ -27,6 +27,7 @@ from runtime.system.signals import Signals
 from runtime.system.units import format_bytes
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.run import assemble
+from runtime.training.user_parts import UserParts
 from runtime.tuning.memory import meter
 from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
@@ -57,6 +58,7 @@ class MicroBatchSearch:
     folder: Path
     signals: Signals
     say: Callable[[str], None]
+    parts: UserParts | None = None
 
     def measured(self) -> dict[str, Measurement]:
         """Results for the plan: the micro-batch, and whether blocks are recomputed; empty if the job does not
@@ -126,6 +128,7 @@ class MicroBatchSearch:
             self.signals,
             PhaseTimer(),
             last,
+            self.parts,
         )
         return SizeSearch(made, 2 if self._splits_norm else 1)
 
@@ -156,7 +159,7 @@ class MicroBatchSearch:
         longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
         fixed = [
             "fit",
-            train.optimizer.name,
+            train.optimizer.kind,
             str(train.loss),
             train.ema,
             values,

@@ -1,0 +1,104 @@
+"""Training samples of an iterable, which are read in order and can only be read from their beginning."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from runtime.data import stateless_random
+from runtime.data.custom.map_dataset import Collate, ItemSplit
+from runtime.data.custom.user_errors import blamed
+from runtime.data.dataset import Batch
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+
+class StreamSplit(ItemSplit):
+    """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again what it had passed.
+
+    Before each epoch its `set_epoch` is called, if it has one. Before each batch the global generators are seeded by
+    (seed, epoch, batch), so that random numbers taken from them are the same after a resume.
+
+    Args:
+        name: for messages.
+        dataset: has `__iter__`, which starts from the beginning.
+        seed: of the run.
+        samples: of an epoch.
+        collate: makes a batch of a list of items.
+    """
+
+    def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
+        super().__init__(name, dataset, seed, None, collate)
+        self.count = samples
+        self.head: list[Any] = []
+        """The first samples of the first epoch, as far as they were looked at."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def items(self, ids: Ids) -> list[Any]:
+        """The first items, for checks and measurements before the first step."""
+        most = int(ids.max()) + 1
+        if most > len(self.head):
+            self.head = self._taken(self._begun(0), 0, 0, most)
+        return [self.head[index] for index in ids.tolist()]
+
+    def all_targets(self) -> Tensor:
+        """Not known before the training.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            f"{self.name}: is an iterable, whose classes cannot be counted before it is read",
+            "the names of the classes, in the order of the network's outputs",
+            'give names=["a", "b"], or targets="numbers" if the targets are no classes',
+        )
+
+    def read(self, epoch: int, groups: Sequence[Ids], start: int, tell: Callable[[str], None]) -> Iterator[Batch]:
+        """The batches of an epoch from batch `start` on.
+
+        Args:
+            epoch: from 0.
+            groups: positions of the samples of every batch of the epoch, in order.
+            start: batches that are read and dropped.
+            tell: reports samples that are left over.
+
+        Raises:
+            DataError: if the iterable raises, or ends early.
+        """
+        stream = self._begun(epoch)
+        for batch, ids in enumerate(groups):
+            items = self._taken(stream, epoch, batch, len(ids))
+            if batch >= start:
+                yield Batch(ids, *self.checked(*self.collated_items(items, ids)))
+        if epoch == 0 and not hasattr(self.dataset, "set_epoch") and next(stream, None) is not None:
+            tell(
+                f"{self.name}: an epoch ends after {self.count:,} samples, and the iterable has more; each epoch begins "
+                "with the same ones, unless it has a method set_epoch(epoch) that chooses others"
+            )
+
+    def _begun(self, epoch: int) -> Iterator[Any]:
+        stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch))
+        with blamed(lambda told, do: DataError(f"{self.name}: __iter__ raised {told}", "", do)):
+            if inspect.ismethod(begin := getattr(self.dataset, "set_epoch", None)):
+                begin(epoch)
+            return iter(self.dataset)
+
+    def _taken(self, stream: Iterator[Any], epoch: int, batch: int, count: int) -> list[Any]:
+        stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch, batch))
+        with blamed(lambda told, do: DataError(f"{self.name}: batch {batch + 1} raised {told}", "", do)):
+            items = list(itertools.islice(stream, count))
+        if len(items) < count:
+            raise DataError(
+                f"{self.name}: the iterable ended in batch {batch + 1} of epoch {epoch + 1}, and {self.count:,} samples "
+                "were announced",
+                "as many samples in every epoch as __len__ or epoch_steps says",
+                "correct __len__, or give fewer epoch_steps",
+            )
+        return items

@@ -1,0 +1,97 @@
+"""Sets the learning rate of every step: by the schedule of the spec, or by a scheduler of a Python program."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runtime.training.counters import Counters
+from runtime.training.optimizer import set_rate
+from runtime.training.schedules import Schedule
+from runtime.training.user_optimizer import group_settings, load_group_settings
+
+
+SCHEDULED = ("lr", "momentum", "betas")
+"""Settings of a parameter group that schedulers of torch change."""
+
+
+class LearningRates(Protocol):
+    """Sets the rates of an optimizer's parameter groups."""
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Set the rates of the next step; returns that of the first group.
+
+        Args:
+            counters: the position of the run.
+            factor: of a plateau schedule.
+        """
+        ...
+
+    def restart(self, counters: Counters) -> None:
+        """Continue from another position: after a resume, or a rollback."""
+        ...
+
+
+class ScheduledRates:
+    """The rate of each group times a factor that is a function of the step.
+
+    Args:
+        optimizer: whose rates are set.
+        rate: that of the spec at the top of the schedule.
+        schedule: the factor by step.
+        own: whether the optimizer is that of a program, whose groups have rates of their own.
+    """
+
+    def __init__(self, optimizer: Optimizer, rate: float, schedule: Schedule, *, own: bool = False) -> None:
+        self.optimizer, self.rate, self.schedule = optimizer, rate, schedule
+        self.base = [float(group["lr"]) for group in optimizer.param_groups] if own else None
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Set rate * schedule * factor."""
+        rate = float(self.rate * self.schedule(counters.step) * factor)
+        if self.base is None:
+            set_rate(self.optimizer, rate)
+            return rate
+        for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
+            group["lr"] = base * self.schedule(counters.step) * factor
+        return rate
+
+    def restart(self, counters: Counters) -> None:
+        """Nothing: the rate depends on the step alone."""
+
+
+class SteppedRates:
+    """The rates that a scheduler of torch sets. Where a run continues elsewhere, its steps are made again.
+
+    Args:
+        optimizer: whose rates are set.
+        scheduler: of this optimizer.
+        every: `step` or `epoch`: when the scheduler steps.
+    """
+
+    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler, every: str) -> None:
+        self.optimizer, self.scheduler, self.every = optimizer, scheduler, every
+        self.state = copy.deepcopy(scheduler.state_dict())
+        self.groups = [{key: group[key] for key in SCHEDULED if key in group} for group in group_settings(optimizer)]
+        self.done = 0
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Step the scheduler up to the present step or epoch."""
+        due = counters.step if self.every == "step" else counters.epoch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the order of both steps, which a resume cannot keep
+            while self.done < due:
+                self.scheduler.step()
+                self.done += 1
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def restart(self, counters: Counters) -> None:
+        """Start the scheduler again, up to the present step or epoch."""
+        load_group_settings(self.optimizer, self.groups)
+        self.scheduler.load_state_dict(copy.deepcopy(self.state))
+        self.done = 0
+        self.set(counters, 1.0)
