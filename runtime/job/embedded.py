@@ -38,7 +38,9 @@ class EmbeddedData(Spec):
     validation: Natural = Field(0, description="validation samples")
     order: str = Field("shuffled", description="order of the training samples: shuffled, stream, or a sampler's class")
     drop_last: bool = Field(False, description="whether an epoch leaves out a smaller last batch")
-    inputs: tuple[tuple[int, ...], ...] = Field((), description="shape of each input of a sample", strict=False)
+    inputs: tuple[Annotated[tuple[int, ...], Field(strict=False)], ...] = Field(
+        (), description="shape of each input of a sample", strict=False
+    )
 
 
 class EmbeddedModel(Spec):

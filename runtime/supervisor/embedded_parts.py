@@ -152,7 +152,7 @@ def _optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
     others = ", ".join(
         f"{key} {value}"
         for key, value in sorted(first.items())
-        if key not in ("lr", "weight_decay", "fused") and value not in (None, False)
+        if key not in ("lr", "weight_decay", "fused") and value not in (None, False, 0)
     )
     return {
         "name": "own",

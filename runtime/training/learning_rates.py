@@ -14,7 +14,6 @@ from runtime.training.optimizer import set_rate
 from runtime.training.schedules import Schedule
 from runtime.training.user_optimizer import group_settings, load_group_settings
 
-
 SCHEDULED = ("lr", "momentum", "betas")
 """Settings of a parameter group that schedulers of torch change."""
 

@@ -22,6 +22,7 @@ from runtime.data.to_device import onto
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
+NO_TARGETS = torch.empty(0, dtype=torch.int64)
 Terms = Callable[..., Tensor]
 """(outputs (N, C), targets) -> one term per sample (N,); class weights (C,) are a third argument, if there are any."""
 
@@ -193,6 +194,6 @@ def objective(
         chosen = spec or (plain if head.classes else MeanSquaredError(name="mse"))
         if head.label_smoothing is not None:
             chosen = chosen.model_copy(update={"label_smoothing": head.label_smoothing})
-        weights = class_weights(head.class_weights or weighting, head, targets[name])
+        weights = class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
         losses[name] = HeadLoss(terms(chosen), weights, head.several)
     return Objective(heads, losses)

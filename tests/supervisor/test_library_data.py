@@ -93,7 +93,7 @@ def train(folder: Path, data: Any, held: Any = None, **settings: Any) -> embedde
     given: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
     given["optimize"] = {"cpu_threads": 1, "measure": "off"}
     model = settings.pop("model", None) or network()
-    return runtime.train(model, data, held or circle(40, seed=1), runs=folder, **given | settings)
+    return runtime.train(model, data, circle(40, seed=1) if held is None else held, runs=folder, **given | settings)
 
 
 def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_settings_of_a_loader_are_used_or_said(tmp_path: Path, capsys: pytes
     result = train(tmp_path, loader, DataLoader(Rows(), 7), epochs=1)
     said = capsys.readouterr().out
     assert (
-        "data: train_data: samples of the DataLoader in batches of 50 without a smaller last one, shuffled by" in said
+        "data: train_data: samples of the DataLoader in batches of 50, without a smaller last one, shuffled by" in said
     )
     assert 'its 2 workers with optimize={"loader_workers": N}; worker_init_fn is not called' in said
     assert "data: validation_data: every sample once" in said
@@ -239,7 +239,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "lengths": ((X, Y[:-1]), {}, "train_data: the arrays have 120, 119 samples"),
     "no length": (Stream(), {}, "train_data: is a Stream, an iterable without a length\n"),
     "ends early": (Stream(), {"epoch_steps": 50}, "train_data: the iterable ended in batch 13 of epoch 1, and 500"),
-    "no names": (Sized(), {"names": None}, "train_data: is an iterable, whose classes cannot be counted"),
+    "no names": (Sized(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
     "two sizes": (DataLoader(Rows(), 8), {"batch_size": 9}, "batch_size: is 9, and that of the DataLoader is 8"),
     "batches": (DataLoader(Rows(), batch_size=None), {}, "train_data: is a DataLoader with a batch_sampler of its own"),
     "rows": (DataLoader(Rows(), 8, collate_fn=wide), {}, "train_data: collate_fn makes tensors of 3 rows of 8 samples"),

@@ -55,9 +55,9 @@ class StreamSplit(ItemSplit):
             DataError: always.
         """
         raise DataError(
-            f"{self.name}: is an iterable, whose classes cannot be counted before it is read",
-            "the names of the classes, in the order of the network's outputs",
-            'give names=["a", "b"], or targets="numbers" if the targets are no classes',
+            f"{self.name}: is an iterable, whose targets are not known before it is read",
+            "names of the classes, in the order of the network's outputs, and class weights as numbers",
+            'give names=["a", "b"], and class_weights={"a": 2} in place of balanced; or targets="numbers"',
         )
 
     def read(self, epoch: int, groups: Sequence[Ids], start: int, tell: Callable[[str], None]) -> Iterator[Batch]:

@@ -73,7 +73,9 @@ def _line(name: str, frame: traceback.FrameSummary) -> str:
 
 
 def _installed(file: str) -> bool:
-    return file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen")
+    return (
+        file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen")
+    )
 
 
 def _layer(error: BaseException) -> str:

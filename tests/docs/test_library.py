@@ -1,0 +1,28 @@
+"""docs/library.md names every parameter of the library, and none that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import runtime
+from runtime.job.embedded import EmbeddedTrain
+from tests.paths import ROOT
+
+PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+
+
+def named(section: str) -> set[str]:
+    """The words in the first column of the tables of a section."""
+    text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_parameter_of_train_is_on_the_page() -> None:
+    parameters = set(inspect.signature(runtime.train).parameters) - {"settings"}
+    assert named("Parameters") == parameters | set(EmbeddedTrain.model_fields)
+
+
+def test_every_value_that_a_callback_is_told_is_on_the_page() -> None:
+    assert named("Callbacks") == set(runtime.TrainingInfo.__dataclass_fields__)

@@ -1,0 +1,278 @@
+"""Training from Python with an optimizer, a scheduler, metrics and callbacks of the program, and with `extend`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import runtime
+from runtime.errors import CheckpointError, SpecError, UserCodeError
+from runtime.supervisor import embedded
+from tests.supervisor.test_embedded import circle, network, no_report, same
+
+__all__ = ["no_report"]
+torch.set_num_threads(1)
+
+
+def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
+    return runtime.train(
+        network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **given | settings
+    )
+
+
+def rows(result: embedded.Result) -> list[dict[str, Any]]:
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    return [row for line in lines if "train/loss" in (row := json.loads(line))]
+
+
+def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tmp_path: Path) -> None:
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]  # type: ignore[index]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
+    before = model[0].weight.clone()  # type: ignore[index]
+    result = train(tmp_path / "object", model, optimizer=optimizer)
+    assert torch.equal(model[0].weight, before)  # type: ignore[index]
+    assert {row["lr"] for row in rows(result)} == {0.0}
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
+    stored = (result.folder / "job.yaml").read_text()
+    assert "function: SGD" in stored
+    assert "settings: momentum 0.5" in stored
+    assert "schedule:\n    name: constant" in stored
+
+    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}], lr=0.1, momentum=0.5
+        )
+
+    assert same(result, train(tmp_path / "function", optimizer=made))
+
+
+def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
+    model, hand = network().eval(), network().eval()
+    nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]  # type: ignore[index]
+    order: list[Any] = []
+    x, y = circle(120).tensors
+
+    class Ordered(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            order.append(index)
+            return x[index], y[index]
+
+    optimizer = torch.optim.AdamW(nets[0].parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(Ordered(), 32, shuffle=True)
+    runtime.train(
+        nets[0],
+        loader,
+        circle(40, seed=1),
+        runs=tmp_path,
+        epochs=1,
+        names=["a", "b"],
+        optimizer=optimizer,
+        clip_norm=None,
+        optimize={"cpu_threads": 1, "measure": "off"},
+    )
+    other = torch.optim.AdamW(nets[1].parameters(), lr=1e-2)
+    seen = order[-120:]
+    for start in range(0, 120, 32):
+        ids = seen[start : start + 32]
+        other.zero_grad()
+        nn.functional.cross_entropy(nets[1](x[ids]), y[ids]).backward()
+        other.step()
+    for one, two in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_a_scheduler_steps_when_it_is_told_to(tmp_path: Path) -> None:
+    def scheduled(every: str, epochs: int) -> list[float]:
+        result = train(
+            tmp_path / every,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            schedule=lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5),
+            schedule_every=every,
+            epochs=epochs,
+        )
+        return [row["lr"] for row in rows(result)]
+
+    assert scheduled("epoch", 2) == [0.1] * 4 + [0.05] * 4
+    assert scheduled("step", 1) == [0.1, 0.05, 0.025, 0.0125]
+
+
+class Counter:
+    """A metric like those of torchmetrics: the share of points that are classified as 1."""
+
+    higher_is_better: bool | None = None
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.ones, self.all, self.resets = fails, 0, 0, 0
+
+    def reset(self) -> None:
+        self.ones, self.all, self.resets = 0, 0, self.resets + 1
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        if self.fails == "update":
+            raise ValueError("no such class")
+        assert outputs.shape == (len(targets), 2)
+        self.ones += int(outputs.argmax(dim=1).sum())
+        self.all += len(targets)
+
+    def compute(self) -> Tensor:
+        return torch.zeros(2) if self.fails == "compute" else torch.tensor(self.ones / self.all)
+
+
+def test_metrics_are_logged_reset_and_can_select_the_best(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics.classification")
+    theirs, ours = torchmetrics.MulticlassAccuracy(2, average="micro"), Counter()
+    given = {"ones": ours, "theirs": theirs}
+    result = train(tmp_path, metrics=given, checkpoint={"best": "validation/theirs"}, epochs=3, optimizer={"lr": 0.1})
+    assert result.metric == "validation/theirs"
+    assert result.best == pytest.approx(result.metrics["validation/accuracy"])
+    assert result.best is not None
+    assert ours.resets == 3
+    assert ours.all == 40
+    assert 0 <= result.metrics["validation/ones"] <= 1
+    assert "function: MulticlassAccuracy" in (result.folder / "job.yaml").read_text()
+
+
+def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Path) -> None:
+    steps, epochs, ends = [], [], []
+
+    def on_epoch(info: runtime.TrainingInfo) -> None:
+        epochs.append(info)
+        if info.metrics["validation/loss"] < 10 and info.epoch == 2:
+            raise runtime.StopTraining("good enough")
+
+    result = train(tmp_path, epochs=5, on_step=steps.append, on_epoch=on_epoch, on_end=ends.append)
+    assert result.stopped == "ended by on_epoch: good enough"
+    assert [info.step for info in steps] == list(range(1, 9))
+    assert [(info.epoch, info.step) for info in epochs] == [(1, 4), (2, 8)]
+    assert [info.loss for info in steps] == [row["train/loss"] for row in rows(result)]
+    assert [info.lr for info in steps] == [row["lr"] for row in rows(result)]
+    assert (ends[0].reason, ends[0].metrics, ends[0].folder) == (result.stopped, result.metrics, result.folder)
+    with pytest.raises(AttributeError):
+        steps[0].loss = 0.0
+
+
+def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    def on_step(info: runtime.TrainingInfo) -> None:
+        if info.step == 6 and not fixed:
+            raise KeyError("my table")
+
+    fixed = False
+    with pytest.raises(UserCodeError) as raised:
+        train(tmp_path / "a", on_step=on_step)
+    text = str(raised.value)
+    assert text.startswith("on_step raised KeyError: 'my table'\n    test_library_parts.py:")
+    assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
+    assert text.endswith("do:       fix these lines; the same call resumes there")
+    fixed = True
+    assert same(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
+
+
+def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserCodeError, match=r"metrics: ones: update\(\) raised ValueError: no such class"):
+        train(tmp_path, metrics={"ones": Counter("update")})
+    with pytest.raises(UserCodeError, match=r"metrics: two: compute\(\) gives a tensor of shape \(2,\)"):
+        train(tmp_path, metrics={"two": Counter("compute")}, new=True)
+
+
+def other_parameters(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network().parameters(), lr=0.1)
+
+
+class Listed(torch.optim.SGD):
+    """An optimizer with a list in its state."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["past"] = [0]
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def plateau(optimizer: torch.optim.Optimizer) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+class Low(Counter):
+    higher_is_better = False
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another model": (
+        {"optimizer": other_parameters},
+        "optimizer: has 4 parameters that are not the model's, the first",
+    ),
+    "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() raised TypeError"),
+    "a list": ({"optimizer": Listed}, "optimizer: is Listed, and 'past' of its state is of type list, which no"),
+    "no optimizer": ({"optimizer": print}, "optimizer: returned None"),
+    "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description as"),
+    "a plateau": (
+        {"optimizer": sgd, "schedule": plateau, "schedule_every": "epoch"},
+        "schedule: is ReduceLROnPlateau, which depends on a metric",
+    ),
+    "no period": ({"optimizer": sgd, "schedule": plateau}, "schedule_every: is missing\n"),
+    "no optimizer of its own": (
+        {"schedule": plateau},
+        "schedule: is plateau, and the optimizer is built by the runtime",
+    ),
+    "every alone": ({"schedule_every": "step"}, "schedule_every: is step\n"),
+    "a scheduler by another name": ({"scheduler": None}, "scheduler: unknown key\n  possible: schedule="),
+    "a callback": ({"on_step": 3}, "on_step: is an int\n  possible: a function of one argument"),
+    "a class": ({"metrics": {"ones": Counter}}, "metrics: ones is the class Counter\n  possible: an object with reset"),
+    "a known metric": ({"metrics": {"f1": Counter()}}, "metrics: has the name 'f1'"),
+    "a direction": ({"metrics": {"hamming": Low()}}, "metrics: hamming is better when smaller"),
+    "gpus twice": ({"gpus": "none", "limits": {"gpus": "none"}}, "gpus: is none, and limits has gpus, too"),
+    "several gpus": ({"gpus": [0, 1], "optimizer": sgd}, "limits.gpus: is [0, 1] in a call from Python, which is one"),
+    "fused": (
+        {"optimizer": sgd, "optimize": {"fused_optimizer": True}},
+        "optimize.fused_optimizer: is true, which is not possible here",
+    ),
+    "restart alone": ({"restart_schedule": True}, "restart_schedule: is True without extend"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_and_its_message(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        train(tmp_path, **settings)
+    assert message in str(raised.value)
+    assert "  do:       " in str(raised.value)
+
+
+def test_a_finished_run_is_extended(tmp_path: Path) -> None:
+    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2)
+
+    whole = train(tmp_path / "whole", optimizer=made, epochs=3)
+    first = train(tmp_path / "parts", optimizer=made, epochs=2)
+    more = train(tmp_path / "parts", optimizer=made, epochs=3, extend=first)
+    assert more.folder.name == "library-002"
+    assert same(whole, more)
+    with pytest.raises(SpecError, match=r"epochs: is 3, and .* has trained 3 epochs") as raised:
+        train(tmp_path / "parts", optimizer=made, epochs=3, extend=more.folder)
+    assert "such as epochs=6" in str(raised.value)
+    with pytest.raises(CheckpointError, match=r"has no job.yaml, so it is no run folder"):
+        train(tmp_path / "parts", extend=tmp_path)
+
+
+def test_gpus_monitor_and_the_words_of_a_result(tmp_path: Path) -> None:
+    result = train(tmp_path, epochs=1, gpus="none", monitor={"every": "0.2s"})
+    stored = (result.folder / "job.yaml").read_text()
+    assert "gpus: none" in stored
+    assert "every: 0.2s" in stored
+    assert "Linear" not in repr(result)
+    (result.folder / "report.html").write_text("<p>the report</p>")
+    assert 'srcdoc="&lt;p&gt;the report' in result._repr_html_()
