@@ -1,7 +1,7 @@
 """Drivetrain: adapts a training job to the machine, and reports what was applied.
 
-From Python: `runtime.train`, `runtime.facts_here`, `runtime.plan_for`, `runtime.memory_for`, `runtime.Monitor`; each is
-loaded when it is first used.
+From Python: `runtime.train`, `runtime.prepare`, `runtime.facts_here`, `runtime.plan_for`, `runtime.memory_for`,
+`runtime.Monitor`; each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runtime.api import plan_for as plan_for
     from runtime.supervisor.embedded import Result as Result
     from runtime.supervisor.embedded import train as train
+    from runtime.supervisor.prepared import prepare as prepare
     from runtime.tracking.monitor import Monitor as Monitor
     from runtime.training.callbacks import StopTraining as StopTraining
     from runtime.training.callbacks import TrainingInfo as TrainingInfo
@@ -28,6 +29,7 @@ _HOMES = {
     "facts_here": "api",
     "plan_for": "api",
     "memory_for": "api",
+    "prepare": "supervisor.prepared",
     "Monitor": "tracking.monitor",
     "StopTraining": "training.callbacks",
     "TrainingInfo": "training.callbacks",

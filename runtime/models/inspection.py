@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -15,16 +17,26 @@ ALL_ALONG = Unfreezing()
 """What is frozen stays frozen."""
 
 
+def inspect_network(model: nn.Module) -> Workload:
+    """Properties of a network whose data is not known."""
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        if not list(module.children()) or "Attention" in type(module).__name__:
+            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    return Workload(
+        layers=kinds,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        blocks=len(recompute.repeated(model)),
+    )
+
+
 def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing = ALL_ALONG) -> Workload:
     """Properties of model and data that decisions depend on.
 
     The frozen prefix is that of the first epoch; its bytes are enough for those of all epochs. Trainable are the
     parameters that are trained at any time.
     """
-    kinds: dict[str, int] = {}
-    for module in model.modules():
-        if not list(module.children()) or "Attention" in type(module).__name__:
-            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
     with unfreezing.during(model, unfreezing.last):
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -34,14 +46,12 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         with unfreezing.during(model, epoch):
             found = feature_cache.saving(dataset, model)
         later += [found] if found and found.work >= CACHE_PAYS else []
-    return Workload(
-        layers=kinds,
-        parameters=sum(p.numel() for p in model.parameters()),
+    return replace(
+        inspect_network(model),
         trainable=trainable,
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
-        blocks=len(recompute.repeated(model)),
         ragged=hasattr(dataset.train, "lengths"),
         token_bytes=packing_trial.token_bytes(model),
         prefix=saving.name if saving else "",

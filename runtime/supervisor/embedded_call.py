@@ -74,6 +74,14 @@ def settings_of(
         SpecError: if the batch size is given twice, and differs.
     """
     found = dict(settings) | dict(given) | ({} if loss is None else {"loss": loss_of(loss)})
+    own = given.get("optimizer")
+    if settings.get("lr_groups") and isinstance(own, Mapping) and own.get("name") == "own":
+        raise refuse(
+            "lr_groups",
+            "is given, and the optimizer is one of your own",
+            "rates by layer of an optimizer that the runtime builds",
+            "give the parameter groups of your optimizer their own lr",
+        )
     size = train.batch_size
     if size is None:
         return found

@@ -74,9 +74,9 @@ def collected(
         SpecError: if one of them cannot be used.
     """
     spec: dict[str, object] = {}
-    own = None if described_value(optimizer) else _optimizer(optimizer, model, refuse)
+    own = None if described_value(optimizer) else user_optimizer(optimizer, model, refuse)
     if own:
-        spec["optimizer"] = _optimizer_spec(own.optimizer)
+        spec["optimizer"] = optimizer_spec(own.optimizer)
         spec["schedule"] = "constant"
     elif optimizer is not None:
         spec["optimizer"] = optimizer
@@ -96,7 +96,18 @@ def collected(
     return GivenParts(UserParts(own, steps, UserMetrics(checked), Callbacks(**calls)), spec, scores)
 
 
-def _optimizer(given: Any, model: object, refuse: Refusal) -> UserOptimizer:
+def user_optimizer(given: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
+    """An optimizer of the program over the parameters of its network.
+
+    Args:
+        given: the optimizer, or a function of the list of trainable parameters.
+        model: the network.
+        refuse: makes errors.
+        stored: whether checkpoints hold its state.
+
+    Raises:
+        SpecError: if it cannot be used.
+    """
     if not isinstance(model, nn.Module):
         raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
@@ -118,7 +129,7 @@ def _optimizer(given: Any, model: object, refuse: Refusal) -> UserOptimizer:
     _check_parameters(made, model, refuse)
     with blamed(lambda told, do: refuse("optimizer", f"is {_name(made)}, whose step() raised {told}", OPTIMIZERS, do)):
         why = unstorable(made, model)
-    if why:
+    if why and stored:
         raise refuse(
             "optimizer",
             f"is {_name(made)}, and {why}, which no checkpoint holds",
@@ -147,7 +158,8 @@ def left_out(optimizer: Optimizer, model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
 
 
-def _optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
+def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
+    """The optimizer in the spec of a run."""
     first = {key: value for key, value in group_settings(optimizer)[0].items() if not key.startswith("initial_")}
     others = ", ".join(
         f"{key} {value}"

@@ -57,14 +57,23 @@ def listening() -> Iterator[HostSignals]:
 def as_found() -> Iterator[None]:
     """Restore torch's settings and random state afterwards."""
     drawn = random.getstate(), np.random.get_state()
-    threads = torch.get_num_threads()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices), torch_settings.kept():
+    with torch.random.fork_rng(devices), settings_as_found():
         try:
             yield
         finally:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
+
+
+@contextlib.contextmanager
+def settings_as_found() -> Iterator[None]:
+    """Restore torch's settings afterwards, but no random state."""
+    threads = torch.get_num_threads()
+    with torch_settings.kept():
+        try:
+            yield
+        finally:
             torch.set_num_threads(threads)
             compiled_forward.undo()
 

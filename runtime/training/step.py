@@ -116,6 +116,10 @@ class Step:
             OutOfMemory: if a single sample is too much.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
+        return self.update(self._together(*self.computed(batch, seed)), len(batch))
+
+    def computed(self, batch: Batch, seed: int) -> tuple[Tensor, list[Tensor]]:
+        """The loss and packed gradients of this process's shard, without an update; raises as `__call__`."""
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
         over = self._denominators(batch)
@@ -123,19 +127,26 @@ class Step:
             own, trouble = self._tried(batch, over, seed)
             trouble = agreement.agreed(self.options.ranks, trouble)
             if own is not None and trouble is None:
-                break
+                return own
             assert trouble is not None, "who has no gradients says why"
             self._rewind()
             if not torch_errors.is_out_of_memory(trouble):
                 raise trouble
             self._halve(int(max(row[0] for row in self.options.ranks.all_gather([len(batch)]))), trouble)
+
+    def update(self, loss: Tensor, size: int) -> StepResult:
+        """Update the weights with the present gradients; `size` is that of the batch.
+
+        Raises:
+            HalfUpdated: if memory ran out; micro-batches have half the size from now on.
+        """
         try:
-            return self._update(self._together(*own))
+            return self._update(loss)
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
             self._rewind()
-            self._halve(len(batch), error)
+            self._halve(size, error)
             raise agreement.HalfUpdated("out of memory in the middle of an update") from None
 
     def _tried(
@@ -254,7 +265,7 @@ class Step:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
-        with self.options.phase("forward"), self._cast():
+        with self.options.phase("forward"), self.cast():
             result: Tensor | Mapping[str, Tensor] = self._forward(self.laid_out(inputs))
         return result
 
@@ -271,7 +282,8 @@ class Step:
         whole = self.micro_batch or self.options.batch_size
         return torch.is_grad_enabled() and (whole is None or len(inputs[0]) == whole)
 
-    def _cast(self) -> contextlib.AbstractContextManager[object]:
+    def cast(self) -> contextlib.AbstractContextManager[object]:
+        """Autocast as in the forward pass; nothing in fp32."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -283,7 +295,7 @@ class Step:
         if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
             yield
             return
-        with self._cast(), torch.autocast(self.device.type, enabled=False):
+        with self.cast(), torch.autocast(self.device.type, enabled=False):
             yield
 
     def laid_out(self, inputs: Inputs) -> Inputs:
