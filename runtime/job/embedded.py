@@ -127,11 +127,11 @@ class EmbeddedJob(CustomTask):
     data: EmbeddedData = Field(EmbeddedData(), description="the training and validation data")  # type: ignore[assignment]
     model: EmbeddedModel = Field(EmbeddedModel(), description="the network")
     train: EmbeddedTrain = Field(EmbeddedTrain(), description="training settings")
-    scores: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
+    own_metrics: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
 
     def metrics(self) -> list[str]:
         """Every metric of an evaluation, with those of the program."""
-        return [*super().metrics(), *(f"validation/{name}" for name in self.scores)]
+        return [*super().metrics(), *(f"validation/{name}" for name in self.own_metrics)]
 
     def problems(self) -> Iterator[Problem]:
         """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""

@@ -151,7 +151,7 @@ def train(
             "checkpoint": dict(checkpoint or {}),
             "limits": embedded_call.limits_of(limits or {}, gpus, refuse),
             "monitor": dict(monitor or {}),
-            "scores": given.scores,
+            "own_metrics": given.scores,
         }
         done = embedded_run.run(
             Call(

@@ -218,7 +218,7 @@ def _assembled(call: Call, machine: Hardware, place: run_folder.RunFolder, datas
         if found:
             plan = host_process.as_started(plans.resolve(job, machine, facts, measured=found), machine)
     show_plan.show(plan, job, machine, before, stored)
-    made = assemble(job, machine, plan, place.path, dataset, network, signals, clock, parts)
+    made = assemble(job, machine, plan, place.path, dataset, network, signals, clock, parts=parts)
     effective_settings.record(made, say)
     return made
 

@@ -136,7 +136,9 @@ def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
     if job.train.class_weights != "none" and kind not in ("classes", "labels"):
         found.append(job.problem(("train", "class_weights"), f"is {shown(job.train.class_weights)}", what, "remove it"))
     known = ["validation/loss", *(f"validation/{name}" for name in SCORES[kind])]
-    known += [metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "scores", ())]
+    known += [
+        metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
+    ]
     for path, metric in job.watched():
         if metric not in known:
             found.append(job.problem(path, f"is {metric}", f"{what}, with the metrics {', '.join(known)}", "pick one"))
