@@ -1,6 +1,7 @@
-"""Updates weights only if the numbers are finite, decided by the device: torch's fused kernels take a flag for that.
+"""What torch's fused kernels need around an update.
 
-So the host need not wait for the gradients before it queues the update and the next step.
+They take a flag, on the device, whether numbers are finite, and change nothing if not. So the host need not wait for the
+gradients before it queues the update and the next step.
 """
 
 from __future__ import annotations
@@ -32,6 +33,25 @@ def _is_begun(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> boo
     if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
         return True
     return all(p in optimizer.state for p in group["params"] if p.grad is not None)
+
+
+@torch.no_grad()
+def begin_late(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
+    were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
+
+    The kernel then computes what a first step is in torch: a momentum that is the gradient itself.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if not group["momentum"] or not group.get("fused"):
+            continue
+        used = [p for p in group["params"] if p.grad is not None]
+        late = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+        for p in late if len(late) < len(used) else ():
+            gradient = p.grad + group["weight_decay"] * p
+            optimizer.state[p]["momentum_buffer"] = gradient * (group["dampening"] / group["momentum"])
 
 
 @contextlib.contextmanager

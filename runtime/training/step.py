@@ -235,6 +235,7 @@ class Step:
 
     def _optimize(self) -> None:
         with self.options.phase("optimizer"):
+            fused_update.begin_late(self.optimizer)
             self.optimizer.step()
 
     def _updates_on_device(self) -> bool:
