@@ -17,6 +17,7 @@ from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import parse
 from runtime.models import inspection
 from runtime.models.build import Model
+from runtime.models.unfreezing import Unfreezing
 from runtime.plan import plan
 from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
@@ -32,15 +33,21 @@ train: {{epochs: 9, steps: {steps}, batch_size: 12, class_weights: balanced, ema
 """
 
 
+UNFREEZE = "unfreeze"
+"""In place of keys for the data: the first layer is trained from the third epoch on."""
+
+
 def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
     """A small network without BatchNorm, in float64, on 62 samples: the last batch of an epoch is smaller."""
+    later = {"1.weight": 2, "1.bias": 2} if data == UNFREEZE else {}
+    data = "" if later else data
     job, machine = job_spec.check(parse(JOB.format(steps=steps, data=data), "t.yaml")), tiny.machine()
     found = tiny.dataset(62)
     found.train.inputs = found.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     made = plan.resolve(job, machine, inspection.inspect_workload(found, network), plain=True)
-    model = Model(network, "none", {}, Freeze())
+    model = Model(network, "none", {}, Freeze(names=("1",) if later else ()), unfreezing=Unfreezing(later))
     return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), PhaseTimer())
 
 

@@ -21,6 +21,7 @@ from runtime.hardware.facts import load
 from runtime.optimizations import cpu_threads, feature_cache, loader_workers
 from tests import tiny
 from tests.paths import ROOT
+from tests.ranks_driver import UNFREEZE
 from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
 
 STEPS, SAMPLES, BATCH = 50, 62, 12
@@ -60,6 +61,13 @@ def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str
         for step, whole in enumerate(order[0]):
             mine = [part[step] for part in parts]
             assert mine == [whole] * count if len(whole) < count else [i for one in mine for i in one] == whole
+
+
+def test_processes_unfreeze_together(tmp_path: Path) -> None:
+    alone, _ = trained(tmp_path / "1", 1, UNFREEZE)
+    together, _ = trained(tmp_path / "2", 2, UNFREEZE)
+    np.testing.assert_allclose(together, alone, rtol=1e-9)
+    assert "epoch 3: 1 unfrozen, 1,091 of 1,091 parameters" in (tmp_path / "2" / "events.jsonl").read_text()
 
 
 def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
