@@ -6,21 +6,24 @@
 The first half of the classes trains a network for long. Then the other half is learned from a few images of each class:
 from random weights, from the weights of that run, and from these with frozen convolutions that are unfrozen in the
 second epoch, at a tenth of the learning rate. All sides have the same images, settings and seed; all other images of
-the new classes validate. Every training is `drivetrain train` as anyone runs it.
+the new classes validate.
 
-`series` trains a CNN-LSTM, and writes the job that fine-tunes it with frozen convolutions, for `drivetrain bench`.
+`series` trains a CNN-LSTM, fine-tunes it with frozen convolutions, and times that with cached features on and off.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +32,7 @@ DATA = {
     "digits": "{{train: {train}, validation: {held}}}",
     "patterns": "{{train: {train}, validation: {held}, image_size: 64}}",
 }
-WIDTH = {"digits": 32, "patterns": 16}
+WIDTH = {"digits": 16, "patterns": 16}
 JOB = """
 name: {name}
 task: image-classification
@@ -38,6 +41,8 @@ model: {model}
 train: {{epochs: {epochs}, batch_size: 16, seed: {seed}, optimizer: {{name: adamw, lr: 3e-3}}{more}}}
 optimize: {{measure: off, cpu_threads: 1}}
 """
+BLOCK, PAIRS = 4, 8
+"""Steps of a block, and how many blocks of each side take turns."""
 GRADUAL = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
 SERIES = """
 name: {name}
@@ -62,6 +67,9 @@ def main() -> int:
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
     sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)
     if given.data == "series":
         return series(given.folder)
     rows: dict[str, list[float]] = {}
@@ -156,18 +164,28 @@ def trained(
 
 
 def run(path: Path) -> float:
-    """Train a job; its last validation accuracy."""
-    line = [sys.executable, "-m", "runtime", "train", str(path), "--runs", str(path.parent / "runs")]
-    done = subprocess.run(line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    result = json.loads((path.parent / "runs" / f"{path.stem}-001" / "result.json").read_text())
-    return float(result["last"]["validation/accuracy"])
+    """Train a job in this process, under the plan of `drivetrain train`; its last validation accuracy."""
+    from runtime.hardware.detect import detect
+    from runtime.job_spec import load as job_spec
+    from runtime.plan import plan
+    from runtime.system.files import write_json
+    from runtime.system.signals import Signals
+    from runtime.training.phase_timer import PhaseTimer
+    from runtime.training.train import train
+    from runtime.tuning.prepare import assemble_run
+
+    folder = path.parent / "runs" / f"{path.stem}-001"
+    folder.mkdir(parents=True)
+    job, machine = job_spec.load(path), detect(folder.parent)
+    write_json(folder / "hardware.json", machine.to_json())
+    write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
+    with (path.parent / f"{path.stem}.log").open("w") as log, contextlib.redirect_stdout(log):
+        train(assemble_run(folder, job, Signals(), PhaseTimer(), settled=True))
+    return float(json.loads((folder / "result.json").read_text())["last"]["validation/accuracy"])
 
 
 def series(folder: Path) -> int:
-    """Train a CNN-LSTM, fine-tune it with frozen convolutions, and print what to compare."""
+    """Train a CNN-LSTM, fine-tune it with frozen convolutions, and time that with and without cached features."""
     from runtime.data.sample_data import series
 
     (folder / "series").mkdir()
@@ -177,8 +195,52 @@ def series(folder: Path) -> int:
         path = folder / f"{name}.yaml"
         path.write_text(SERIES.format(name=name, model=model, epochs=4))
         print(f"{name}: accuracy {run(path):.4f}", flush=True)
-    print(f"drivetrain bench {folder}/tuned.yaml --against optimize.feature_cache=false")
+    return timed(folder / "tuned.yaml")
+
+
+def timed(path: Path) -> int:
+    """Samples per CPU second of blocks of steps in turn, cached features on and off, in this process on one thread."""
+    from runtime.data.load import load
+    from runtime.hardware.detect import detect
+    from runtime.job_spec import load as job_spec
+    from runtime.models import inspection
+    from runtime.models.build import build
+    from runtime.plan import plan
+    from runtime.system.signals import Signals
+    from runtime.training.phase_timer import PhaseTimer
+    from runtime.training.run import assemble
+
+    job, machine = job_spec.load(path, ["optimize.cpu_threads=1"]), detect(path.parent)
+    data = load(job)
+    sides = {}
+    for cached in (True, False):
+        network = build(job, data)
+        decided = plan.resolve(job, machine, inspection.inspect_workload(data, network.module, network.unfreezing))
+        if cached:
+            print(f"feature_cache: {decided.value('feature_cache')}: {decided.row('feature_cache').reason}")
+        decided = decided.with_values({"feature_cache": cached})
+        made = assemble(job, machine, decided, path.parent, data, network, Signals(), PhaseTimer())
+        made.train_mode()
+        sides[cached] = (made, itertools.cycle(itertools.islice(made.batches.epoch(0), BLOCK)))
+        _block(*sides[cached])
+    ratios = []
+    for _ in range(PAIRS):
+        on, off = (_block(*sides[cached]) for cached in (True, False))
+        ratios.append(on / off)
+        print(f"on {on:.0f} samples per CPU second, off {off:.0f}, {on / off:.2f}x", flush=True)
+    print(f"median {statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f}) of {PAIRS} pairs in turn")
     return 0
+
+
+def _block(made: Any, batches: Iterator[Any]) -> float:
+    """Samples per CPU second of a block of steps: other programs take turns with this one."""
+    start, samples = time.process_time(), 0
+    for batch in itertools.islice(batches, BLOCK):
+        made.set_rate()
+        made.step(made.prepared(batch, 0), made.step_seed())
+        made.counters.step += 1
+        samples += len(batch)
+    return samples / (time.process_time() - start)
 
 
 if __name__ == "__main__":

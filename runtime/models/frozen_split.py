@@ -103,11 +103,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
     """Measure, on some inputs, what caching the activations would cost and save."""
     with evaluating(model), torch.no_grad():
-        with FlopCounterMode(display=False) as first:
+        with _counting(model) as first:
             kept = division.prefix(*inputs)
-        with FlopCounterMode(display=False) as second:
+        with _counting(model) as second:
             division.rest(*kept)
-    prefix, rest = first.get_total_flops(), second.get_total_flops()
+    prefix, rest = sum(first), sum(second)
     return CacheSaving(
         division.name,
         kept[0][0].numel() // (kept[0].shape[1] if len(kept) > 1 else 1),
@@ -115,6 +115,25 @@ def saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSavi
         prefix / max(1, prefix + 3 * rest),
         prefix / (4 * kept[0].numel()),
     )
+
+
+@contextlib.contextmanager
+def _counting(model: nn.Module) -> Iterator[list[int]]:
+    """Counts the FLOPs of the block; those of recurrent layers from their weights, since torch does not count them."""
+    found: list[int] = []
+
+    def recurrent(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+        steps = outputs[0].numel() // outputs[0].shape[-1]
+        found.append(2 * steps * sum(p.numel() for p in layer.parameters() if p.ndim == 2))
+
+    handles = [layer.register_forward_hook(recurrent) for layer in model.modules() if isinstance(layer, nn.RNNBase)]
+    try:
+        with FlopCounterMode(display=False) as counter:
+            yield found
+        found.append(counter.get_total_flops())
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @torch.no_grad()

@@ -68,6 +68,12 @@ def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | N
     assert (split and split.name) == name
     if split is None:
         return
+    saving = frozen_split.saving(network, split, (windows,))
+    # Two operations for each weight and time step; the LSTM sees a quarter of 16, in two directions.
+    convolutions = 2 * (3 * 8 * 3 * 16 + 8 * 6 * 3 * 8)
+    lstm = 2 * 4 * 2 * (6 + 5) * 4 * 5
+    if name == "2 of 2 convolutions":
+        assert saving.share == pytest.approx(convolutions / (convolutions + 3 * (lstm + 2 * 10 * 4)))
     with torch.no_grad():
         kept = split.prefix(windows)
     found = []
