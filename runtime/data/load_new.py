@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data.dataset import Head, NewSamples
-from runtime.data.formats import csv_dialect
+from runtime.data.formats import csv_dialect, table_splits
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import CheckpointError, DataError
 
@@ -74,6 +74,8 @@ def _read(
             "files or folders that this process can access",
             "check the spelling; a container can access only the project and mounted folders",
         )
+    if preprocessing.get("kind") in ("texts", "table", "series"):
+        paths = [table_splits.table(path, "data") if path.is_dir() else path for path in paths]
     # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
     match preprocessing.get("kind"):
         case "images":

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
+from runtime.data.formats import table_splits
 from runtime.data.images import split_folders
 from runtime.errors import SpecError
-from runtime.job import Job
+from runtime.job import Job, dotted
 from runtime.job.data import Data
 from runtime.job.images import ImageJob
+from runtime.job.series import SeriesJob
+from runtime.job.tables import TableJob
+from runtime.job.text import TextJob
+
+TABLES = (TableJob, TextJob, SeriesJob)
 
 
 def named(job: Job) -> Job:
@@ -17,19 +24,42 @@ def named(job: Job) -> Job:
     Raises:
         DataError: if it is not clear whether folders are splits or classes.
     """
+    if isinstance(job, TABLES):
+        return _tables(job)
     if not isinstance(job, ImageJob):
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
-    if found is None:
+    return _with(job, {"train": found.train, "validation": found.validation, "test": found.test}) if found else job
+
+
+def _tables(job: Job) -> Job:
+    """The job with the tables of the folders that it names."""
+    update: dict[str, str] = {}
+    for key, text in job.data_paths():
+        path = job.resolve(text)
+        if not path.is_dir():
+            continue
+        label = f"{job.document.place(key)}: {dotted(key)}"
+        found = table_splits.find(path, label)
+        if key[-1] == "train" and "train" in found:
+            job = _with(job, found)
+        else:
+            update[key[-1]] = os.path.join(text, table_splits.table(path, label).relative_to(path))
+    if not update:
         return job
+    made = job.model_copy(update={"data": job.data.model_copy(update=update)})
+    made._notes = (*job.notes, *(f"data.{key}: the table is {path}" for key, path in update.items()))
+    return made
+
+
+def _with(job: Job, splits: Mapping[str, str | None]) -> Job:
+    """The job with the splits in its training folder; what the spec names stays."""
     root, given = job.data.train, job.data.model_fields_set
-    update = {"train": os.path.join(root, found.train)}
-    told = [f"{root} has the splits of a data set: {found.train} for training"]
-    for key, name, use in (
-        ("validation", found.validation, "for validation"),
-        ("test", found.test, "for the final test"),
-    ):
+    update = {"train": os.path.join(root, splits["train"] or "")}
+    told = [f"{root} has the splits of a data set: {splits['train']} for training"]
+    for key, use in (("validation", "for validation"), ("test", "for the final test")):
+        name = splits.get(key)
         decided = "fold" if key == "validation" and job.data.fold else key
         if name and decided not in given:
             update[key] = os.path.join(root, name)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.data import fingerprint, load_tested
 from runtime.data.dataset import Dataset, InputRecord, head
+from runtime.data.formats import shards
 from runtime.data.load import load
 from runtime.distributed import world
 from runtime.errors import CheckpointError, DrivetrainError
@@ -250,7 +251,7 @@ def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, 
     for key, place in places.items():
         names = list(dataset.files.get(key, ()))
         if os.path.isfile(place):
-            names.insert(0, place.name)
+            names[:0] = [path.name for path in shards.files(place, key)]
         elif key in ("model.name", "model.pretrained"):
             names = sorted(
                 path.name for path in place.iterdir() if any(fnmatch(path.name, kind) for kind in pretrained.FILES)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.data.formats import shards
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class ParquetReader:
-    """Reads one file."""
+    """Reads one file, or all files of a table in several."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
+        self.files = shards.files(path, key)
 
     def names(self) -> list[str]:
         """The column names."""
@@ -34,10 +36,12 @@ class ParquetReader:
             raise
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-        """Read these columns; dictionary columns as their values."""
-        from pyarrow import parquet
+        """Read these columns; dictionary columns as their values, classes by their names."""
+        from pyarrow import concat_tables, parquet
 
-        return _decoded(parquet.read_table(self.path, columns=list(columns)))
+        return concat_tables(
+            [shards.class_names(decoded(parquet.read_table(path, columns=list(columns)))) for path in self.files]
+        )
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the number of all rows."""
@@ -46,10 +50,11 @@ class ParquetReader:
         with parquet.ParquetFile(self.path) as file:
             batch = next(file.iter_batches(rows), None)
             table = file.schema_arrow.empty_table() if batch is None else Table.from_batches([batch])
-            return _decoded(table), file.metadata.num_rows
+            count = file.metadata.num_rows + sum(parquet.read_metadata(path).num_rows for path in self.files[1:])
+            return shards.class_names(decoded(table)), count
 
 
-def _decoded(table: pyarrow.Table) -> pyarrow.Table:
+def decoded(table: pyarrow.Table) -> pyarrow.Table:
     """The same table with the values of its dictionary columns."""
     from pyarrow import types
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.data.formats import jsonl_file, other_files, parquet_file, text_encoding
+from runtime.data.formats import arrow_file, jsonl_file, other_files, parquet_file, table_splits, text_encoding
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.csv_file import CsvReader
 from runtime.data.labels import listed
@@ -21,8 +21,8 @@ from runtime.errors import DataError, nearest
 if TYPE_CHECKING:
     import pyarrow
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, or a Parquet file"
+SUFFIXES = table_splits.SUFFIXES
+POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
 
 
 class _Reader(Protocol):
@@ -105,7 +105,7 @@ def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataErro
 
 
 def _check_content(table: pyarrow.Table, path: Path, suffix: str, key: str) -> None:
-    if suffix != ".parquet" and any("binary" in str(field.type) for field in table.schema):
+    if suffix not in (".parquet", ".arrow") and any("binary" in str(field.type) for field in table.schema):
         # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
     if not len(table):
@@ -130,6 +130,8 @@ def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) 
 def _reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
     if suffix == ".parquet":
         return parquet_file.ParquetReader(path, key)
+    if suffix == ".arrow":
+        return arrow_file.ArrowReader(path, key)
     if suffix == ".jsonl":
         text_encoding.check_mark(path, key)
         return jsonl_file.JsonlReader(path, key)

@@ -98,7 +98,7 @@ def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Pat
             ["is an Excel file", 'libreoffice --headless --convert-to "csv:', "44,34,76", "pandas.read_excel"],
         ),
         ("sheet.ods", "PK", ["is an OpenDocument spreadsheet"]),
-        ("table.sav", "x", ["has an unknown file type", "ends in .csv, .tsv, .jsonl, .parquet"]),
+        ("table.sav", "x", ["has an unknown file type", "ends in .csv, .tsv, .jsonl, .parquet, .arrow"]),
         (
             "lacks.csv",
             "etiqueta,b\n1,2\n",

@@ -156,7 +156,11 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
         {"train": "reports.xlsx"},
         ("reports.xlsx is an Excel file", "libreoffice --headless"),
     ),
-    "a folder": (lambda folder: (folder / "reports.csv").mkdir(), {}, ("reports.csv is a folder", "name one file")),
+    "a folder": (
+        lambda folder: (folder / "reports.csv").mkdir(),
+        {},
+        ("reports.csv is a folder without a table", "name one file"),
+    ),
     "every class has one row": (
         rows([["texto", f"c{i}"] for i in range(9)]),
         {},

@@ -1,0 +1,125 @@
+"""Folders of tables: named splits, tables in several files, and what the datasets library saves, as version 5.2 writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from runtime.data.formats import table_file, table_splits
+from runtime.data.load import load
+from runtime.data.text import load as texts
+from runtime.data.text.load import TextSplit
+from runtime.errors import DataError
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+
+FEATURES = {
+    "text": {"dtype": "string", "_type": "Value"},
+    "label": {"names": ["neg", "pos"], "_type": "ClassLabel"},
+}
+SPEC = "name: t\ntask: text-classification\ndata: {train: %s, text: text, labels: label%s}\n"
+WORDS = ["the", "pump", "leaks", "again", "and", "the", "motor", "is", "hot"]
+
+
+def rows(start: int, count: int) -> pyarrow.Table:
+    """Texts with the numbers of their classes, and the names of the classes as the datasets library stores them."""
+    places = range(start, start + count)
+    table = pyarrow.table({"text": [f"{WORDS[i % 9]} {i}" for i in places], "label": [i % 2 for i in places]})
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": FEATURES}})})
+
+
+def shards(folder: Path, split: str, count: int, ending: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        path, table = folder / f"{split}-{number:05}-of-{count:05}.{ending}", rows(number * 20, 20)
+        if ending == "parquet":
+            parquet.write_table(table, path)
+            continue
+        with ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table)
+
+
+def saved(folder: Path) -> Path:
+    """The files of `DatasetDict(train=..., test=...).save_to_disk(folder, num_shards={"train": 2, "test": 1})`."""
+    for split, count in (("train", 2), ("test", 1)):
+        shards(folder / split, "data", count, "arrow")
+        names = [{"filename": f"data-{number:05}-of-{count:05}.arrow"} for number in range(count)]
+        (folder / split / "state.json").write_text(json.dumps({"_data_files": names, "_split": None}))
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    return folder
+
+
+def job(folder: Path, train: str, more: str = "") -> Job:
+    (folder / "job.yaml").write_text(SPEC % (train, more))
+    return job_spec.load(folder / "job.yaml")
+
+
+def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path) -> None:
+    saved(tmp_path / "disk")
+    asked: Any = job(tmp_path, "disk")
+    assert "disk has the splits of a data set" in asked.notes[0]
+    assert asked.data.test == "disk/test/data-00000-of-00001.arrow"
+    data = load(asked)
+    assert data.heads[""].classes == ("neg", "pos")
+    assert len(data.train) + len(data.validation) == 40
+    new = texts.read(
+        [table_splits.table(tmp_path / "disk/test", "data")], data.preprocessing, data.heads, labelled=True
+    )
+    assert isinstance(new.split, TextSplit)
+    assert new.split.targets[""].tolist() == [0, 1] * 10
+
+
+@pytest.mark.parametrize("inside", ["", "data"])
+def test_a_folder_of_parquet_files(tmp_path: Path, inside: str) -> None:
+    """As `to_parquet` and `push_to_hub` name them; the first file stands for all."""
+    for split, count in (("train", 3), ("validation", 1)):
+        shards(tmp_path / "hub" / inside, split, count, "parquet")
+    asked: Any = job(tmp_path, "hub")
+    assert asked.data.validation == str(Path("hub", inside, "validation-00000-of-00001.parquet"))
+    assert len(load(asked).train) == 60
+    first = tmp_path / "hub" / inside / "train-00000-of-00003.parquet"
+    assert table_file.read(first, "k")["label"].to_pylist() == ["neg", "pos"] * 30
+    assert table_file.head(first, "k", 5)[1] == 60
+    first.with_name("train-00002-of-00003.parquet").unlink()
+    with pytest.raises(
+        DataError, match=r"is one of 3 files of a table, and 1 are not there: train-00002-of-00003.parquet"
+    ):
+        table_file.read(first, "k")
+
+
+def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    for name in ("train", "val", "test"):
+        (tmp_path / "csv" / f"{name}.csv").write_text("text,label\n" + "a b,x\nc d,y\n" * 10)
+    asked: Any = job(tmp_path, "csv")
+    assert (asked.data.train, asked.data.validation, asked.data.test) == (
+        "csv/train.csv",
+        "csv/val.csv",
+        "csv/test.csv",
+    )
+    kept: Any = job(tmp_path, "csv", ", validation: 0.25")
+    assert kept.data.validation == 0.25
+    assert "val.csv is not used, since data.validation is 0.25" in kept.notes[0]
+
+
+def test_folders_that_are_not_clear(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for name, told in (
+        ("loader.py", "is a folder without a table; its loader.py is code, which is not run"),
+        ("a.csv", ""),
+        ("b.csv", "is a folder with 2 tables, and none is called train: a, b"),
+        ("train.csv", ""),
+        ("train.parquet", "for one split"),
+    ):
+        (folder / name).write_text("text,label\na,b\n")
+        if not told:
+            assert table_splits.find(folder, "k")
+            continue
+        with pytest.raises(DataError, match=told):
+            job(tmp_path, "x")
