@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runtime.cli import csv_option
+from runtime.cli.command_parser import CommandParser
 from runtime.job import JOBS
 from runtime.supervisor import named_run
 from runtime.system.version import VERSION
@@ -16,11 +17,9 @@ TASKS = tuple(task for task in JOBS if task != "custom")
 Add = Callable[[str, str], argparse.ArgumentParser]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The parser of the whole command line; `command` is the name of the command."""
-    whole = argparse.ArgumentParser(
-        prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine."
-    )
+    whole = CommandParser(prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine.")
     whole.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
@@ -261,6 +260,11 @@ def _add_data(add: Add) -> None:
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
     )
     made = _with_job(add("fetch", "download the pretrained network of a job, for a machine without a network"))
+    made.add_argument(
+        "--update",
+        action="store_true",
+        help="ask the hub again which commit the branch or tag is; started runs keep theirs",
+    )
     made.add_argument("--container", action="store_true", help="into the volume of the containers that `launch` starts")
     made = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
     made.add_argument(

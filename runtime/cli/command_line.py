@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from runtime.cli.arguments import commands_of, options_of, parser
 from runtime.errors import SpecError, nearest
-from runtime.system.installation import CHECKOUT
+from runtime.system.installation import CHECKOUT, stop
 
 _EXAMPLE = "  drivetrain train jobs/digits.yaml   train an example: handwritten digits\n" if CHECKOUT else ""
 FIRST_STEPS = f"""\
@@ -21,6 +21,17 @@ first steps:
 
 `drivetrain --help` lists all commands.
 """
+OTHER_WORDS = {
+    "extend": "`drivetrain train JOB --extend RUN` continues a finished run",
+    "resume": "`drivetrain train JOB` resumes the unfinished run of the job",
+    "continue": "`drivetrain train JOB` resumes the unfinished run of the job",
+    "run": "`drivetrain train JOB` trains it",
+    "fit": "`drivetrain train JOB` trains it",
+    "test": "`drivetrain evaluate RUN --data PATH` computes the metrics on labeled data",
+    "infer": "`drivetrain predict RUN INPUT` predicts new samples",
+    "stop": f"`{stop('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
+}
+"""What people type, and the command that does it."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -30,8 +41,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         arguments: the words after the program's name; those of this process if None.
 
     Raises:
-        SpecError: for an unknown command or option.
-        SystemExit: after `--help`, and for arguments that are missing or invalid.
+        SpecError: for an unknown command or option, and for arguments that are missing or invalid.
+        SystemExit: after `--help`, and without a command.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     whole = parser()
@@ -55,7 +66,7 @@ def _command(word: str, commands: Sequence[str]) -> str:
     """What to do about an unknown command; people type a job file, too."""
     if word.endswith((".yaml", ".yml")):
         return f"to train it: `drivetrain train {word}`"
-    return nearest(word, commands) or "`drivetrain --help` explains all commands"
+    return OTHER_WORDS.get(word.lower()) or nearest(word, commands) or "`drivetrain --help` explains all commands"
 
 
 def _unexpected(command: str, rest: Sequence[str], options: Sequence[str]) -> SpecError:

@@ -29,7 +29,7 @@ def fetch(given: argparse.Namespace) -> int:
     if name is None:
         print(f"{given.job}: the job needs nothing from the Hugging Face hub")
         return 0
-    found = folder.fetched(job, name)
+    found = folder.fetched(job, name, update=given.update)
     snapshot = found.snapshot
     size = f"{len(snapshot.files)} files, {snapshot.size / 1e6:,.1f} MB"
     if found.new:
@@ -57,4 +57,5 @@ def _contained(given: argparse.Namespace) -> int:
             f"{client.cure}, or leave out --container",
         )
     assignments = [word for assignment in given.set for word in ("--set", assignment)]
-    return run_in_image.run(given, [given.command, str(given.job), *assignments])
+    update = ["--update"] if given.update else []
+    return run_in_image.run(given, [given.command, str(given.job), *assignments, *update])

@@ -81,4 +81,5 @@ def _print(draft: Draft, output: Path) -> None:
     print(f"{output}: {draft.task}, {draft.reason}")
     for line in (*draft.found, *draft.choices):
         print(f"  {line}")
+    print(f"written to {output.absolute()}; paths in it start from that folder")
     print(f"next: drivetrain train {shlex.quote(str(output))}")

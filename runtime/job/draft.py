@@ -44,6 +44,7 @@ class Draft:
     data: list[Entry] = field(default_factory=list)
     model: Entry | None = None
     train: list[Entry] = field(default_factory=list)
+    checkpoint: list[Entry] = field(default_factory=list)
 
     def text(self, name: str, heading: Sequence[str]) -> str:
         """The YAML file, starting with `heading` as comments."""
@@ -53,6 +54,7 @@ class Draft:
         lines += ["data:", *_lines(self.data, "  ")]
         lines += _lines([self.model] if self.model else [])
         lines += ["train:", *_lines(self.train, "  ")]
+        lines += ["checkpoint:", *_lines(self.checkpoint, "  ")] if self.checkpoint else []
         return "\n".join(lines) + "\n"
 
 

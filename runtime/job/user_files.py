@@ -47,6 +47,7 @@ class Signature:
     """Whether it accepts arbitrary keyword arguments."""
 
 
+_GONE = "does not exist"
 Functions = dict[str, Signature | None]
 """Functions and classes at the top level of a file; None if their parameters are known only at run time."""
 
@@ -60,7 +61,8 @@ def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
         return f"is {shown(file)}", f"{KIND}, as a relative path without `..`", "put the file next to the job file"
     full = folder / path
     if wrong := find_trouble(full):
-        return f"{shown(file)} {wrong}", KIND, "check the spelling"
+        meant = wrong == _GONE and (nearest_path((folder,), file) or nearby((folder, Path.cwd()), file))
+        return f"{shown(file)} {wrong}", KIND, meant or "check the spelling"
     if not full.is_file():
         return f"{shown(file)} is not a file", KIND, "name a file"
     if not full.resolve().is_relative_to(folder.resolve()):
@@ -73,7 +75,7 @@ def find_trouble(path: Path) -> str | None:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return "does not exist"
+        return _GONE
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
@@ -103,6 +105,25 @@ def nearest_path(folders: Sequence[Path], given: str) -> str:
                 found = Path(*parts[:depth], name, *parts[depth + 1 :])
                 if not find_trouble(folder / found):
                     return f'did you mean "{found}"?'
+    return ""
+
+
+def nearby(folders: Sequence[Path], given: str) -> str:
+    """What to do if a file of the same name lies near these folders; empty if none does.
+
+    It is looked for in the folders, in those that they contain or lie in: a job file that was copied has left its
+    files there.
+    """
+    name = Path(given).name
+    around = (place for folder in folders for place in (folder.resolve(), folder.resolve().parent))
+    for place in dict.fromkeys(around):
+        with contextlib.suppress(OSError, ValueError), os.scandir(place) as entries:
+            below = [entry.path for entry in itertools.islice(entries, MOST_NAMES) if entry.is_dir()]
+            for inside in (str(place), *sorted(below)):
+                if name and os.path.exists(found := os.path.join(inside, name)):
+                    return (
+                        f"paths start from the folder of the job file; is it {found}? copy it there, or change the path"
+                    )
     return ""
 
 

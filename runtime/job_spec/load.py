@@ -17,7 +17,7 @@ from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
-from runtime.job.user_files import find_trouble, nearest_path
+from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
 from runtime.job_spec import data_columns, earlier_run_keys, named_splits
 from runtime.job_spec.combinations import combination_problems
@@ -83,7 +83,7 @@ def _nearest_job(path: Path) -> str:
         with contextlib.suppress(OSError):
             files = [each for each in sorted(folder.iterdir()) if each.suffix in (".yaml", ".yml") and each.is_file()]
             stems = {each.stem: each for each in files}
-            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6):
+            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.75):
                 return f'did you mean "{stems[stem]}"?'
     return ""
 
@@ -201,6 +201,7 @@ def _check_paths(job: Job) -> None:
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
         meant = " ".join(filter(None, (nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing)))
+        elsewhere = next(filter(None, (nearby((job.folder, Path.cwd()), path) for _, path, _ in missing)), "")
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(
@@ -209,7 +210,9 @@ def _check_paths(job: Job) -> None:
             f"a path relative to {' or to '.join(folders)}",
             f"make the data: {recipe}"
             if recipe
-            else meant or "check the spelling; a container can access only the project and mounted folders",
+            else meant
+            or elsewhere
+            or "check the spelling; a container can access only the project and mounted folders",
         )
 
 

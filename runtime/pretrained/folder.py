@@ -122,8 +122,13 @@ def locate(job: Job, name: str) -> tuple[Path, str]:
     return folder, origin
 
 
-def fetched(job: Job, name: str) -> hub.Fetched:
+def fetched(job: Job, name: str, *, update: bool = False) -> hub.Fetched:
     """The network of a name on the hub; a run takes the same commit whenever it is resumed.
+
+    Args:
+        job: names revision and network.
+        name: of the network.
+        update: ask the hub which commit the revision is now.
 
     Raises:
         SpecError: if there is none, or it cannot be downloaded or used.
@@ -131,7 +136,7 @@ def fetched(job: Job, name: str) -> hub.Fetched:
     """
     revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
     try:
-        found = hub.fetch(name, job.pretrained_commit or revision)
+        found = hub.fetch(name, job.pretrained_commit or revision, update=update)
     except HubError as error:
         if not error.offline:
             _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)

@@ -49,34 +49,41 @@ class Fetched:
         return f"{self.snapshot.name} at {self.snapshot.commit[:12]}"
 
 
-def fetch(name: str, revision: str, say: Callable[[str], None] = say_line) -> Fetched:
+def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
     """The network of a name, from the cache or else from the hub.
 
     Args:
         name: such as `google-bert/bert-base-cased`.
         revision: a branch, a tag or a commit.
         say: takes lines about a download.
+        update: ask the hub which commit a branch or tag is now, whatever the cache has.
 
     Raises:
         HubError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
     place = hub_cache.repository(hub_connection.cache_folder(), name)
-    if there := _complete(place, revision):
+    if not update and (there := _complete(place, revision)):
         return there
     foreign = place.foreign(commit) if (commit := place.commit_of(revision)) else None
     if hub_connection.is_offline():
+        if update:
+            raise HubError(
+                "--update, and HF_HUB_OFFLINE is set, so the hub is not asked", "one of them", "unset HF_HUB_OFFLINE"
+            )
         closed = HubError("", "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
         return _adopted(place, revision, foreign, closed)
     try:
         connection = hub_connection.connect(say)
-        commit, listed = _listed(connection, name, commit or revision)
+        commit, listed = _listed(connection, name, revision if update else commit or revision)
         with place.locked(say):
             if there := _complete(place, commit):
                 place.keep(there.snapshot, revision)
                 return replace(there, revision=revision)
             return _fetched(connection, place, revision, commit, listed)
     except HubError as error:
+        if update:
+            raise
         return _adopted(place, revision, foreign, error)
 
 
@@ -203,6 +210,8 @@ def _fetched(connection: Connection, place: Repository, revision: str, commit: s
         (place.blobs / pickle.hash).unlink()
     snapshot = Snapshot(place.name, commit, place.folder(commit), tuple(files), PICKLE if pickle else "")
     place.keep(snapshot, revision)
+    if left := place.remove_abandoned():
+        connection.say(f"hub: removed {left / 1e6:,.1f} MB of downloads that nobody resumed")
     return Fetched(snapshot, revision, tuple(file.name for file in missing))
 
 

@@ -8,22 +8,26 @@ models--OWNER--NAME/  blobs/            the content, each file named by its hash
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import StorageError
-from runtime.pretrained.hub_download import HubFile
+from runtime.pretrained.hub_download import PART, HubFile
 from runtime.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
+ABANDONED = 7 * 86_400.0
+"""Seconds after which an incomplete file counts as abandoned, as those of a revision that has moved on."""
 _LOCK = ".drivetrain.lock"
 
 
@@ -156,6 +160,17 @@ class Repository:
             raise _unwritable(final, error) from None
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def remove_abandoned(self) -> int:
+        """Remove incomplete files that nobody resumed for a while; the caller holds the lock. Returns their bytes."""
+        removed = 0
+        for part in self.blobs.glob(f"*{PART}"):
+            with contextlib.suppress(OSError):  # what cannot be removed is no reason to end
+                found = part.stat()
+                if time.time() - found.st_mtime > ABANDONED:
+                    part.unlink()
+                    removed += found.st_size
+        return removed
 
     def _link(self, path: Path, digest: str) -> None:
         try:

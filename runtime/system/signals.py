@@ -39,7 +39,7 @@ def signal_name(number: int) -> str:
     origin = {
         signal.SIGINT: "Ctrl-C",
         signal.SIGHUP: "the terminal is closed",
-        signal.SIGTERM: "docker stop, or Ctrl-C in docker compose" if inside else "",
+        signal.SIGTERM: "make stop, docker stop, or Ctrl-C in docker compose" if inside else "",
     }.get(signal.Signals(number))
     return signal.Signals(number).name + (f" ({origin})" if origin else "")
 

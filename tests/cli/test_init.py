@@ -35,7 +35,8 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     text, shown = Path("patterns.yaml").read_text(), capsys.readouterr().out
     assert "30 images, 6 classes of 5 each: checks, dots, gradients, noise, rings, stripes" in text
     assert shown.startswith("patterns.yaml: image-classification")
-    assert shown.endswith("next: drivetrain train patterns.yaml\n")
+    where = f"written to {Path.cwd() / 'patterns.yaml'}; paths in it start from that folder\n"
+    assert shown.endswith(f"{where}next: drivetrain train patterns.yaml\n")
     # The reason stands beside every value that was looked up.
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
 
@@ -46,6 +47,7 @@ def test_sample_texts() -> None:
     assert job.task == "text-classification"
     assert beginning(job)["text"] == ("descripcion",)
     assert list(beginning(job)["labels"]) == ["modo", "causa", "prioridad"]
+    assert job.best() == job.checkpoint.best == "validation/modo/f1"  # the default, in the file to be seen and changed
     one = made("reports/reports.csv", "--target", "causa", "--output", "one.yaml")
     assert list(beginning(one)["labels"]) == ["causa"]
 

@@ -229,7 +229,7 @@ def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
         rest = running.stdout.read()
         running.wait(timeout=30)
         assert inspect(name)["State"]["ExitCode"] == 75, rest
-        assert "stopped by SIGTERM (docker stop, or Ctrl-C in docker compose) after step" in rest
+        assert "stopped by SIGTERM (make stop, docker stop, or Ctrl-C in docker compose) after step" in rest
     finally:
         running.stdout.close()
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)

@@ -262,3 +262,15 @@ def test_a_job_file_is_not_offered_as_data(tmp_path: Path) -> None:
     assert nearest_path((tmp_path,), "machines.csv") == ""
     (tmp_path / "machine.csv").write_text("")
     assert nearest_path((tmp_path,), "machines.csv") == 'did you mean "machine.csv"?'
+
+
+def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> None:
+    """It said to check the spelling of a name that was right."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first" / "my_own_loss.py").touch()
+    where = tmp_path / "first" / "my_own_loss.py"
+    expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
+    found = user_files.misplaced(tmp_path / "second", "my_own_loss.py")
+    assert found == ("'my_own_loss.py' does not exist", BESIDE, expected)
+    assert user_files.nearby((tmp_path / "second",), "another.py") == ""

@@ -119,6 +119,26 @@ def test_a_revision_is_resolved_once(hub: Hub) -> None:
     assert refused(revision="none").given == "the hub has no such revision of it"
 
 
+def test_an_update_asks_which_commit_it_is_now(
+    hub: Hub, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got()
+    hub.revisions["main"] = OTHER
+    assert got().snapshot.commit == COMMIT
+    left = [root(tmp_path) / "blobs" / f"{name}.part" for name in ("old", "new")]
+    for part in left:
+        part.write_bytes(b"x" * 300_000)
+    os.utime(left[0], (0, 0))
+    found = fetch(NAME, "main", lines.append, update=True)
+    assert (found.snapshot.commit, found.new) == (OTHER, ())
+    assert [part.exists() for part in left] == [False, True]
+    assert "hub: removed 0.3 MB of downloads that nobody resumed" in lines
+    assert got().snapshot.commit == OTHER
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(HubError, match="--update, and HF_HUB_OFFLINE is set"):
+        fetch(NAME, "main", lines.append, update=True)
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "token", "given", "action"),
     [

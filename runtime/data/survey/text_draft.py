@@ -12,6 +12,7 @@ from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.data.survey.table_sample import ColumnProfile, TableSample
 from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, flow, scalar
+from runtime.job.text import TextJob
 
 TASK = "text-classification"
 _ENDS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
@@ -97,6 +98,11 @@ def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[Colu
         *first_values.optimizer("4e-3", "a small encoder"),
         *weights,
     ]
+    if len(guess.names) > 1:
+        best = f"validation/{guess.names[0]}/{TextJob.BEST}"
+        draft.checkpoint = [
+            Entry("best", scalar(best), "selects the weights that are kept; name another column's here")
+        ]
     return draft
 
 
