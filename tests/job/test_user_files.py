@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import SpecError
-from runtime.job.user_files import nearest_path
+from runtime.job.user_files import misplaced, nearby, nearest_path
 from runtime.job_spec import load as job_spec
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import ROOT
@@ -23,7 +23,7 @@ BAD = {
     "not there": (
         {},
         {"train": "loss: {file: lost.py}"},
-        ("job.yaml:5:43: train.loss.file: 'lost.py' does not exist", BESIDE, "check the spelling"),
+        ("job.yaml:5:43: train.loss.file: 'lost.py' does not exist", BESIDE, 'did you mean "my_loss.py"?'),
     ),
     "another kind of file": (
         {},
@@ -271,6 +271,6 @@ def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> No
     (tmp_path / "first" / "my_own_loss.py").touch()
     where = tmp_path / "first" / "my_own_loss.py"
     expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
-    found = user_files.misplaced(tmp_path / "second", "my_own_loss.py")
+    found = misplaced(tmp_path / "second", "my_own_loss.py")
     assert found == ("'my_own_loss.py' does not exist", BESIDE, expected)
-    assert user_files.nearby((tmp_path / "second",), "another.py") == ""
+    assert nearby((tmp_path / "second",), "another.py") == ""
