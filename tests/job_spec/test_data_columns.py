@@ -130,6 +130,8 @@ def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(tmp_path: Pa
     ],
 )
 def test_the_nearest_file(tmp_path: Path, given: str, meant: str | None) -> None:
+    tmp_path = tmp_path / "nothing" / "near"  # beside it are files of other tests
+    tmp_path.mkdir(parents=True)
     (tmp_path / ".ci").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("a,label\n1,x\n")
