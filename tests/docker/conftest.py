@@ -63,6 +63,12 @@ def has_client() -> bool:
     return subprocess.run(["sh", "-c", "command -v docker"], capture_output=True, check=False).returncode == 0
 
 
+def engine(fact: str) -> str:
+    """A fact that `docker info` states; the engine may be on another machine than the tests."""
+    line = ["docker", "info", "--format", f"{{{{.{fact}}}}}"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -22,18 +22,18 @@ TEXT = """
 name: large
 task: image-classification
 data: {train: images.npz, validation: 0.1}
-model: {name: small-cnn, width: 32}
-train: {epochs: 1, steps: 2, batch_size: 128}
+model: {name: small-cnn, width: 8}
+train: {epochs: 1, steps: 2, batch_size: 64}
 checkpoint: {every: 1 steps}
 optimize: {cpu_threads: 1, measure: off}
 """
-"""Activations of a whole batch dwarf everything else."""
+"""Activations of a whole batch are larger than everything else; few channels of large images take little time."""
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    labels = np.arange(300) % 3
-    images = np.random.default_rng(0).integers(0, 255, (300, 64, 64), dtype=np.uint8)
+    labels = np.arange(150) % 3
+    images = np.random.default_rng(0).integers(0, 255, (150, 128, 128), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     (tmp_path / "large.yaml").write_text(TEXT)
     for folder in (tmp_path, tmp_path / "runs"):
@@ -79,11 +79,11 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     run = job / "runs" / "large-002"
     found = value(run, "micro_batch")
     print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {found}")
-    assert found in (64, 32, 16)
+    assert found in (32, 16, 8)
     assert "killed at the memory limit of" in log
     assert "train.batch_size as it is" in log
     assert (result(run)["steps"], result(run)["epochs"]) == (2, 1)
-    assert "batch_size: 128" in (run / "job.yaml").read_text()
+    assert "batch_size: 64" in (run / "job.yaml").read_text()
     same_as_naming_it(container, job, run, found)
 
 
@@ -102,7 +102,8 @@ def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
 def test_memory_too_small_for_one_sample(container: Run, job: Path) -> None:
     """Exit 6 with limit, peak and advice; the run folder stays and goes on under a higher limit."""
     # Weights alone far above the limit: near it the kernel reads dropped pages of libraries again and again instead.
-    (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2").replace("width: 32", "width: 320"))
+    weights = TEXT.replace("batch_size: 64", "batch_size: 2").replace("width: 8", "width: 320")
+    (job / "large.yaml").write_text(weights.replace("validation: 0.1", "validation: 0.1, image_size: 16"))
     code, log = train(container, job, 220 << 20)
     assert code == 6, log
     assert "with micro-batch 1" in log
