@@ -45,7 +45,7 @@ test: .venv/check ## run all tests, two files at a time; those of the images too
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests/faults tests/docker tests/job_spec $(ARGS)
 
-test-cgroup2: .venv/check ## run the image tests on a host with cgroup v2 and systemd: user-mode Linux (root, an hour, 6 GB of disk)
+test-cgroup2: .venv/check ## run the image tests on an emulated host with cgroup v2 and systemd (root, hours, 6 GB of disk)
 	@DRIVETRAIN_IMAGES=required DRIVETRAIN_TESTS_SLOWER=15 scripts/cgroup2-host $(python) -m pytest -rs \
 	    -m 'cgroup and not nightly' --durations 0 tests/docker $(ARGS)
 

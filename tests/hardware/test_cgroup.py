@@ -30,6 +30,7 @@ LEAF = "sys/fs/cgroup/system.slice/docker-5f2a.scope"
         ("v2-private", 2, 4, 2.9, 512 * MIB),
         ("v2-private-over-host", 2, 4, 2.9, 512 * MIB),
         ("v2-container", 2, 2, 2.0, 4096 * MIB),
+        ("v2-docker", 2, None, 0.5, 64 * MIB),
         ("hybrid", 1, 2, 0.5, 384 * MIB),
     ],
 )
@@ -48,6 +49,7 @@ def test_recorded_tree(
         ("v1-parent", 2224128, 256 * MIB - 2224128, True),  # the parent's limit counts
         ("v2-leaf", 937984, 512 * MIB - 937984, False),
         ("v2-container", 708608, 4096 * MIB - 708608, False),
+        ("v2-docker", 1052672, 64 * MIB - 1052672, False),
     ],
 )
 def test_memory_use_free_memory_and_swap(
@@ -82,7 +84,7 @@ def test_memory_high_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> N
     assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.high": high})).memory == memory * MIB
 
 
-@pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container"])
+@pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container", "v2-docker"])
 def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
     """The line of memory.events that counts is that of kills: a group can reach its limit and go on."""
     own = max(plant(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
