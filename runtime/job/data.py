@@ -38,7 +38,7 @@ class Data(Spec):
     fold: Fold | None = Field(
         None,
         description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
-        "is the validation data, instead of the fraction; `drivetrain repeat JOB --folds 5` trains with each",
+        "is the validation data, instead of the fraction; whole groups if there is a key `groups`; `drivetrain repeat JOB --folds 5` trains with each",
     )
     bad_samples: Fraction = Field(
         0.05,
@@ -158,6 +158,11 @@ class ImageData(TableFileData):
 
     path_column: Column = Field("path", description="column of a manifest that holds paths, relative to the manifest")
     label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
+    groups: Column | None = Field(
+        None,
+        description="column that says which images of a manifest belong together, such as a patient: a fraction for validation, or a fold, "
+        "takes whole groups; an image without a group is one of its own",
+    )
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
     )

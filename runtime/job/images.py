@@ -55,6 +55,13 @@ class ImageJob(Job):
                 "columns of what is to be predicted",
                 "name another column",
             )
+        if self.data.groups in (self.data.path_column, *self.data.label_column):
+            yield self.problem(
+                ("data", "groups"),
+                f"is {shown(self.data.groups)}, which is the path or what is to be predicted",
+                "a column that is only read for the split",
+                "name another column",
+            )
 
 
 class ImageClassificationJob(ImageJob):

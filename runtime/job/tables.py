@@ -18,6 +18,10 @@ from runtime.job.values import Count, Fraction, named
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 
 
+_COLUMNS = ("target", "features", "ignore", "numeric", "categorical", "dates")
+"""Keys that name columns."""
+
+
 class TableData(TableFileData):
     """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
@@ -33,6 +37,11 @@ class TableData(TableFileData):
     )
     features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
+    groups: Column | None = Field(
+        None,
+        description="column that says which rows belong together, such as a patient: a fraction for validation, or a fold, "
+        "takes whole groups; it is no feature, and a row without a group is one of its own",
+    )
     numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
     categorical: OneOrMore | None = Field(
         None, description="columns that are categories, such as codes that are numbers"
@@ -96,6 +105,14 @@ class TableJob(Job):
                     "each column in one of the two",
                     "remove it from one",
                 )
+        twice = [key for key in _COLUMNS if given.groups and given.groups in (getattr(given, key) or ())]
+        if twice:
+            yield self.problem(
+                ("data", "groups"),
+                f"is {given.groups!r}, which data.{twice[0]} has too",
+                "a column that is only read for the split",
+                "remove it from one",
+            )
         if given.date_format and not given.dates:
             yield self.problem(
                 ("data", "date_format"), "is given without data.dates", "both", "add dates, or remove it"

@@ -17,6 +17,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _metric_problems(job, document)
     yield from _csv_problems(job, document)
     yield from _fold_problems(job, document)
+    yield from _group_problems(job, document)
     yield from _unfreeze_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
@@ -79,6 +80,16 @@ def _fold_problems(job: Job, document: Document) -> Iterator[Problem]:
     else:
         return
     yield Problem(document.place(("data", "fold")), "data.fold", given, possible, "remove one of the two")
+
+
+def _group_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Groups of data that is not split."""
+    column = getattr(job.data, "groups", None)
+    if column and isinstance(job.data, Data) and isinstance(job.data.validation, str):
+        given = f"is {shown(column)}, and data.validation is the path {job.data.validation!r}"
+        yield Problem(
+            document.place(("data", "groups")), "data.groups", given, "one of the two", "remove one of the two"
+        )
 
 
 def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:

@@ -89,6 +89,8 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     if isinstance(job, ImageJob):
         yield ("data", "path_column"), job.data.path_column
         yield from ((("data", "label_column"), name) for name in job.data.label_column)
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
     elif isinstance(job, TextJob):
         yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)
@@ -96,6 +98,8 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
         options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))
         for option in options:
             yield from ((("data", option), name) for name in getattr(job.data, option) or ())
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
     elif isinstance(job, SeriesJob):
         for option in ("time", "features", "label", "group"):
             value = getattr(job.data, option)

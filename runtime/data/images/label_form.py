@@ -18,6 +18,8 @@ class LabelForm:
     """Of a manifest; several columns of labels hold 0 and 1, one has all labels of an image."""
     separator: str = "auto"
     """Between the labels of a cell; auto, or empty, to find it."""
+    groups: str = ""
+    """The column of a manifest with groups for the split; empty for none."""
     ask: bool = False
     """Whether a column of classes that looks like something else is an error."""
 
@@ -34,11 +36,12 @@ class LabelForm:
 
 def of_job(data: ImageData, *, ask: bool) -> LabelForm:
     """The form that a job declares; `ask` if it has not been read before."""
+    groups = data.groups or ""
     if not isinstance(data, ImageClassificationData):
-        return LabelForm("numbers", data.label_column)
+        return LabelForm("numbers", data.label_column, groups=groups)
     if data.several:
-        return LabelForm("labels", data.label_column, data.label_separator)
-    return LabelForm("class", data.label_column, ask=ask and data.multi_label is None)
+        return LabelForm("labels", data.label_column, data.label_separator, groups)
+    return LabelForm("class", data.label_column, groups=groups, ask=ask and data.multi_label is None)
 
 
 def of_model(preprocessing: Mapping[str, Any]) -> LabelForm:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.data import labels, stateless_random, stratify
+from runtime.data import groups, labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -19,6 +19,7 @@ from runtime.data.images import decoded_cache, geometry, label_form, pixel_scale
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
+from runtime.data.images.image_targets import ClassTargets
 from runtime.data.images.label_form import LabelForm
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.resize import Resize
@@ -27,7 +28,7 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
-from runtime.job.data import Data
+from runtime.job.data import ImageData
 from runtime.job.images import ImageJob
 from runtime.pretrained import image_input
 from runtime.pretrained.expected_input import Expected
@@ -139,13 +140,23 @@ Parts = tuple[ImageSplit, ImageSplit]
 
 def _found(form: LabelForm, train: ImageSource) -> LabelForm:
     """The form for further files: with the separator of the training data."""
-    return replace(form, separator=train.separator or form.separator)
+    return replace(form, separator=train.separator or form.separator, groups="")
 
 
-def _divided(train: ImageSource, data: Data, seed: int) -> tuple[Ids, Ids]:
+def _divided(train: ImageSource, data: ImageData, seed: int) -> tuple[Ids, Ids]:
     """Images for training and for validation from one source."""
+    strata = train.targets.strata(train.rows)
+    single = isinstance(train.targets, ClassTargets)
+    if train.groups:
+        train.notes += [] if single else train.targets.notes(train.rows)
+        found = groups.numbered([train.groups[row] for row in train.rows.tolist()])
+        kept, held = groups.divide(strata, found, data, seed, train.key)
+        lost = held[np.isin(strata[held], strata[kept], invert=True)] if single else held[:0]
+        names = sorted(set(train.targets.taken(train.rows[lost]))) if isinstance(train.targets, ClassTargets) else []
+        train.notes.append(groups.note(data.groups or "", found, kept, held, names))
+        return train.rows[kept], train.rows[held]
     train.notes += train.targets.notes(train.rows)
-    kept, held = stratify.divide(train.targets.strata(train.rows), data, seed)
+    kept, held = stratify.divide(strata, data, seed)
     if not len(held):
         raise DataError(
             f"{train.key}: every class has only one image, so none is left for validation",

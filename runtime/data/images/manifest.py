@@ -31,6 +31,8 @@ class ManifestRows:
     names: list[str] = field(default_factory=list)
     targets: ImageTargets | None = None
     bad: list[BadSample] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """Names of groups as written, if the form has a column of them; empty text where there is none."""
     separator: str = ""
     """Between the labels of a cell, if there are several."""
 
@@ -46,7 +48,13 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     """
     columns = form.columns if form else ()
     options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
-    text = [path_column, *(columns if form and (form.kind == "class" or form.in_a_cell) else ())]
+    if form and form.groups:
+        options |= {form.groups: "data.groups"}
+    text = [
+        path_column,
+        *([form.groups] if form and form.groups else ()),
+        *(columns if form and (form.kind == "class" or form.in_a_cell) else ()),
+    ]
     table = table_file.read(file, key, wanted=options, only=True, text=text, csv=files)
     rows = ManifestRows()
     paths = _text(table, path_column, file, key)
@@ -62,11 +70,14 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     rows.names = [paths[row] for row in keep]
     if not rows.names:
         raise DataError(
-            f"{key}: {file} has no row with {' and '.join(options)} ({len(rows.bad):,} rows in all)",
+            f"{key}: {file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all)",
             "one row for each image",
             "check how the file was written",
         )
     rows.targets = take(keep) if take else None
+    if form and form.groups:
+        names = _text(table, form.groups, file, key)
+        rows.groups = [names[row] for row in keep]
     return rows
 
 

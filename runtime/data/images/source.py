@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class ImageSource:
     rows: Ids
     """Rows that can be used."""
     notes: list[str]
+    groups: Sequence[str] = ()
+    """Names of groups, of all images, if the job has a column of them."""
     separator: str = ""
     """Between the labels of a cell of a manifest, if there are several."""
 
@@ -61,6 +64,12 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
     if not path.exists():
         raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
     suffix = path.suffix.lower()
+    if form.groups and (path.is_dir() or suffix == ".npz"):
+        raise DataError(
+            f"{key}: {path} has no column {form.groups}, which data.groups names",
+            "groups of images in a manifest: a .csv, .tsv, .jsonl or .parquet",
+            "write a manifest, or remove data.groups and name a path for data.validation",
+        )
     if suffix == ".npz" and path.is_file():
         images, targets, unusable, notes = npz_images.read(path, key, form)
         return _checked(key, images, targets, unusable, [], notes, data)
@@ -74,7 +83,7 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
         found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
         assert rows.targets is not None
         made = _checked(key, found, rows.targets, broken, rows.bad, [], data)
-        made.separator = rows.separator
+        made.separator, made.groups = rows.separator, rows.groups
         return made
     other_files.check(path, key)
     raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")

@@ -53,7 +53,11 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
     """
     found, made = Roles(), DateFeatures(data.dates).names
     for name in table.column_names:
-        if name in data.target or (data.features and name not in data.features and name not in made):
+        if (
+            name in data.target
+            or name == data.groups
+            or (data.features and name not in data.features and name not in made)
+        ):
             continue
         column = table[name]
         if name in made:
