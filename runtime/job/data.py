@@ -38,7 +38,8 @@ class Data(Spec):
     fold: Fold | None = Field(
         None,
         description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
-        "is the validation data, instead of the fraction; whole groups if there is a key `groups`; `drivetrain repeat JOB --folds 5` trains with each",
+        "is the validation data, instead of the fraction; whole groups if `groups` names a column; "
+        "`drivetrain repeat JOB --folds 5` trains with each",
     )
     bad_samples: Fraction = Field(
         0.05,

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.data import groups, stratify
 from runtime.data import target_columns as targets
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
-from runtime.data.formats import column_values, csv_dialect, table_file
+from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
-from runtime.data.tables import features
+from runtime.data.tables import features, split
 from runtime.data.tables.column_roles import roles
 from runtime.data.tables.date_features import DateFeatures
 from runtime.data.tables.features import Features
@@ -88,7 +86,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
         table = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
-    kept, held = _divided(job, goal, rows, notes, table)
+    kept, held = split.divided(job, goal, rows, notes, table)
 
     def computed() -> Head:
         return targets.head(goal, rows, kept, "data.train")
@@ -218,35 +216,3 @@ def _part(
     return _TablePart(
         path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)]
     )
-
-
-def _divided(job: TableJob, goal: TargetColumn, rows: Ids, notes: list[str], table: Any) -> tuple[Ids, Ids]:
-    """Rows for training and for validation: stratified by class, or at random if there are no classes; whole groups if
-    the job has a column of them.
-    """
-    if isinstance(job.data.validation, str):
-        return rows, rows[:0]
-    strata = np.zeros(len(rows), np.int64)
-    if goal.texts is not None:
-        targets.classes(goal, rows, "data.train")
-        encoded = goal.texts.take(rows).combine_chunks().dictionary_encode()
-        strata = encoded.indices.to_numpy().astype(np.int64)
-        alone = np.flatnonzero(np.bincount(strata) == 1)
-        if len(alone) and not job.data.groups:
-            names = listed(encoded.dictionary.take(alone).to_pylist())
-            notes.append(f"classes with a single row, which is used for training: {names}")
-    if job.data.groups:
-        found = groups.numbered(column_values.texts(table[job.data.groups]).take(rows).to_pylist())
-        kept, held = groups.divide(strata, found, job.data, job.train.seed, "data.train")
-        lost = np.setdiff1d(strata[held], strata[kept])
-        classes = encoded.dictionary.take(lost).to_pylist() if goal.texts is not None else []
-        notes.append(groups.note(job.data.groups, found, kept, held, classes))
-        return rows[kept], rows[held]
-    kept, held = stratify.divide(strata, job.data, job.train.seed)
-    if not len(held):
-        raise DataError(
-            f"data.train: {len(rows):,} usable rows, too few to leave any for validation",
-            "two rows or more, in a classification of one class",
-            "add rows, or set data.validation to a path",
-        )
-    return rows[kept], rows[held]
