@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import shutil
@@ -123,6 +124,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
         return file["images"], file["labels"]
 
 
+@functools.cache
 def patterns() -> tuple[np.ndarray, np.ndarray]:
     """Generated textures in six classes, scaled to 64x64."""
     from PIL import Image
