@@ -104,6 +104,15 @@ def test_standard_input_reaches_the_container_if_it_is_asked_for(ran: list[list[
     assert ["--interactive" in line for line in ran] == [True, False]
 
 
+def test_head_has_seen_enough() -> None:
+    """The engine's client ends with 1 then, which made `predict RUN - | head` fail."""
+    reading, writing = os.pipe()
+    assert not run_in_image._has_no_reader(writing)
+    os.close(reading)
+    assert run_in_image._has_no_reader(writing)
+    os.close(writing)
+
+
 def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"
