@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.data.formats import csv_dialect, csv_layout, other_files, table_file
+from runtime.data.formats import csv_dialect, csv_layout, other_files, table_file, table_splits
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.formats.shards import SHARD
 from runtime.data.images import class_folders
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.labels import listed
@@ -24,7 +25,7 @@ from runtime.data.survey import (
 from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.data.survey.table_sample import TableSample
 from runtime.errors import DataError, SpecError
-from runtime.job.draft import Draft, Entry
+from runtime.job.draft import Draft, Entry, scalar
 
 FILES = (*table_file.SUFFIXES, ".npz")
 SHORT = 15
@@ -57,11 +58,34 @@ def look(request: SurveyRequest) -> Draft:
 
 
 def _folder(request: SurveyRequest, folder: Path) -> Draft:
+    if saved := _dataset(folder):
+        return _splits(request, folder, saved)
     tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in FILES and p.is_file() and p.name[0] != ".")
     images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
     if tables and (images or len(class_folders.subfolders(folder, KEY)) < 2):
         return _file(request, _one(folder, tables))
     return image_draft.folder_draft(request, folder)
+
+
+def _dataset(folder: Path) -> dict[str, str] | None:
+    """The splits of a folder of tables that has several, or that the datasets library wrote; None for other folders."""
+    try:
+        found = table_splits.find(folder, KEY)
+    except DataError:
+        return None
+    several = (
+        len(found) > 1 or (folder / "state.json").is_file() or SHARD.fullmatch(Path(next(iter(found.values()))).name)
+    )
+    return found if several else None
+
+
+def _splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) -> Draft:
+    """The draft for the training table, with the folder in its place, of which the splits are recognized."""
+    draft = _file(request, folder / splits.get("train", splits.get("", "")))
+    place = listed([f"{name or 'the table'} is {path}" for name, path in splits.items()])
+    kept = [entry for entry in draft.data if entry.key != "train" and entry.key not in splits]
+    draft.data = [Entry("train", scalar(request.written(folder)), place), *kept]
+    return draft
 
 
 def _one(folder: Path, tables: Sequence[Path]) -> Path:

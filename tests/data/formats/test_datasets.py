@@ -10,6 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
+from runtime.cli import main
 from runtime.data.formats import table_file, table_splits
 from runtime.data.load import load
 from runtime.data.text import load as texts
@@ -123,3 +124,17 @@ def test_folders_that_are_not_clear(tmp_path: Path) -> None:
             continue
         with pytest.raises(DataError, match=told):
             job(tmp_path, "x")
+
+
+def test_init_drafts_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(Path("disk"))
+    for split in ("train", "validation"):
+        shards(Path("hub", "data"), split, 2, "parquet")
+    for name, test in (("disk", "disk/test/data-00000-of-00001.arrow"), ("hub", None)):
+        assert main.main(["init", name, "--text", "text", "--target", "label"]) == 0
+        asked: Any = job_spec.load(Path(f"{name}.yaml"))
+        assert f"train: {name} " in Path(f"{name}.yaml").read_text()
+        assert asked.data.test == test
+        assert isinstance(asked.data.validation, str) == (name == "hub")
+        assert load(asked).heads[""].classes == ("neg", "pos")
