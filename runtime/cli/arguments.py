@@ -120,7 +120,7 @@ def _add_training(add: Add) -> None:
 
 
 def _add_repeat(add: Add) -> None:
-    """The command that trains several times."""
+    """The commands that train several times."""
     made = _with_runs(
         add("repeat", "train a job with several seeds or folds: mean and standard deviation of every metric")
     )
@@ -129,6 +129,9 @@ def _add_repeat(add: Add) -> None:
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
     made.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    made = _with_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
+    made.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
+    made.add_argument("--new", action="store_true", help="begin a new sweep, even if an earlier one is unfinished")
 
 
 def _add_start(made: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.cli import csv_option
 from runtime.cli.fetch import fetch
 from runtime.cli.init import init
-from runtime.cli.repeat import repeat
+from runtime.cli.repeat import repeat, sweep
 from runtime.errors import DeviceError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.system.installation import SETUP
@@ -247,6 +247,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "launch": launch,
     "repeat": repeat,
+    "sweep": sweep,
     "find-lr": find_lr,
     "memory": memory,
     "bench": bench,

@@ -28,3 +28,12 @@ def repeat(given: argparse.Namespace) -> int:
             given.job, tuple(given.set), given.runs, given.seeds, given.folds, given.plain, given.new
         )
     )
+
+
+def sweep(given: argparse.Namespace) -> int:
+    """Search for better values."""
+    from runtime.supervisor.sweep import sweep as sweeping
+
+    return sweeping.sweep(
+        sweeping.SweepRequest(given.job, tuple(given.set), given.runs, given.trials, given.plain, given.new)
+    )

@@ -13,6 +13,7 @@ from runtime.errors import Problem
 from runtime.job.data import Data
 from runtime.job.document import Document
 from runtime.job.formatting import dotted
+from runtime.job.sweep import Parameter, Sweep
 from runtime.job.train import Train
 from runtime.job.values import (
     Address,
@@ -92,11 +93,15 @@ class Job(Spec):
         strict=False,
         description="names of environment variables that the run gets from the caller; their values are stored nowhere",
     )
+    sweep: Sweep | None = Field(
+        None, description="the keys that `drivetrain sweep` varies; `train` ignores it and says so"
+    )
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)
     _pretrained_commit: str = PrivateAttr("")
     _notes: tuple[str, ...] = PrivateAttr(())
+    _parameters: tuple[Parameter, ...] = PrivateAttr(())
 
     @property
     def document(self) -> Document:
@@ -121,6 +126,11 @@ class Job(Spec):
     def notes(self) -> tuple[str, ...]:
         """What was found out about the data when the spec was loaded, for the user."""
         return self._notes
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The keys that a sweep varies, checked; empty without `sweep:`."""
+        return self._parameters
 
     def heads(self) -> tuple[str, ...]:
         """Names of the outputs; one empty name for a single output."""

@@ -19,7 +19,7 @@ from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
 from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
-from runtime.job_spec import data_columns, earlier_run_keys, named_splits
+from runtime.job_spec import data_columns, earlier_run_keys, named_splits, sweep_space
 from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
@@ -66,8 +66,16 @@ def load(
     if batch_size is not None and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
         document.data["train"] = {**train, "batch_size": batch_size}
+    job = _checked(document, folder or path.parent)
+    if job.sweep:
+        job._parameters = sweep_space.parameters(job, lambda other: _checked(other, job.folder))
+    return job
+
+
+def _checked(document: Document, folder: Path) -> Job:
+    """Build a Job from a document, and check what it names."""
     job = check(document)
-    job._folder = folder or path.parent
+    job._folder = folder
     job = named_splits.named(job)
     _check_paths(job)
     named_splits.check_test(job)

@@ -9,7 +9,7 @@ import yaml
 
 from runtime.errors import Problem, SpecError
 from runtime.job.document import Document
-from runtime.job.formatting import dotted, printable, shown
+from runtime.job.formatting import Path, dotted, printable, shown
 from runtime.job_spec.yaml_nodes import YamlNodeReader
 from runtime.job_spec.yaml_syntax import PREFIX, CoreLoader, compose
 
@@ -85,6 +85,27 @@ def set_value(document: Document, assignment: str) -> None:
         del document.places[path]
     node[parts[-1]] = value
     document.places |= reader.places or {parts: f"{origin}:1:{len(key) + 2}"}
+
+
+def put_value(document: Document, parts: tuple[str, ...], value: Any, place: str) -> None:
+    """Set the value at `parts`, which comes from `place` in the same file.
+
+    Raises:
+        SpecError: if its path leads through a value that is not a mapping.
+    """
+    node = _mapping(document, parts, place)
+    for path in [path for path in document.places if path[: len(parts)] == parts]:
+        del document.places[path]
+    node[parts[-1]] = value
+    document.places |= _places(parts, value, place)
+
+
+def _places(path: Path, value: object, place: str) -> dict[Path, str]:
+    found = {path: place}
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        found |= _places((*path, key), item, place)
+    return found
 
 
 def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:

@@ -56,7 +56,7 @@ def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapp
 
 def early(hardware: Hardware, job: Job) -> str:
     """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
-    spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint")}
+    spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint", "sweep")}
     return _name([VERSION, _machine(hardware), spec])
 
 

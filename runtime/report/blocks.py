@@ -53,6 +53,30 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A point of a scatter plot; `x` is a number, or the name of a category."""
+
+    x: float | str
+    y: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points of up to three kinds in one plot, over `axis`; the last kind is drawn largest, on top."""
+
+    title: str
+    axis: str
+    dots: tuple[Dot, ...]
+    kinds: tuple[tuple[str, Tone], ...]
+    """Every kind with its tone: plain, quiet, or good."""
+    steps: tuple[tuple[float, float], ...] = ()
+    """A staircase through these points: the best value so far."""
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
 class ConfusionMatrix:
     """A confusion matrix as a picture."""
 
@@ -93,7 +117,7 @@ class Details:
     text: str
 
 
-Block = Text | Table | Curves | ConfusionMatrix | StackedBar | Details | Gallery
+Block = Text | Table | Curves | Scatter | ConfusionMatrix | StackedBar | Details | Gallery
 
 
 @dataclass(frozen=True)

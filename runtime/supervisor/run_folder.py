@@ -98,6 +98,13 @@ def unfinished(runs: Path, name: str) -> Path | None:
     return last if last and _of_a_run(last) and status(last) != "done" else None
 
 
+def finished(runs: Path, job: Job) -> Path | None:
+    """The last run folder of the job's name, if its run has finished and was trained with this spec."""
+    last = next(reversed(numbered(runs, job.name)), None)
+    done = last is not None and status(last) == "done" and (last / "job.yaml").is_file()
+    return last if last and done and not difference(last, job) else None
+
+
 def status(path: Path) -> str | None:
     """The status of a run: running, done, stopped or failed; None if nothing recorded it."""
     state = read_json(path / "state.json")

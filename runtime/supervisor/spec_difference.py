@@ -21,6 +21,7 @@ FREE = (
     "train.max_time",
     "optimize.loader_workers",
     "environment",
+    "sweep",
 )
 
 
@@ -29,7 +30,13 @@ def spec_text(job: Job) -> str:
     return dump(job.dumped())
 
 
-def difference(path: Path, job: Job, free: Collection[str] = FREE, before: str = "the unfinished run") -> list[str]:
+def difference(
+    path: Path,
+    job: Job,
+    free: Collection[str] = FREE,
+    before: str = "the unfinished run",
+    name: str = "job.yaml",
+) -> list[str]:
     """Lines of a diff of what must not change and has changed.
 
     Args:
@@ -37,14 +44,15 @@ def difference(path: Path, job: Job, free: Collection[str] = FREE, before: str =
         job: the present spec.
         free: keys that may change.
         before: what the folder is called.
+        name: of the file with its spec.
     """
     try:
-        stored = (path / "job.yaml").read_text(encoding="utf-8")
+        stored = (path / name).read_text(encoding="utf-8")
     except FileNotFoundError:  # killed before it was written
-        write_text(path / "job.yaml", spec_text(job))
+        write_text(path / name, spec_text(job))
         return []
     except OSError as error:
-        raise storage_error(path / "job.yaml", error) from None
+        raise storage_error(path / name, error) from None
     specs = [_fixed_part(spec, free) for spec in (_filled(stored, job), job.dumped())]
     _forgive_older_default(*specs)
     # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a

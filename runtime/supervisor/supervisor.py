@@ -77,6 +77,8 @@ def train(request: TrainRequest) -> int:
     signals.stop_early()
     job = request.source().load()
     check_environment(job, os.environ)
+    if job.sweep:
+        say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
     machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)

@@ -27,7 +27,7 @@ from runtime.tuning import process_settings
 
 LOOKED_AT = 64
 """Samples whose content enters the key; another scale of the data shows in any of them."""
-UNCHANGING = ("name", "checkpoint", "limits", "monitor")
+UNCHANGING = ("name", "checkpoint", "limits", "monitor", "sweep")
 """Parts of a spec that do not affect any step."""
 
 

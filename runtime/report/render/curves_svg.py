@@ -12,6 +12,7 @@ from html import escape
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -24,18 +25,18 @@ SHADES = 8
 """Number of line colors that the page defines: `--line-1` and so on."""
 
 _WIDTH, _HEIGHT = 400, 220
-_STEPS = (1, 2, 2.5, 5, 10)
-_MUTED, _GRID = "#010102", "#010103"
-_LINES = tuple(f"#0102{i:02x}" for i in range(1, SHADES + 1))
-_VARIABLES = {_MUTED: "--muted", _GRID: "--grid"} | {colour: f"--line-{i}" for i, colour in enumerate(_LINES, 1)}
-_STYLE = {
+STEPS = (1, 2, 2.5, 5, 10)
+MUTED, _GRID = "#010102", "#010103"
+LINES = tuple(f"#0102{i:02x}" for i in range(1, SHADES + 1))
+_VARIABLES = {MUTED: "--muted", _GRID: "--grid"} | {colour: f"--line-{i}" for i, colour in enumerate(LINES, 1)}
+PLOT_STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "drivetrain",
     "font.size": 11.5,
     "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "grid.color": _GRID,
     "axes.grid": True,
     "axes.grid.axis": "y",
@@ -51,15 +52,13 @@ _STYLE = {
 
 def curves(frame: Curves, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), facecolor="none")
-        FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.125, 0.165, 0.85, 0.79), facecolor="none")
+    with mpl.rc_context(PLOT_STYLE):  # type: ignore[arg-type]
+        figure, axes = empty_plot()
         for index, series in enumerate(frame.series):
-            _line(axes, series, _LINES[index % SHADES], frame.logarithmic)
+            _line(axes, series, LINES[index % SHADES], frame.logarithmic)
         if frame.limit:
             text, value = frame.limit
-            axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.axhline(value, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
             axes.annotate(
                 f"{text} {tick(value)}",
                 (1, value),
@@ -68,21 +67,28 @@ def curves(frame: Curves, name: str) -> str:
                 textcoords="offset points",
                 ha="right",
                 va="bottom",
-                color=_MUTED,
+                color=MUTED,
             )
         if frame.joint:
             text, value = frame.joint
-            axes.axvline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
+            axes.axvline(value, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
             axes.annotate(
                 f"{text} ",
                 (value, 1),
                 xycoords=("data", "axes fraction"),
                 ha="right",
                 va="top",
-                color=_MUTED,
+                color=MUTED,
             )
         _scale(axes, frame)
-        return _svg(figure, name, frame.title)
+        return inline_svg(figure, name, frame.title)
+
+
+def empty_plot() -> tuple[Figure, Axes]:
+    """A figure of the size of all plots, and its axes; to be called under `PLOT_STYLE`."""
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), facecolor="none")
+    FigureCanvasSVG(figure)
+    return figure, figure.add_axes((0.125, 0.165, 0.85, 0.79), facecolor="none")
 
 
 def _line(axes: Axes, series: Series, colour: str, logarithmic: bool) -> None:
@@ -101,24 +107,28 @@ def _scale(axes: Axes, frame: Curves) -> None:
     axes.margins(x=0.01)
     if frame.logarithmic:
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        few = math.log10(high / low) < 2.5
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=6))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(which="minor", length=0)
+        logarithmic(axes.yaxis, axes.get_ylim())
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
         if frame.from_zero:
             values = [max(series.ys) for series in frame.series if series]
             axes.set_ylim(0, max([*values, frame.limit[1] if frame.limit else 0.0]) * 1.14 or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=frame.axis == "step"))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS, integer=frame.axis == "step"))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     axes.set_xlabel(frame.axis, loc="right", labelpad=1)
     axes.set_axisbelow(True)
 
 
-def _svg(figure: Figure, name: str, title: str) -> str:
+def logarithmic(axis: Axis, limits: tuple[float, float]) -> None:
+    """Put a few readable ticks on a logarithmic axis."""
+    few = math.log10(limits[1] / limits[0]) < 2.5
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=6))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", length=0)
+
+
+def inline_svg(figure: Figure, name: str, title: str) -> str:
     """The figure as inline SVG: no prologue, no fixed size, no style of its own, ids only where they are referenced."""
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

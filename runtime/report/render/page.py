@@ -15,6 +15,7 @@ from runtime.report.blocks import (
     Gallery,
     Headline,
     SamplePicture,
+    Scatter,
     Section,
     StackedBar,
     Table,
@@ -26,6 +27,7 @@ from runtime.report.formatting import number, share
 from runtime.report.log_series import Series
 from runtime.report.render.confusion_svg import matrix
 from runtime.report.render.curves_svg import SHADES, curves
+from runtime.report.render.scatter_svg import scatter
 from runtime.report.render.style import STYLE
 
 SHORT = 28
@@ -105,7 +107,7 @@ def _blocks(section: Section, anchor: str) -> Iterator[str]:
 
 
 def _lane(block: Block) -> str:
-    if isinstance(block, Curves):
+    if isinstance(block, Curves | Scatter):
         return "frames"
     return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _wide(block)) else ""
 
@@ -124,6 +126,10 @@ def _block(block: Block, name: str) -> str:
             legend = "".join(_legend(series, i % SHADES + 1) for i, series in enumerate(block.series))
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
+        case Scatter():
+            legend = "".join(f'<span class="key tone-{tone}">{escape(kind)}</span>' for kind, tone in block.kinds)
+            caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
+            return f'<figure class="frame">{caption}{scatter(block, name)}</figure>'
         case ConfusionMatrix():
             return _matrix(block)
         case StackedBar():

@@ -58,6 +58,7 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .line-1 { --shade: var(--line-1); } .line-2 { --shade: var(--line-2); } .line-3 { --shade: var(--line-3); }
 .line-4 { --shade: var(--line-4); } .line-5 { --shade: var(--line-5); } .line-6 { --shade: var(--line-6); }
 .line-7 { --shade: var(--line-7); } .line-8 { --shade: var(--line-8); }
+.tone-plain { --shade: var(--line-1); } .tone-quiet { --shade: var(--muted); } .tone-good { --shade: var(--line-3); }
 .frame svg { display: block; width: 100%; height: auto; stroke-linejoin: round; font-variant-numeric: tabular-nums; }
 .bar { margin-bottom: 24px; }
 .bar > div { display: flex; gap: 2px; height: 18px; margin-top: 8px; border-radius: 4px; overflow: hidden; }
@@ -94,6 +95,7 @@ table.narrow td { overflow-wrap: normal; }
 th:last-child, td:last-child { padding-right: 0; }
 td:first-child { font-weight: 500; }
 tr.quiet td { color: var(--muted); }
+tr.good td { color: var(--good); }
 tr.warn td { background: var(--warn-soft); color: var(--warn); }
 tr.warn td:first-child { box-shadow: inset 3px 0 var(--warn); padding-left: 10px; }
 details { border-top: 1px solid var(--grid); padding-top: 10px; }
