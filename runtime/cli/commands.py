@@ -9,13 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli import csv_option
+from runtime.cli import contained, csv_option
 from runtime.cli.fetch import fetch
 from runtime.cli.init import init
 from runtime.cli.repeat import repeat, sweep
-from runtime.errors import DeviceError
-from runtime.launch import image_contents, project, run_in_image
-from runtime.system.installation import SETUP
+from runtime.launch import image_contents, run_in_image
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -76,7 +74,7 @@ def train(given: argparse.Namespace) -> int:
     if word := os.environ.get("DRIVETRAIN_IMAGE"):
         image_contents.check_in_container(word)
     if run_in_image.missing():
-        return _train_contained(given)
+        return contained.train(given)
     extend = ExtendRequest(given.extend, given.restart_schedule) if given.extend else None
     return supervisor.train(
         supervisor.TrainRequest(
@@ -85,27 +83,11 @@ def train(given: argparse.Namespace) -> int:
     )
 
 
-def _train_contained(given: argparse.Namespace) -> int:
-    """Train like `launch`, if torch exists in the image only."""
-    if given.plan or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
-        raise DeviceError(
-            "torch is not installed here, and training in the container supports neither --plan nor --runs; it "
-            "writes to runs/ in the project",
-            f"the other options, run in {project.PROJECT}",
-            f"remove these options, or run `{SETUP}` to install torch here",
-        )
-    print(
-        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
-    )
-    return launch(argparse.Namespace(**vars(given), device="cpu", network=False, image=None))
-
-
 def launch(given: argparse.Namespace) -> int:
     """Train in a container."""
     from runtime.launch import container
 
-    names = ("plain", "new", "trace", "restart_schedule")
-    flags = tuple(f"--{name.replace('_', '-')}" for name in names if getattr(given, name))
+    flags = contained.flags(given)
     return container.launch(
         container.LaunchRequest(
             given.job, tuple(given.set), given.device, flags, given.extend, network=given.network, image=given.image

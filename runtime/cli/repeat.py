@@ -1,26 +1,19 @@
-"""`drivetrain repeat`: trains a job several times."""
+"""`drivetrain repeat` and `drivetrain sweep`: train a job several times."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
-from runtime.errors import DeviceError
-from runtime.launch import run_in_image
-from runtime.system.installation import SETUP
+from runtime.cli import contained
+from runtime.launch import image_contents, run_in_image
 
 
 def repeat(given: argparse.Namespace) -> int:
-    """Train with several seeds or folds.
-
-    Raises:
-        DeviceError: if torch is not installed here.
-    """
+    """Train with several seeds or folds."""
     if run_in_image.missing():
-        raise DeviceError(
-            "torch is not installed here, and `drivetrain repeat` starts no container",
-            "torch in the local environment, or this command inside a container",
-            f"`{SETUP}`, or docker compose run --rm trainer repeat {given.job}",
-        )
+        return contained.train(given)
+    _check_image()
     from runtime.supervisor import repeat as repeating
 
     return repeating.repeat(
@@ -32,8 +25,17 @@ def repeat(given: argparse.Namespace) -> int:
 
 def sweep(given: argparse.Namespace) -> int:
     """Search for better values."""
+    if run_in_image.missing():
+        return contained.train(given)
+    _check_image()
     from runtime.supervisor.sweep import sweep as sweeping
 
     return sweeping.sweep(
         sweeping.SweepRequest(given.job, tuple(given.set), given.runs, given.trials, given.plain, given.new)
     )
+
+
+def _check_image() -> None:
+    """In a container, check that the image was built from this code."""
+    if word := os.environ.get("DRIVETRAIN_IMAGE"):
+        image_contents.check_in_container(word)

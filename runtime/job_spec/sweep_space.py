@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import Document, Job
 from runtime.job.formatting import shown
-from runtime.job.sweep import Parameter, SearchRange
+from runtime.job.sweep import Parameter, SearchRange, assignments
 from runtime.job_spec.validation_errors import UNKNOWN_KEY
 from runtime.job_spec.yaml_file import put_value
 
@@ -51,6 +51,17 @@ def parameters(job: Job, check: Check) -> tuple[Parameter, ...]:
     if missing:
         raise missing[0]
     return tuple(found)
+
+
+def choices(job: Job) -> list[str]:
+    """Every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
+    return [
+        each
+        for parameter in job.parameters
+        for choice in parameter.choices
+        if isinstance(choice, str | dict)
+        for each in assignments({parameter.key: choice})
+    ]
 
 
 def _metric(job: Job) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from runtime.hardware import device_check, gpu_selection, image_selection
 from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job_spec import load as spec
+from runtime.job_spec import sweep_space
 from runtime.launch import (
     container_limits,
     container_terminal,
@@ -52,13 +53,20 @@ class LaunchRequest:
     assignments: Sequence[str] = ()
     device: str = "cpu"
     flags: Sequence[str] = ()
-    """Options that are passed on to `train`."""
+    """Options that are passed on to the command."""
     extend: Path | None = None
     """The finished run that this one continues."""
     network: bool = False
     """Whether the container gets a network although the job does not need one."""
     image: str | None = None
     """Instead of the image of this checkout or version."""
+    command: str = "train"
+    """What runs in the container: train, repeat or sweep."""
+
+    def jobs(self, job: Job) -> list[Job]:
+        """The job, and for a sweep what its choices make of it: each can name other data or another network."""
+        variants = sweep_space.choices(job) if self.command == "sweep" else ()
+        return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", each)) for each in variants)]
 
 
 def launch(request: LaunchRequest) -> int:
@@ -80,7 +88,7 @@ def launch(request: LaunchRequest) -> int:
         return _native(request, job, word)
     work_folder.check()
     override = _override(request, job)
-    online, line = network.told(job, asked=request.network)
+    online, line = max(network.told(each, asked=request.network) for each in request.jobs(job))
     values, lines = run_secrets.collect(job, online)
     print(line, *lines, sep="\n", flush=True)
     info = client.info()
@@ -149,7 +157,7 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
                 "see the output above",
                 f"fix it, or run `{installation.ENGINE}` and train in a container",
             )
-    command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request, request.extend)]
+    command = [sys.executable, "-m", "runtime", request.command, str(request.spec), *_options(request, request.extend)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
@@ -220,7 +228,7 @@ def _refuse_if_running(client: Any, project: str) -> None:
 def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     """The compose override of this job: its command, and read-only mounts of files outside of the project."""
     command = [
-        "train",
+        request.command,
         work_folder.path_inside(request.spec),
         *_options(request, work_folder.run_inside(request.extend)),
     ]
@@ -233,7 +241,7 @@ def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
             "read_only": True,
             "bind": {"create_host_path": False},
         }
-        for mount in mounts.of_job(request.spec, job)
+        for mount in mounts.together(m for each in request.jobs(job) for m in mounts.of_job(request.spec, each))
     ]
     return {"services": {"trainer": {"command": _literal(command), "volumes": _literal(volumes)}}}
 

@@ -38,8 +38,18 @@ class Spread:
         return f"{number(self.mean)} ± {number(self.deviation)}"
 
 
-def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> list[Spread]:
-    """Write repeat.html, repeat.md and repeat.json; returns the metrics, the one that selects the best weights first.
+@dataclass(frozen=True)
+class Repetition:
+    """What several runs of a job have in common."""
+
+    spreads: tuple[Spread, ...]
+    """The metrics, the one that selects the best weights first."""
+    left_out: tuple[str, ...]
+    """A line for each metric that is not a number in every run."""
+
+
+def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> Repetition:
+    """Write repeat.html, repeat.md and repeat.json.
 
     Args:
         folder: for the files.
@@ -58,29 +68,40 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
 
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
-    spreads = list(_spreads(entries))
-    head, below = _headline(name, entries, spreads), _sections(entries, spreads, notes)
+    spreads, left_out = list(_spreads(entries)), list(_left_out(entries))
+    head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
     make_folder(folder)
-    write_json(folder / "repeat.json", plain(_data(entries, spreads)))
+    write_json(folder / "repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
     write_text(folder / "repeat.md", clean(markdown(head, below)))
     write_text(folder / "repeat.html", clean(page(head, below)))
-    return spreads
+    return Repetition(tuple(spreads), tuple(left_out))
 
 
 def _metrics(entry: ComparedRun) -> dict[str, float]:
-    """All metrics of the evaluation that selected the weights, and of the final test."""
-    best = entry.record.result.get("best")
-    found = best.get("metrics") if isinstance(best, Mapping) else None
-    values = {**(found if isinstance(found, Mapping) else {}), **entry.summary.test}
-    return {str(key): float(v) for key, v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
+    """All metrics of the evaluation that selected the weights, and of the final test; NaN for what is not a number."""
+    found: dict[str, float] = {}
+    for part in ("best", "test"):
+        record = entry.record.result.get(part)
+        values = record.get("metrics") if isinstance(record, Mapping) else None
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            found[str(key)] = float(value) if isinstance(value, int | float) else math.nan  # JSON has null for NaN
+    return found
+
+
+def _left_out(entries: Sequence[ComparedRun]) -> Iterator[str]:
+    values = {entry.name: _metrics(entry) for entry in entries}
+    for key in dict.fromkeys(key for each in values.values() for key in each):
+        broken = [name for name, each in values.items() if not math.isfinite(each.get(key, math.nan))]
+        if broken:
+            yield f"{key} has no mean: {', '.join(broken)} ended with NaN"
 
 
 def _spreads(entries: Sequence[ComparedRun]) -> Iterator[Spread]:
-    """Of every metric that all runs have."""
+    """Of every metric that is a number in all runs."""
     values = [_metrics(entry) for entry in entries]
     first = {entry.summary.best.metric for entry in entries if entry.summary.best}
     for key in sorted(values[0], key=lambda key: key not in first):
-        if all(key in each for each in values):
+        if all(math.isfinite(each.get(key, math.nan)) for each in values):
             yield Spread(key, tuple(each[key] for each in values))
 
 
@@ -93,7 +114,7 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
         tone=Tone.PLAIN,
         ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
-        label=f"{spreads[0].metric} of {count}" if spreads else "no metric that all runs have",
+        label=f"{spreads[0].metric} of {count}" if spreads else "no metric is a number in all runs",
         tiles=tuple(
             Tile(shown(spread.metric), number(spread.mean), f"± {number(spread.deviation)}") for spread in spreads
         ),
@@ -101,13 +122,19 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
     )
 
 
-def _sections(entries: Sequence[ComparedRun], spreads: Sequence[Spread], notes: Sequence[str]) -> list[Section]:
+def _sections(
+    entries: Sequence[ComparedRun], spreads: Sequence[Spread], left_out: Sequence[str], notes: Sequence[str]
+) -> list[Section]:
     rows = tuple(
         (shown(s.metric), *(number(v) for v in (s.mean, s.deviation, min(s.values), max(s.values)))) for s in spreads
     )
     table = Table(("metric", "mean", "standard deviation", "lowest", "highest"), rows)
     found = [
-        Section("spread", "Mean and spread", (table, *(Text(note, Tone.QUIET) for note in notes))),
+        Section(
+            "spread",
+            "Mean and spread",
+            (table, *(Text(line, Tone.WARN) for line in left_out), *(Text(note, Tone.QUIET) for note in notes)),
+        ),
         Section("runs", "Runs", (_runs(entries, [spread.metric for spread in spreads]),)),
     ]
     curves = tuple(frames(entries))

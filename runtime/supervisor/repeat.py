@@ -7,22 +7,18 @@ spec and resumes the one that is not.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from runtime.data import fingerprint
-from runtime.errors import CheckpointError, SpecError
+from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.data import Data
-from runtime.job.formatting import dotted
 from runtime.job_spec.spec_source import SpecSource
 from runtime.report import repeated
-from runtime.supervisor import run_folder, supervisor
-from runtime.supervisor.spec_difference import difference
+from runtime.supervisor import run_folder, same_inputs, supervisor
 from runtime.system.console import say
-from runtime.system.files import make_folder, read_json
+from runtime.system.files import make_folder
 
 MOST = 100
 """Largest number of seeds or folds."""
@@ -49,7 +45,7 @@ def repeat(request: RepeatRequest) -> int:
 
     Raises:
         SpecError: if the number of seeds is out of range.
-        CheckpointError: if the data changed between the runs.
+        CheckpointError: if data or code changed between the runs.
         DrivetrainError: for every problem of a run that is found before its trainer starts.
     """
     job = SpecSource(request.spec, request.assignments).load()
@@ -59,9 +55,9 @@ def repeat(request: RepeatRequest) -> int:
     for variant, changes in variants.items():
         assignments = (*request.assignments, *changes)
         one = SpecSource(request.spec, assignments).load()
-        done = _done(request.runs, one)
-        if done and (changes_since := _changed_data(done, one)):
-            say(f"{variant}: {done} is done, and {changes_since} has changed since; a new run begins")
+        done = run_folder.finished(request.runs, one)
+        if done and (file := same_inputs.changed(done, one)):
+            say(f"{variant}: {done} is done, and {file} has changed since; a new run begins")
             done = None
         if done:
             say(f"{variant}: {done} is done")
@@ -77,63 +73,15 @@ def repeat(request: RepeatRequest) -> int:
                 return code
             done = run_folder.numbered(request.runs, one.name)[-1]
         found[variant] = done
-    _check_same_data(found)
+    same_inputs.check(found)
     folder = request.runs / f"repeat-{job.name}"
-    spreads = repeated.write(folder, job.name, found, _notes(request, job, found))
-    for spread in spreads:
+    result = repeated.write(folder, job.name, found, _notes(request, job, found))
+    for spread in result.spreads:
         say(f"{spread.metric}: {spread} ({len(found)} runs)")
+    for line in result.left_out:
+        say(f"warning: {line}")
     say(f"repeat: {folder}/repeat.html")
     return 0
-
-
-def _done(runs: Path, job: Job) -> Path | None:
-    """The last run of this spec, if it has finished."""
-    last = next(reversed(run_folder.numbered(runs, job.name)), None)
-    finished = last is not None and run_folder.status(last) == "done" and (last / "job.yaml").is_file()
-    return last if last and finished and not difference(last, job) else None
-
-
-def _files(run: Path) -> dict[str, Any]:
-    """The files that a run was trained with, by spec key; empty if they are not recorded."""
-    record = read_json(run / "data.json")
-    files = record.get("files") if isinstance(record, dict) else None
-    return files if isinstance(files, dict) else {}
-
-
-def _changed_data(run: Path, job: Job) -> str:
-    """A data file of a finished run that is another one now; empty if there is none."""
-    recorded = _files(run)
-    for path, text in job.data_paths():
-        place, key = job.resolve(text), dotted(path)
-        if key in recorded:
-            base = place if recorded[key]["folder"] else place.parent
-            name = next((name for name, _ in fingerprint.changed(base, recorded[key]["rows"])), None)
-            if name:
-                return str(base / name)
-    return ""
-
-
-def _check_same_data(runs: Mapping[str, Path]) -> None:
-    """Check that all runs had the same files: a file that was added to a folder is found by the runs that read it.
-
-    Raises:
-        CheckpointError: if they had not; their mean would mean nothing.
-    """
-    contents = {
-        run: {
-            key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
-            for key, entry in _files(run).items()
-            if key.startswith("data.")
-        }
-        for run in runs.values()
-    }
-    first, *others = contents
-    if other := next((run for run in others if contents[run] != contents[first]), None):
-        raise CheckpointError(
-            f"{first} and {other} were trained with other data",
-            "one set of data for all runs",
-            f"move the runs with the earlier data away, such as {first}; the same command then trains them again",
-        )
 
 
 def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
