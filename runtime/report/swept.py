@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from runtime.job.sweep import Parameter
-from runtime.report.blocks import Block, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
+from runtime.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
 from runtime.report.formatting import clean, duration, number, plain, shown
 from runtime.report.sections.compared_runs import ABSENT
 from runtime.system.files import write_json, write_text
@@ -146,7 +146,8 @@ def _sections(result: SweepResult) -> list[Section]:
     found = [Section("best", "Best values", tuple(_best(result)))]
     if plots := tuple(_plots(result)):
         found.append(Section("search", "Search", plots))
-    return [*found, Section("trials", "Trials", (_trials(result),))]
+    below = Text("A trial that was ended early has the value of its last epoch.", Tone.QUIET)
+    return [*found, Section("trials", "Trials", (_trials(result), *([below] if result.count("ended early") else [])))]
 
 
 def _best(result: SweepResult) -> Iterator[Block]:
@@ -159,9 +160,9 @@ def _best(result: SweepResult) -> Iterator[Block]:
         rows.append((parameter.key, value, _searched(parameter), *([relation] if related else [])))
     yield Table(head, tuple(rows))
     if result.command:
-        yield Text(f"To train with these values: {result.command}")
+        yield Details("The command that trains with these values", result.command)
     if result.file:
-        yield Text(f"The same as a job file: {result.file}")
+        yield Text(f"The job file with these values: {result.file}")
     yield Text(
         "The best of many trials is a little too good: it was chosen by the metric that it is given with. Data for a final "
         "test (data.test), or other seeds (drivetrain repeat), tell how good its values are.",
@@ -197,7 +198,9 @@ def _plots(result: SweepResult) -> Iterator[Scatter]:
         return tuple(Dot(x, y, _kind(result, t)) for x, y, t in zip(xs, ys, shown_trials, strict=True))
 
     numbers = [float(trial.number) for trial in shown_trials]
-    yield Scatter(f"{title} by trial", "trial", dots(numbers), kinds, tuple(_best_so_far(result)), log_y=wide)
+    yield Scatter(
+        f"{title} by trial, and the best so far", "trial", dots(numbers), kinds, tuple(_best_so_far(result)), log_y=wide
+    )
     for parameter in result.parameters:
         values = [trial.values[parameter.key] for trial in shown_trials]
         xs = [float(v) if _is_number(v) and not parameter.choices else written(v) for v in values]  # type: ignore[arg-type]

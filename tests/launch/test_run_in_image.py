@@ -188,6 +188,32 @@ def test_training_goes_to_the_image_too(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("repeat jobs/digits.yaml --folds 5 --new", ("--new", "--folds", "5")),
+        ("repeat jobs/digits.yaml --seeds 2 --plain", ("--plain", "--seeds", "2")),
+        ("sweep jobs/digits.yaml --trials 7", ("--trials", "7")),
+    ],
+)
+def test_what_trains_several_times_goes_to_the_image_too(
+    no_torch: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    flags: tuple[str, ...],
+) -> None:
+    """`repeat` asked for torch, or for a command line of compose."""
+    asked: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 75)
+    monkeypatch.chdir(HERE)
+    assert main.main([*line.split(), "--set", "train.epochs=1"]) == 75
+    command, job = line.split()[:2]
+    assert asked == [container.LaunchRequest(Path(job), ("train.epochs=1",), flags=flags, command=command)]
+    assert main.main([*line.split(), "--runs", "elsewhere"]) == DeviceError.exit_code
+    assert "training in the container supports no --runs" in capsys.readouterr().err
+
+
 def test_outside_of_the_project(
     ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,8 @@ def markdown(headline: Headline, sections: Sequence[Section]) -> str:
         _table(Table(("result", "value", ""), tuple(map(_tile, headline.tiles)))),
     ]
     for section in sections:
-        lines += [f"## {_text(section.title)}", *_blocks(section.blocks)]
+        if found := list(_blocks(section.blocks)):  # scatter plots are in the page alone
+            lines += [f"## {_text(section.title)}", *found]
     return "\n\n".join(lines) + "\n"
 
 

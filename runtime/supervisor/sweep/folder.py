@@ -42,26 +42,13 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     last = next(reversed(run_folder.numbered(runs, name)), None)
     if last and not new:
         lock = run_folder.lock_folder(last)
-        wanted = _trials(last)
-        lines = difference(last, job, MAY_CHANGE, "the sweep so far", SPEC)
-        study = Study(last, job, metric)
-        before = study.setting("plain", plain)
-        if before != plain:
-            lines.append("it was started " + ("with --plain" if before else "without --plain"))
-        if file := _changed_file(last, study, job):
-            lines.append(f"{file} has other content, or is not there any more")
-        if not lines:
-            write_text(last / SPEC, spec_text(job))
-            return SweepFolder(last, study, lock)
-        if len(study.finished()) < wanted:
-            raise CheckpointError(
-                f"{last} is unfinished, and this has changed since it started:\n"
-                + "\n".join(f"    {line}" for line in lines),
-                "what the sweep was started with; sweep.trials and sweep.max_time may change",
-                "undo the change, or begin a new sweep with --new",
-            )
+        try:
+            if found := _same(last, job, metric, plain):
+                return SweepFolder(last, found, lock)
+        except BaseException:
+            os.close(lock)
+            raise
         os.close(lock)
-        say(f"{last} is finished, and job, data or code have changed since; a new sweep begins")
     path = run_folder.next_path(runs, name)
     make_folder(path)
     lock = run_folder.lock_folder(path)
@@ -69,6 +56,34 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     study = Study(path, job, metric)
     study.setting("plain", plain)
     return SweepFolder(path, study, lock)
+
+
+def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
+    """The study of a sweep that this command goes on with; None if it is finished and was another one.
+
+    Raises:
+        CheckpointError: if it is unfinished and was another one.
+    """
+    wanted = _trials(path)
+    lines = difference(path, job, MAY_CHANGE, "the sweep so far", SPEC)
+    study = Study(path, job, metric)
+    before = study.setting("plain", plain)
+    if before != plain:
+        lines.append("it was started " + ("with --plain" if before else "without --plain"))
+    if file := _changed_file(path, study, job):
+        lines.append(f"{file} has other content, or is not there any more")
+    if not lines:
+        write_text(path / SPEC, spec_text(job))
+        return study
+    if len(study.finished()) < wanted:
+        raise CheckpointError(
+            f"{path} is unfinished, and this has changed since it started:\n"
+            + "\n".join(f"    {line}" for line in lines),
+            "what the sweep was started with; sweep.trials and sweep.max_time may change",
+            "undo the change, or begin a new sweep with --new",
+        )
+    say(f"{path} is finished, and job, data or code have changed since; a new sweep begins")
+    return None
 
 
 def trial_folder(sweep: Path, number: int) -> Path | None:

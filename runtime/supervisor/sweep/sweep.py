@@ -6,6 +6,7 @@ Every trial is an ordinary run in the sweep's folder. The same command goes on w
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 OF_THE_TRIAL = (1, NumericsError.exit_code, OutOfMemory.exit_code)
 """Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can go on."""
+SHOW_EVERY = 30.0
+"""Seconds between two versions of the page; trials can be shorter than drawing it."""
 EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
 
 
@@ -68,7 +71,10 @@ def sweep(request: SweepRequest) -> int:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
     check_installed()
     place = folders.open_sweep(request.runs, job, job.sweep.metric or job.best(), plain=request.plain, new=request.new)
-    return _Sweep(request, job, place).run()
+    try:
+        return _Sweep(request, job, place).run()
+    finally:
+        os.close(place.lock)
 
 
 class _Sweep:
@@ -78,7 +84,7 @@ class _Sweep:
         assert job.sweep is not None
         self.request, self.job, self.spec, self.place = request, job, job.sweep, place
         self.study, self.metric = place.study, job.sweep.metric or job.best()
-        self.began = time.monotonic()
+        self.began = self.shown = time.monotonic()
 
     def run(self) -> int:
         """Train until all trials are done, or something ends the sweep; returns the exit code."""
@@ -94,7 +100,8 @@ class _Sweep:
                 code = self._trial(self.study.running() or self.study.begin(), forward)
                 if code:
                     return self._stopped(code)
-                self._report()
+                if time.monotonic() - self.shown > SHOW_EVERY:
+                    self._report()
         return self._ended()
 
     def _trial(self, running: FrozenTrial, forward: SignalForwarder) -> int:
@@ -171,13 +178,17 @@ class _Sweep:
     def _stopped(self, code: int) -> int:
         done = len(self.study.finished())
         say(f"sweep: {done} of {self.spec.trials} trials are done; the same command goes on")
+        if done and code == Stopped.exit_code:
+            self._report()
         return code
 
-    def _report(self) -> None:
-        outcome.write(self.place, self.request.spec, self.request.assignments, self.job, self.metric)
+    def _report(self) -> swept.SweepResult:
+        found = outcome.write(self.place, self.request.spec, self.request.assignments, self.job, self.metric)
+        self.shown = time.monotonic()
+        return found
 
     def _ended(self) -> int:
-        found = outcome.write(self.place, self.request.spec, self.request.assignments, self.job, self.metric)
+        found = self._report()
         say(found.words())
         say(f"sweep: {self.place.path}/sweep.html")
         return 0 if found.best else 1

@@ -1,0 +1,92 @@
+"""The search space of a sweep: every mistake at its place, before anything trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import DataError, SpecError
+from runtime.job.sweep import assignments
+from runtime.job_spec import sweep_space
+from runtime.job_spec.load import load
+
+JOB = """name: kinds
+task: tabular-classification
+data: {train: t.csv, target: kind}
+model: {name: mlp, hidden: [16]}
+train: {epochs: 4, optimizer: {name: adamw, betas: [0.9, 0.99]}}
+"""
+
+
+def job(folder: Path, space: str, more: str = "") -> Path:
+    for name in ("t.csv", "u.csv"):
+        (folder / name).write_text("x,kind\n1,a\n2,b\n")
+    path = folder / "job.yaml"
+    path.write_text(f"{JOB}sweep:\n  space:\n    {space}\n{more}")
+    return path
+
+
+REFUSED = [
+    ("train.learning_rate: {low: 1, high: 2}", "8:5", "train.learning_rate: unknown key", 'did you mean "train.optimizer.lr"?'),
+    ("model.dropout: {low: 0, high: 1}", "8:29", "model.dropout: is 1", "change the value"),
+    ("train.optimizer.lr: {low: 0, high: 1, log: true}", "8:26", "sweep.space.train.optimizer.lr.low: is 0, and log is true", "change low, or remove log"),
+    ("train.epochs: {low: 1.5, high: 3}", "8:20", "train.epochs: is 1.5", "change the value"),
+    ("train.batch_size: {low: 16, high: 100, step: 16}", "8:33", "sweep.space.train.batch_size.high: is 100, which steps of 16 from 16 do not reach", "change high or step"),
+    ("train.epochs: {low: 3, high: 3}", "8:28", "sweep.space.train.epochs.high: is 3, and low is 3", "swap or change them"),
+    ("train.optimizer.lr: {low: 1, high: 3, log: true, step: 1}", "8:54", "sweep.space.train.optimizer.lr.step: is set, and log is true", "remove one, or list the values"),
+    ("train.optimizer.name: [adamw, sgdd]", "8:35", "train.optimizer.name: is 'sgdd'", 'did you mean "sgd"?'),
+    ("train.optimizer.name: [adamw, sgd]", "5:45", "train.optimizer.betas: unknown key, if train.optimizer.name is 'sgd'", "remove it: it is a setting of adamw"),
+    ("train.batch_size: [16, 16.0]", "8:5", "sweep.space.train.batch_size: has 16.0 twice", "remove one"),
+    ("limits.cpus: [1, 2]", "8:5", "sweep.space.limits.cpus: limits is the same in all trials", "remove it"),
+    ("train.seed: 5", "8:5", "sweep.space.train.seed: is 5", "change the value"),
+    ("train.seed: {low: 5}", "8:5", "sweep.space.train.seed.high: is missing", "add `high:`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("space", "place", "given", "action"), REFUSED)
+def test_a_mistake_has_its_place(tmp_path: Path, space: str, place: str, given: str, action: str) -> None:
+    path = job(tmp_path, space)
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert len(caught.value.problems) == 1
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{path}:{place}: {given}"
+    assert lines[2] == f"  do:       {action}"
+
+
+def test_all_mistakes_at_once_and_those_of_the_metric(tmp_path: Path) -> None:
+    path = job(tmp_path, "model.dropout: {low: -1, high: 1}", "  metric: validation/acuracy\n")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert [problem.key for problem in caught.value.problems] == ["sweep.metric", "model.dropout", "model.dropout"]
+    assert 'did you mean "validation/accuracy"?' in str(caught.value)
+
+
+def test_whole_numbers_are_those_of_keys_that_take_no_others(tmp_path: Path) -> None:
+    space = (
+        "{model.dropout: {low: 0, high: 0.5}, train.optimizer.lr: {low: 1, high: 2}, train.epochs: {low: 2, high: 9}}"
+    )
+    made = load(job(tmp_path, "train.seed: [1, 2]"), [f"sweep.space={space}"])
+    assert {p.key: p.whole for p in made.parameters} == {
+        "model.dropout": False,
+        "train.optimizer.lr": False,
+        "train.epochs": True,
+    }
+
+
+def test_choices_can_be_files_and_sections(tmp_path: Path) -> None:
+    """Each is set before what lies below it, and a container gets the files of all."""
+    space = "{train.optimizer.lr: {low: 1e-3, high: 1}, train.optimizer: [sgd, adam], data.train: [t.csv, u.csv]}"
+    path = job(tmp_path, "train.seed: [1, 2]")
+    made = load(path, [f"sweep.space={space}"])
+    assert sweep_space.choices(made) == [
+        'train.optimizer="sgd"',
+        'train.optimizer="adam"',
+        'data.train="t.csv"',
+        'data.train="u.csv"',
+    ]
+    sets = assignments({"train.optimizer.lr": 0.5, "train.optimizer": "sgd"})
+    assert sets == ['train.optimizer="sgd"', "train.optimizer.lr=0.5"]
+    with pytest.raises(DataError, match=r"data\.train: 'nothere\.csv' does not exist"):
+        load(path, ["sweep.space={data.train: [t.csv, nothere.csv]}"])

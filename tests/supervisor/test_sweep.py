@@ -1,0 +1,258 @@
+"""`drivetrain sweep`: the same trials after a kill anywhere, pruning, failed trials, and what may not change in between.
+
+Most tests have a trainer that only writes what a real one would; the last one trains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from runtime.cli import main
+from runtime.job_spec.load import load
+from runtime.supervisor.spec_difference import spec_text
+from runtime.supervisor.sweep import outcome, study, sweep, trial
+from runtime.system.exit_codes import KILLED
+from tests.faults import trained
+from tests.report_page import Page
+
+JOB = """
+name: kinds
+task: tabular-classification
+data: {train: t.csv, target: kind, validation: 0.3}
+model: {name: mlp, hidden: [16]}
+train: {epochs: 4, optimizer: {name: adamw}}
+sweep:
+  trials: 6
+  seed: 1
+  metric: validation/loss
+  space:
+    train.optimizer.lr: {low: 1e-4, high: 1.0, log: true}
+    train.batch_size: {low: 8, high: 64, step: 8}
+    model.dropout: {low: 0, high: 0.5}
+    model.hidden: [[4], [16, 16]]
+"""
+METRIC = "validation/loss"
+WRITE, NOTE = outcome.swept.write, study.Study.note
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing of ours catches it."""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job whose trainer is replaced; pruning from the third trial on."""
+    (tmp_path / "t.csv").write_text("x,kind\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
+    path = tmp_path / "kinds.yaml"
+    path.write_text(JOB)
+    monkeypatch.setattr(study, "FIRST", 2)
+    monkeypatch.setattr(trial.child_process, "child", trainer())
+    monkeypatch.setattr(outcome.swept, "write", lambda folder, result: None)
+    return path
+
+
+def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: None) -> Callable[..., int]:
+    """Writes the run folder of a trial: its loss is the lower the closer the rate is to 0.01."""
+
+    def train(command: list[str], environment: dict[str, str], forward: object, **more: object) -> int:
+        sets = [word for before, word in pairwise(command) if before == "--set"]
+        made = load(Path(command[4]), sets)
+        folder = Path(command[command.index("--runs") + 1]) / f"{made.name}-001"
+        folder.mkdir(exist_ok=True)
+        (folder / "job.yaml").write_text(spec_text(made))
+        rows = []
+        for epoch in range(made.train.epochs):
+            rows.append({"step": 1, "epoch": epoch, "lr": 1.0})
+            rows.append({"step": 1, "epoch": epoch, METRIC: abs(made.train.optimizer.lr - 0.01) / (epoch + 1)})
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            break_after(int(made.name.removeprefix("trial")), epoch)
+        (folder / "result.json").write_text(json.dumps({"best": {"metrics": {METRIC: rows[-1][METRIC]}}}))
+        (folder / "state.json").write_text('{"status": "done"}')
+        return 0
+
+    return train
+
+
+def run(job: Path, *options: str) -> int:
+    return main.main(["sweep", str(job), "--runs", str(job.parent / "runs"), *options])
+
+
+def table(job: Path, number: int = 1) -> list[tuple[object, ...]]:
+    """The trials in the journal of a sweep."""
+    spec = load(job)
+    opened = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
+    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in opened.trials()]
+
+
+def test_killed_anywhere_it_ends_with_the_same_trials(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(job) == 0
+    whole = table(job)
+    assert [row[0] for row in whole] == list(range(6))
+    assert {row[1] for row in whole} == {"COMPLETE", "PRUNED"}
+    lines = len((job.parent / "runs" / "kinds-sweep-001" / "journal.jsonl").read_text().splitlines())
+    append = JournalFileBackend.append_logs
+    for at in range(3, lines, 6):
+        monkeypatch.setattr(JournalFileBackend, "append_logs", killed_at(at, before=at % 4 == 1))
+        with pytest.raises(Killed):
+            run(job, "--new")
+        monkeypatch.setattr(JournalFileBackend, "append_logs", append)
+        assert run(job) == 0
+        newest = max(path.name for path in (job.parent / "runs").iterdir())
+        assert table(job, int(newest[-3:])) == whole, f"killed at line {at}"
+
+
+def killed_at(line: int, *, before: bool) -> Callable[[Any, list[dict[str, Any]]], None]:
+    """Writes to the journal up to a line: the kill is just before or just after it is in the file."""
+    append, left = JournalFileBackend.append_logs, line
+
+    def write(self: Any, logs: list[dict[str, Any]]) -> None:
+        nonlocal left
+        left -= 1
+        if left or not before:
+            append(self, logs)
+        if left == 0:
+            raise Killed
+
+    return write
+
+
+def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(job) == 0
+    whole = table(job)
+    kills = {(1, 2), (3, 0), (5, 3)}
+
+    def kill(number: int, epoch: int) -> None:
+        if (number, epoch) in kills:
+            kills.remove((number, epoch))
+            raise Killed
+
+    monkeypatch.setattr(trial.child_process, "child", trainer(kill))
+    for options in (("--new",), (), ()):
+        with pytest.raises(Killed):
+            run(job, *options)
+        with (job.parent / "runs" / "kinds-sweep-002" / "journal.jsonl").open("a") as file:
+            file.write('{"op_code":4,"worker')
+    assert run(job) == 0
+    assert table(job, 2) == whole
+
+
+def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(job, "--trials", "3") == 0
+    assert run(job, "--trials", "5") == 0
+    assert "goes on: 3 of 5 trials are done" in capsys.readouterr().out
+    assert run(job, "--trials", "2") == 0  # nothing is left to do
+    assert len(table(job)) == 5
+    job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
+    assert run(job) == 0
+    assert "is finished, and job, data or code have changed since; a new sweep begins" in capsys.readouterr().out
+    assert len(table(job, 2)) == 6
+
+
+def test_what_may_not_change_while_a_sweep_is_unfinished(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: KILLED)
+    assert run(job) == KILLED
+    assert "0 of 6 trials are done; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(trial.child_process, "child", trainer())
+    assert run(job, "--plain") == 4
+    assert "it was started without --plain" in capsys.readouterr().err
+    job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
+    assert run(job) == 4
+    told = capsys.readouterr().err
+    assert "kinds-sweep-001 is unfinished, and this has changed since it started" in told
+    assert "-      high: 0.5" in told
+    assert "or begin a new sweep with --new" in told
+    assert run(job, "--new") == 0
+
+
+def test_changed_data_are_refused(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(job, "--trials", "2") == 0
+    for place in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
+        row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
+        (place / "data.json").write_text(json.dumps({"files": row}))
+    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: KILLED)
+    spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
+    spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
+    assert run(job) == 4
+    assert f"{job.parent / 't.csv'} has other content" in capsys.readouterr().err
+
+
+def test_values_that_the_rules_refuse_together_fail_their_trial(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """momentum is valid beside sgd, which the job has, and not beside adamw."""
+    job.write_text(
+        JOB.replace("{name: adamw}", "{name: sgd}").replace(
+            "    model.hidden: [[4], [16, 16]]\n",
+            "    train.optimizer.name: [sgd, adamw]\n    train.optimizer.momentum: {low: 0.5, high: 0.9}\n",
+        )
+    )
+    assert run(job) == 0
+    states = {(row[1], row[3]["train.optimizer.name"]) for row in table(job)}
+    assert ("FAIL", "adamw") in states
+    assert ("FAIL", "sgd") not in states
+    assert "failed: --set train.optimizer.momentum=" in capsys.readouterr().out
+
+
+def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that are not finite are a result; missing data are not."""
+    codes = iter([5, 6, 3])
+    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: next(codes))
+    assert run(job) == 3
+    assert [row[1] for row in table(job)] == ["FAIL", "FAIL", "RUNNING"]
+    assert "trial 0 failed: exit code 5: the budget for non-finite steps is spent" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "check_installed", study.check_installed)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    assert run(job) == 9
+    assert "optuna is not installed here" in capsys.readouterr().err
+    job.write_text(JOB[: JOB.index("sweep:")])
+    assert run(job) == 2
+    assert "sweep: is missing" in capsys.readouterr().err
+
+
+def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome.swept, "write", WRITE)
+    assert run(job, "--set", "train.clip_norm=2") == 0
+    place = job.parent / "runs" / "kinds-sweep-001"
+    found = trained.read(place, "sweep.json")
+    done = [row for row in found["trials"] if row["state"] == "done"]
+    best = min(done, key=lambda row: row["value"])
+    assert (found["best"], found["direction"]) == (best["number"], "minimize")
+    assert [row["epochs"] for row in done] == [4] * len(done)
+    assert any(row["state"] == "ended early" and row["epochs"] < 4 for row in found["trials"])
+    assert "--set train.clip_norm=2" in found["command"]
+    made = load(found["file"])
+    assert (made.train.clip_norm, made.train.optimizer.lr) == (2, best["values"]["train.optimizer.lr"])
+    assert made.resolve(made.data.train).exists()
+    assert made.sweep is None
+    page = Page((place / "sweep.html").read_text())
+    assert page.text.count("validation/loss") > 4
+    assert "trial 0" in page.text
+    assert not (place / "job.yaml").exists()  # it would be a run
+
+
+def test_a_real_trial_is_ended_the_way_a_stop_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    job = trained.written(tmp_path)
+    with job.open("a") as file:
+        file.write("sweep: {trials: 1, space: {train.optimizer.lr: {low: 1e-3, high: 1e-2, log: true}}}\n")
+    monkeypatch.setattr(
+        study.Study, "note", lambda self, number, epoch, value: NOTE(self, number, epoch, value) or True
+    )
+    assert main.main(["sweep", str(job), "--runs", str(tmp_path / "runs")]) == 1
+    said = capfd.readouterr().out
+    assert "trial 0: ended early after epoch 1" in said
+    assert "no trial is done: 0 failed, 1 ended early" in said
+    place = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
+    assert trained.read(place, "state.json")["status"] == "stopped"
+    assert 8 <= int(trained.last(place).name.removeprefix("step-")) < 200
