@@ -1,8 +1,12 @@
-"""`drivetrain repeat`: a run for each seed, resumed where it was stopped, and one page with mean and deviation."""
+"""`drivetrain repeat`: a run for each seed, resumed where it was stopped, and one page with mean and deviation.
+
+Most tests have a trainer that only writes what a real one would.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 from pathlib import Path
@@ -13,17 +17,23 @@ from runtime.cli import main
 from runtime.data import fingerprint
 from runtime.errors import CheckpointError
 from runtime.job_spec.spec_source import SpecSource
-from runtime.supervisor.repeat import RepeatRequest, _changed_data, _check_same_data, _notes
-from runtime.supervisor.repeat import repeat as start
+from runtime.supervisor import repeat as repeating
+from runtime.supervisor import same_inputs
+from runtime.supervisor.repeat import RepeatRequest, _notes
+from runtime.supervisor.spec_difference import spec_text
+from runtime.supervisor.supervisor import TrainRequest
+from runtime.system.exit_codes import KILLED
 from tests import own_job
 from tests.faults import trained
 from tests.paths import ROOT
+from tests.report_page import Page
 
-EPOCHS = ("--set", "train.epochs=2")
+ACCURACY = "validation/accuracy"
 
 
 def repeat(job: Path, *options: str, expected: int = 0, **environment: str) -> str:
-    command = [word if word != "train" else "repeat" for word in trained.command(job, *EPOCHS, *options)]
+    """The command with real runs; its output."""
+    command = [word if word != "train" else "repeat" for word in trained.command(job, *options)]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -37,30 +47,75 @@ def repeat(job: Path, *options: str, expected: int = 0, **environment: str) -> s
     return done.stdout
 
 
-def test_it_is_killed_resumed_and_reported(tmp_path: Path) -> None:
-    job = trained.written(tmp_path)
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces the training, which then takes no time; lists the runs that it began."""
+    found: list[str] = []
+
+    def train(request: TrainRequest) -> int:
+        job = request.source().load()
+        opened = repeating.run_folder.open_run(request.runs, job, new=request.new)
+        os.close(opened.lock)
+        place = opened.path
+        found.append(place.name)
+        (place / "metrics.jsonl").write_text(f'{{"step": 1, "epoch": 0, "{ACCURACY}": 0.5}}\n')
+        scores = {ACCURACY: 0.5 + job.train.seed / 8, "validation/loss": None if job.train.seed == 2 else 1.0}
+        best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
+        (place / "result.json").write_text(json.dumps({"best": best}))
+        (place / "state.json").write_text('{"status": "done"}')
+        return 0
+
+    monkeypatch.setattr(repeating.supervisor, "train", train)
+    return found
+
+
+def start(job: Path, *options: str) -> int:
+    return main.main(["repeat", str(job), "--runs", str(job.parent / "runs"), *options])
+
+
+def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
+    job = trained.written(tmp_path, epochs="2")
     runs = tmp_path / "runs"
-    said = repeat(job, "--seeds", "2", expected=137, FAULT="runtime.training.loop:_advance:10:kill")
+    said = repeat(job, "--seeds", "2", expected=KILLED, FAULT="runtime.training.loop:_advance:10:kill")
     assert "seed 0 did not finish; 0 of 2 runs are done; the same command resumes" in said
     said = repeat(job, "--seeds", "2")
     assert "run " + str(runs / "small-seed0-001") + " resumes" in said
     assert "run " + str(runs / "small-seed1-001") + " starts" in said
     folders = [runs / f"small-seed{seed}-001" for seed in (0, 1)]
-    values = [trained.read(folder, "result.json")["best"]["metrics"]["validation/accuracy"] for folder in folders]
+    values = [trained.read(folder, "result.json")["best"]["metrics"][ACCURACY] for folder in folders]
     found = trained.read(runs / "repeat-small", "repeat.json")
-    assert found["metrics"]["validation/accuracy"]["values"] == values
-    assert found["metrics"]["validation/accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
-    assert found["metrics"]["validation/accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert next(iter(found["metrics"])) == "validation/accuracy"
-    assert [row["run"] for row in found["runs"].values()] == ["small-seed0-001", "small-seed1-001"]
+    assert found["metrics"][ACCURACY]["values"] == values
+    assert next(iter(found["metrics"])) == ACCURACY
     assert trained.rows(folders[0])[0] != trained.rows(folders[1])[0]
-    # Another seed is added, another job begins again.
-    said = repeat(job, "--seeds", "3")
-    assert said.count("is done\n") == 2
-    assert "| seed 2 | small-seed2-001 |" in (runs / "repeat-small" / "repeat.md").read_text()
-    said = repeat(job, "--seeds", "2", "--set", "train.optimizer.lr=0.02")
-    assert "is done\n" not in said
-    assert "small-seed0-002 · small-seed1-002" in (runs / "repeat-small" / "repeat.md").read_text()
+    assert "svg" in Page((runs / "repeat-small" / "repeat.html").read_text()).tags
+
+
+def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, begun: list[str]) -> None:
+    job, place = trained.written(tmp_path), tmp_path / "runs" / "repeat-small"
+    assert start(job, "--seeds", "2") == 0
+    found = trained.read(place, "repeat.json")["metrics"][ACCURACY]
+    assert found["values"] == [0.5, 0.625]
+    assert found["mean"] == pytest.approx(statistics.fmean(found["values"]))
+    assert found["deviation"] == pytest.approx(0.125 / 2**0.5)
+    assert start(job) == 0
+    assert begun == ["small-seed0-001", "small-seed1-001", "small-seed2-001"]
+    assert "| seed 2 | small-seed2-001 |" in (place / "repeat.md").read_text()
+    assert start(job, "--seeds", "2", "--set", "train.optimizer.lr=0.02") == 0
+    assert begun[3:] == ["small-seed0-002", "small-seed1-002"]
+
+
+def test_a_metric_that_is_nan_in_one_run_is_named(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was left out of the table without a word."""
+    job = trained.written(tmp_path)
+    assert start(job) == 0
+    line = "validation/loss has no mean: seed 2 ended with NaN"
+    assert f"warning: {line}" in capsys.readouterr().out
+    place = tmp_path / "runs" / "repeat-small"
+    found = trained.read(place, "repeat.json")
+    assert (list(found["metrics"]), found["left_out"]) == ([ACCURACY], [line])
+    assert line in Page((place / "repeat.html").read_text()).text
 
 
 def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,31 +129,30 @@ def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path) -> None:
+def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, begun: list[str]) -> None:
     job = trained.written(tmp_path)
-    repeat(job, "--seeds", "2", expected=137, FAULT="runtime.training.loop:_advance:10:kill")
+    assert start(job, "--seeds", "2") == 0
+    first = tmp_path / "runs" / "small-seed0-001"
+    (first / "state.json").write_text('{"status": "stopped"}')
+    (first / "checkpoints").mkdir()
     changed = ("--seeds", "2", "--set", "train.clip_norm=0.5")
-    repeat(job, *changed, expected=4)
-    repeat(job, *changed, "--new")
-    names = [
-        row["run"] for row in json.loads((tmp_path / "runs/repeat-small/repeat.json").read_text())["runs"].values()
-    ]
-    assert names == ["small-seed0-002", "small-seed1-001"]
+    assert start(job, *changed) == 4
+    assert start(job, *changed, "--new") == 0
+    assert begun[2:] == ["small-seed0-002", "small-seed1-002"]
 
 
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
-    job = trained.written(tmp_path)
+    job = trained.written(tmp_path, epochs="1")
     (tmp_path / "test.npz").write_bytes((tmp_path / "images.npz").read_bytes())
-    repeat(job, "--folds", "3", "--set", "data.test=test.npz")
+    repeat(job, "--folds", "2", "--set", "data.test=test.npz")
     found = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
-    assert list(found["runs"]) == ["fold 1", "fold 2", "fold 3"]
-    runs = [tmp_path / "runs" / f"small-fold{fold}of3-001" for fold in (1, 2, 3)]
+    assert list(found["runs"]) == ["fold 1", "fold 2"]
+    runs = [tmp_path / "runs" / f"small-fold{fold}of2-001" for fold in (1, 2)]
     tests = [trained.read(run, "result.json")["test"]["metrics"]["test/accuracy"] for run in runs]
     assert found["metrics"]["test/accuracy"]["values"] == tests
     confusions = [trained.read(run, "result.json")["confusion"][""]["matrix"] for run in runs]
-    assert [sum(map(sum, confusion)) for confusion in confusions] == [54, 53, 53]
-    truth = [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)]
-    assert truth == [54, 53, 53]
+    assert [sum(map(sum, confusion)) for confusion in confusions] == [80, 80]
+    assert [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)] == [54, 53, 53]
     assert "trained on the others, with seed 0" in (tmp_path / "runs" / "repeat-small" / "repeat.md").read_text()
 
 
@@ -119,30 +173,39 @@ def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pyt
     assert "data.fold: is 1/3, and data.train is a series, whose last part is the validation data" in text
 
 
-def test_runs_of_other_data_are_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_data_are_not_averaged(tmp_path: Path, begun: list[str]) -> None:
     """Finished runs were kept, and the new seed was trained on the changed file."""
-    job = SpecSource(trained.written(tmp_path), ()).load()
-    file, runs = tmp_path / "images.npz", [tmp_path / "one", tmp_path / "two"]
+    job = trained.written(tmp_path)
+    assert start(job, "--seeds", "2") == 0
+    file, runs = tmp_path / "images.npz", [tmp_path / "runs" / f"small-seed{seed}-001" for seed in (0, 1)]
 
     def record(run: Path) -> None:
-        run.mkdir(exist_ok=True)
         rows = fingerprint.of(tmp_path, [file.name])
         (run / "data.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
 
     for run in runs:
         record(run)
-    assert not _changed_data(runs[0], job)
-    _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
-    file.write_bytes(file.read_bytes() + b" ")
-    assert _changed_data(runs[0], job) == str(file)
-    monkeypatch.setattr("runtime.supervisor.repeat._done", lambda _runs, _job: runs[0])
-    monkeypatch.setattr("runtime.supervisor.repeat.supervisor.train", lambda _request: 75)
-    monkeypatch.setattr("runtime.supervisor.repeat.repeated.write", lambda *_: [])
-    request = RepeatRequest(tmp_path / "small.yaml", runs=tmp_path / "runs", seeds=2)
-    assert start(request) == 75
-    record(runs[0])
-    assert start(request) == 0
+    assert not same_inputs.changed(runs[0], SpecSource(job, ()).load())
+    same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
     file.write_bytes(file.read_bytes() + b" ")
     record(runs[1])
-    with pytest.raises(CheckpointError, match=r"one and .*two were trained with other data"):
-        _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
+    with pytest.raises(CheckpointError, match=r"seed0-001 and .*seed1-001 were trained with other data"):
+        same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
+    assert start(job, "--seeds", "2") == 4  # the new run of seed 0 recorded nothing
+    assert begun[2:] == ["small-seed0-002"]
+
+
+def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was ignored: finished runs of the old code were averaged with runs of the new one."""
+    job, runs = own_job.job(tmp_path), [tmp_path / "one", tmp_path / "two"]
+    for run in runs:
+        run.mkdir()
+        (run / "job.yaml").write_text(spec_text(job))
+        names = ("my_data.py", "my_model.py")
+        (run / "code.json").write_text(json.dumps({n: same_inputs.sha256(tmp_path / n) for n in names}))
+        assert not same_inputs.changed(run, job)
+    (tmp_path / "my_model.py").write_text(own_job.MODEL.replace("relu", "tanh"))
+    assert same_inputs.changed(runs[0], job) == str(tmp_path / "my_model.py")
+    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": same_inputs.sha256(tmp_path / "my_model.py")}))
+    with pytest.raises(CheckpointError, match=r"one and .*two were trained with other code"):
+        same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
