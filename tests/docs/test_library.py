@@ -26,3 +26,7 @@ def test_every_parameter_of_train_is_on_the_page() -> None:
 
 def test_every_value_that_a_callback_is_told_is_on_the_page() -> None:
     assert named("Callbacks") == set(runtime.TrainingInfo.__dataclass_fields__)
+
+
+def test_every_parameter_of_prepare_is_on_the_page() -> None:
+    assert named("A loop of your own") == set(inspect.signature(runtime.prepare).parameters)
