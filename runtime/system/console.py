@@ -32,7 +32,17 @@ def console(file: IO[str] | None = None) -> Console:
     stream = file or sys.stdout
     terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
-    return Console(file=stream, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
+    # In a notebook rich shows a table beside stdout, even where stdout is redirected to be silent.
+    notebook = None if type(stream).__module__.startswith("ipykernel") else False
+    return Console(
+        file=stream,
+        width=width,
+        force_terminal=terminal,
+        force_jupyter=notebook,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
 
 
 def live_terminal() -> bool:
