@@ -89,7 +89,7 @@ def _check_packages() -> None:
     if missing:
         raise DeviceError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-            f"export needs torch and {', '.join(PACKAGES)}, which the images do not contain",
+            f"export needs torch and {', '.join(PACKAGES)}, which the CPU image has, and the images for GPUs have not",
             f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to",
         )
 

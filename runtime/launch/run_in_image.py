@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.errors import DeviceError, StorageError
+from runtime.errors import DataError, DeviceError, SpecError, StorageError
 from runtime.inference.predict import STDIN, TERMINAL
 from runtime.job import Job
 from runtime.launch import mounts
@@ -26,7 +26,7 @@ from runtime.system.files import read_json
 from runtime.system.installation import SETUP
 
 WITH_JOB = ("find-lr", "memory", "bench", "fetch")
-COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert", "init")
+COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "sample", "convert", "init")
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
 """The libraries with which `init` reads data; it needs no torch."""
@@ -207,6 +207,12 @@ def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
         from runtime.inference import evaluate as evaluating
 
         yield given.run / "job.yaml", evaluating.stored_job(given.run)
+    elif given.command == "export" and (given.run / "job.yaml").is_file():
+        from runtime.inference import evaluate as evaluating
+
+        # Without its data, which may be gone, a model is compared on random samples.
+        with contextlib.suppress(DataError, SpecError):
+            yield given.run / "job.yaml", evaluating.stored_job(given.run)
 
 
 def _named(given: argparse.Namespace) -> Iterator[Path]:
