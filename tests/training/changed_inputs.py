@@ -86,6 +86,8 @@ KEPT = (
     "run",
     "train",
     "held",
+    "pictures-train",
+    "pictures-held",
     "job.yaml",
     *(
         f"{part}.{kind}"
