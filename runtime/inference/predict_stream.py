@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runtime.inference.predictions import Answer
     from runtime.models.saved_model import SavedModel
 
-_PLACE = re.compile(rf"(no row of )?\S*{NAME}\.\w+( (row|line) \d+)?:?( is usable;)? ?")
+_PLACE = re.compile(rf"(no row of )?\S*{NAME}\.\w+( (row|line) \d+)?( \(line \d+\))?:?( is usable;)? ?")
 """Where the message of a file with one record places its problem."""
 
 

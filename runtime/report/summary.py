@@ -70,6 +70,8 @@ def exit_meaning(code: int | None) -> str:
         return "no exit code recorded"
     if code == 0:
         return "done"
+    if code == errors.DrivetrainError.exit_code:
+        return "failed"
     for kind in errors.DrivetrainError.__subclasses__():
         if kind.exit_code == code:
             return (kind.__doc__ or "").splitlines()[0].rstrip(".").lower()

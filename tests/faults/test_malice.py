@@ -26,6 +26,7 @@ import safetensors.torch
 import torch
 
 from runtime.data.images import npz_images
+from runtime.data.images.label_form import LabelForm
 from runtime.errors import CheckpointError, DataError, DrivetrainError
 from runtime.models import saved_model
 from runtime.system.files import read_json, sha256, write_json
@@ -339,7 +340,7 @@ def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None
             file.writestr(name, content)
     before = peak()
     with watched(tmp_path), pytest.raises(DataError) as caught:
-        npz_images.read(tmp_path / "images.npz", "data.train")
+        npz_images.read(tmp_path / "images.npz", "data.train", LabelForm("class", ("label",)))
     assert "data.train" in str(caught.value)
     assert peak() - before < MOST
     assert [path.name for path in tmp_path.iterdir()] == ["images.npz"]

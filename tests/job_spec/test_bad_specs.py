@@ -251,9 +251,13 @@ def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFix
     ("text", "place", "given"),
     [
         ("data: {train: no/such}", "3:8", "data.train: 'no/such' does not exist"),
-        ("data: {train: data/digits.npz/x}", "3:8", "data.train: 'data/digits.npz/x' does not exist"),
+        ("data: {train: data/digits.npz/none-such}", "3:8", "data.train: 'data/digits.npz/none-such' does not exist"),
         ("data: {train: data, validation: there}", "3:21", "data.validation: 'there' does not exist"),
-        ("data: {train: ~nobody-of-this-name/x}", "3:8", "data.train: '~nobody-of-this-name/x' does not exist"),
+        (
+            "data: {train: ~nobody-of-this-name/none-such}",
+            "3:8",
+            "data.train: '~nobody-of-this-name/none-such' does not exist",
+        ),
         (f"data: {{train: {'x' * 5000}}}", "3:8", f"data.train: '{'x' * 59}…' cannot be read: File name too long"),
         ('data: {train: "a\\0b"}', "3:8", "data.train: 'a\\x00b' is not a path: embedded null byte"),
     ],

@@ -39,7 +39,7 @@ def test_every_layer_follows_the_schedule_at_its_factor(spec: str, tmp_path: Pat
     for epoch in range(2):
         for batch in theirs.batches.epoch(epoch):
             for group in by_hand.param_groups:
-                group["lr"] = 0.01 * theirs.schedule(theirs.counters.step) * group["factor"]
+                group["lr"] = 0.01 * theirs.rates.schedule(theirs.counters.step) * group["factor"]
             loss = torch.nn.functional.cross_entropy(theirs.model(*batch.inputs), batch.targets[""])
             loss.backward()  # type: ignore[no-untyped-call]
             by_hand.step()

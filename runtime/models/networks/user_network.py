@@ -136,7 +136,7 @@ def guarded(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if torch_errors.is_out_of_memory(error) or not (lines or _inside(job, error)):
+        if torch_errors.is_out_of_memory(error) or not any(parts(job)) or not (lines or _inside(job, error)):
             raise
         key, part = _last(job, lines)
         given = f"the object returned by {part.factory}() in {part.file} raised {told(error)}"
