@@ -34,6 +34,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _group(item) != "docker")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail if xdist would split the groups, as it does with a pytest it does not know: image tests would meet."""
+    if not hasattr(session.config, "workerinput") or not session.config.getvalue("loadgroup"):
+        return
+    if session.items and not session.items[0].nodeid.endswith(f"@{_group(session.items[0])}"):
+        raise pytest.UsageError(
+            "this pytest and this xdist do not keep the tests of a file together; see pyproject.toml"
+        )
+
+
 def _group(item: pytest.Item) -> str:
     path = item.path.relative_to(TESTS)
     return "docker" if path.parts[0] == "docker" else str(path.with_suffix(""))
