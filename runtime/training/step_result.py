@@ -14,6 +14,7 @@ class StepResult:
 
     Args:
         values: loss and gradient norm, a tensor of shape (2,) on the device.
+        finite: whether both are finite, a boolean tensor of shape () on the device.
         on_device: whether weights, buffers and scale depend on `finite` by the device's own arithmetic.
         then: called once, when `finite` is known to the host.
     """

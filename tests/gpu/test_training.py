@@ -114,8 +114,12 @@ def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
     sets = [word for setting in settings for word in ("--set", setting)]
     process = subprocess.Popen(
         command("train", str(job), "--runs", str(runs), *sets),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment(), start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        env=environment(),
+        start_new_session=True,
+    )
     wait(lambda: any(runs.glob("*/checkpoints/step-[1-9]*/MANIFEST.json")) or process.poll() is not None)
     assert process.poll() is None, "it ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
@@ -194,8 +198,12 @@ def test_a_model_trained_on_the_gpu_is_used_on_the_cpu(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("digits-*")
     on_gpu = drivetrain("evaluate", str(folder))
     on_cpu = subprocess.run(
-        command("evaluate", str(folder)), capture_output=True, text=True, cwd=ROOT, check=True,
+        command("evaluate", str(folder)),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
         env=environment() | {"CUDA_VISIBLE_DEVICES": ""},
-    ).stdout  # fmt: skip
+    ).stdout
     number = re.compile(r"validation/accuracy\s+(\S+)")
     assert abs(float(number.findall(on_gpu)[0]) - float(number.findall(on_cpu)[0])) < 0.01

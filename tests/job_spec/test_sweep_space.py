@@ -28,20 +28,50 @@ def job(folder: Path, space: str, more: str = "") -> Path:
 
 
 REFUSED = [
-    ("train.learning_rate: {low: 1, high: 2}", "8:5", "train.learning_rate: unknown key", 'did you mean "train.optimizer.lr"?'),
+    (
+        "train.learning_rate: {low: 1, high: 2}",
+        "8:5",
+        "train.learning_rate: unknown key",
+        'did you mean "train.optimizer.lr"?',
+    ),
     ("model.dropout: {low: 0, high: 1}", "8:29", "model.dropout: is 1", "change the value"),
-    ("train.optimizer.lr: {low: 0, high: 1, log: true}", "8:26", "sweep.space.train.optimizer.lr.low: is 0, and log is true", "change low, or remove log"),
+    (
+        "train.optimizer.lr: {low: 0, high: 1, log: true}",
+        "8:26",
+        "sweep.space.train.optimizer.lr.low: is 0, and log is true",
+        "change low, or remove log",
+    ),
     ("train.epochs: {low: 1.5, high: 3}", "8:20", "train.epochs: is 1.5", "change the value"),
-    ("train.batch_size: {low: 16, high: 100, step: 16}", "8:33", "sweep.space.train.batch_size.high: is 100, which steps of 16 from 16 do not reach", "change high or step"),
-    ("train.epochs: {low: 3, high: 3}", "8:28", "sweep.space.train.epochs.high: is 3, and low is 3", "swap or change them"),
-    ("train.optimizer.lr: {low: 1, high: 3, log: true, step: 1}", "8:54", "sweep.space.train.optimizer.lr.step: is set, and log is true", "remove one, or list the values"),
+    (
+        "train.batch_size: {low: 16, high: 100, step: 16}",
+        "8:33",
+        "sweep.space.train.batch_size.high: is 100, which steps of 16 from 16 do not reach",
+        "change high or step",
+    ),
+    (
+        "train.epochs: {low: 3, high: 3}",
+        "8:28",
+        "sweep.space.train.epochs.high: is 3, and low is 3",
+        "swap or change them",
+    ),
+    (
+        "train.optimizer.lr: {low: 1, high: 3, log: true, step: 1}",
+        "8:54",
+        "sweep.space.train.optimizer.lr.step: is set, and log is true",
+        "remove one, or list the values",
+    ),
     ("train.optimizer.name: [adamw, sgdd]", "8:35", "train.optimizer.name: is 'sgdd'", 'did you mean "sgd"?'),
-    ("train.optimizer.name: [adamw, sgd]", "5:45", "train.optimizer.betas: unknown key, if train.optimizer.name is 'sgd'", "remove it: it is a setting of adamw"),
+    (
+        "train.optimizer.name: [adamw, sgd]",
+        "5:45",
+        "train.optimizer.betas: unknown key, if train.optimizer.name is 'sgd'",
+        "remove it: it is a setting of adamw",
+    ),
     ("train.batch_size: [16, 16.0]", "8:5", "sweep.space.train.batch_size: has 16.0 twice", "remove one"),
     ("limits.cpus: [1, 2]", "8:5", "sweep.space.limits.cpus: limits is the same in all trials", "remove it"),
     ("train.seed: 5", "8:5", "sweep.space.train.seed: is 5", "change the value"),
     ("train.seed: {low: 5}", "8:5", "sweep.space.train.seed.high: is missing", "add `high:`"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("space", "place", "given", "action"), REFUSED)

@@ -85,8 +85,12 @@ def test_without_groups_nothing_changes(tmp_path: Path) -> None:
         (
             "lr_groups: {feature: 0.1}",
             "",
-            ("tiny.yaml:6:", "train.lr_groups.feature: no layer matches 'feature'", "layers: features.0, features.1",
-             'did you mean "features"?'),
+            (
+                "tiny.yaml:6:",
+                "train.lr_groups.feature: no layer matches 'feature'",
+                "layers: features.0, features.1",
+                'did you mean "features"?',
+            ),
         ),
         (
             "lr_groups: {features: 0.1}",
@@ -96,13 +100,15 @@ def test_without_groups_nothing_changes(tmp_path: Path) -> None:
         (
             "lr_groups: {'features*': 0.1, features.0: 0.5}",
             "",
-            ("train.lr_groups.features.0: matches nothing that 'features*' has not matched before",
-             "write it before 'features*', or remove it"),
+            (
+                "train.lr_groups.features.0: matches nothing that 'features*' has not matched before",
+                "write it before 'features*', or remove it",
+            ),
         ),
         ("lr_groups: {features: 0}", "", ("train.lr_groups.features: is 0",)),
         ("lr_groups: 0.1", "", ("train.lr_groups: is 0.1", "a mapping")),
     ],
-)  # fmt: skip
+)
 def test_bad_groups(train: str, model: str, words: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         tiny.build(tiny.job(train, model), tiny.dataset())

@@ -142,15 +142,45 @@ def test_an_update_asks_which_commit_it_is_now(
 @pytest.mark.parametrize(
     ("status", "headers", "token", "given", "action"),
     [
-        (404, {"X-Error-Code": "RepoNotFound"}, "", "no network of this name that everybody sees (404)", "check the spelling; if it is private, export HF_TOKEN"),
-        (401, {"X-Error-Code": "RepoNotFound"}, "", "no network of this name that everybody sees (401)", "environment: [HF_TOKEN]"),
-        (404, {"X-Error-Code": "RepoNotFound"}, "t0ken", "no network of this name that the token of HF_TOKEN sees", "whose token it is"),
+        (
+            404,
+            {"X-Error-Code": "RepoNotFound"},
+            "",
+            "no network of this name that everybody sees (404)",
+            "check the spelling; if it is private, export HF_TOKEN",
+        ),
+        (
+            401,
+            {"X-Error-Code": "RepoNotFound"},
+            "",
+            "no network of this name that everybody sees (401)",
+            "environment: [HF_TOKEN]",
+        ),
+        (
+            404,
+            {"X-Error-Code": "RepoNotFound"},
+            "t0ken",
+            "no network of this name that the token of HF_TOKEN sees",
+            "whose token it is",
+        ),
         (401, {"X-Error-Code": "GatedRepo"}, "", "answers 401: this network is gated", "ask for access on its page"),
-        (403, {"X-Error-Code": "GatedRepo"}, "t0ken", "is gated, and the token of HF_TOKEN has no access", "ask for access"),
-        (401, {"X-Error-Message": "Invalid credentials in Authorization header"}, "t0ken", "does not accept the token of HF_TOKEN", "export HF_TOKEN"),
+        (
+            403,
+            {"X-Error-Code": "GatedRepo"},
+            "t0ken",
+            "is gated, and the token of HF_TOKEN has no access",
+            "ask for access",
+        ),
+        (
+            401,
+            {"X-Error-Message": "Invalid credentials in Authorization header"},
+            "t0ken",
+            "does not accept the token of HF_TOKEN",
+            "export HF_TOKEN",
+        ),
         (418, {}, "", "the hub answers 418", "check HF_ENDPOINT"),
     ],
-)  # fmt: skip
+)
 def test_refusals(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], token: str, given: str, action: str
 ) -> None:

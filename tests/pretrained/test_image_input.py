@@ -50,7 +50,11 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
     [
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}}),
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "resample": 3, "do_rescale": True}),
-        ("deit", "DeiTImageProcessorPil", {"size": {"height": 72, "width": 72}, "crop_size": {"height": 64, "width": 64}}),
+        (
+            "deit",
+            "DeiTImageProcessorPil",
+            {"size": {"height": 72, "width": 72}, "crop_size": {"height": 64, "width": 64}},
+        ),
         ("clip", "CLIPImageProcessorPil", {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}),
         ("clip", "CLIPImageProcessorPil", {"size": {"shortest_edge": 73}, "crop_size": {"height": 64, "width": 64}}),
         ("convnext", "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}, "crop_pct": 0.875}),
@@ -58,7 +62,7 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "do_normalize": False}),
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "rescale_factor": 1 / 127.5}),
     ],
-)  # fmt: skip
+)
 def test_pixels_are_those_of_the_image_processor(
     tmp_path: Path, module: str, name: str, options: dict[str, Any]
 ) -> None:
@@ -115,9 +119,13 @@ def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
         key: found.preprocessing[key] for key in ("fit", "interpolation", "crop_share", "image_size", "mean", "std")
     }
     assert stored == {
-        "fit": "crop", "interpolation": "bicubic", "crop_share": 0.8, "image_size": 32,
-        "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3],
-    }  # fmt: skip
+        "fit": "crop",
+        "interpolation": "bicubic",
+        "crop_share": 0.8,
+        "image_size": 32,
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.25, 0.3],
+    }
     ids = np.arange(len(wanted))
     new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
     torch.testing.assert_close(

@@ -199,12 +199,20 @@ def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "data", "words"),
     [
-        (CONFIG | {"architecture": "resnet34"}, SMALL, ("weights is resnet34", "a folder with config.json and model.safetensors of timm", "use one of resnet18")),
+        (
+            CONFIG | {"architecture": "resnet34"},
+            SMALL,
+            ("weights is resnet34", "a folder with config.json and model.safetensors of timm", "use one of resnet18"),
+        ),
         ({}, SMALL, ("is no network of timm", "a folder with", "use one of resnet18")),
-        ({"architecture": "resnet18"}, SMALL, ("does not say what its images looked like", "input_size, mean, std", "use another folder")),
+        (
+            {"architecture": "resnet18"},
+            SMALL,
+            ("does not say what its images looked like", "input_size, mean, std", "use another folder"),
+        ),
         (CONFIG, f"{SMALL}, channels: 1", ("data.channels: is 1, and", "possible: 3", "write 3, or leave it out")),
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit(folder: Path, config: dict[str, Any], data: str, words: tuple[str, ...]) -> None:
     saved(folder, config)
     with pytest.raises(SpecError) as caught:
