@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runtime.api import plan_for as plan_for
     from runtime.supervisor.embedded import Result as Result
     from runtime.supervisor.embedded import train as train
-    from runtime.supervisor.prepared import prepare as prepare
+    from runtime.supervisor.prepare import prepare as prepare
     from runtime.tracking.monitor import Monitor as Monitor
     from runtime.training.callbacks import StopTraining as StopTraining
     from runtime.training.callbacks import TrainingInfo as TrainingInfo
@@ -29,7 +29,7 @@ _HOMES = {
     "facts_here": "api",
     "plan_for": "api",
     "memory_for": "api",
-    "prepare": "supervisor.prepared",
+    "prepare": "supervisor.prepare",
     "Monitor": "tracking.monitor",
     "StopTraining": "training.callbacks",
     "TrainingInfo": "training.callbacks",

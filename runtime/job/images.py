@@ -117,10 +117,7 @@ class ImageRegressionJob(ImageJob):
     def problems(self) -> Iterator[Problem]:
         """Refuse what is for classes."""
         yield from super().problems()
-        if self.train.class_weights != "none":
-            yield self.problem(
-                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
-            )
+        yield from self.class_weights_refused()
         if self.data.augment.cutmix:
             yield self.problem(
                 ("data", "augment", "cutmix"),

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr
 from runtime.errors import Problem
 from runtime.job.data import Data
 from runtime.job.document import Document
-from runtime.job.formatting import dotted
+from runtime.job.formatting import dotted, shown
 from runtime.job.sweep import Parameter, Sweep
 from runtime.job.train import Train
 from runtime.job.values import (
@@ -194,6 +194,13 @@ class Job(Spec):
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""
         yield from ()
+
+    def class_weights_refused(self) -> Iterator[Problem]:
+        """The problem of a task without classes whose job weights them."""
+        if self.train.class_weights != "none":
+            yield self.problem(
+                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
+            )
 
     def problem(self, path: tuple[str, ...], given: str, possible: str, action: str) -> Problem:
         """A problem of the value at `path` of the spec."""

@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
-from runtime.job.formatting import shown
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.series_augment import SeriesAugment
@@ -183,10 +182,7 @@ class SeriesRegressionJob(SeriesJob):
     def problems(self) -> Iterator[Problem]:
         """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
         yield from super().problems()
-        if self.train.class_weights != "none":
-            yield self.problem(
-                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
-            )
+        yield from self.class_weights_refused()
         for option, why in (
             ("scaling", "changes the amplitude"),
             ("time_warp", "changes the speed"),

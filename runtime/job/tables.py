@@ -10,7 +10,6 @@ from pydantic import Discriminator, Field, Tag
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
-from runtime.job.formatting import shown
 from runtime.job.job import LABEL_METRICS, Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
@@ -126,10 +125,8 @@ class TableJob(Job):
                     "columns that are features",
                     "add it to data.features, or remove it",
                 )
-        if self.train.class_weights != "none" and isinstance(self, TableRegressionJob):
-            yield self.problem(
-                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
-            )
+        if isinstance(self, TableRegressionJob):
+            yield from self.class_weights_refused()
 
 
 class TableClassificationJob(TableJob):

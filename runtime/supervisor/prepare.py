@@ -1,0 +1,156 @@
+"""Makes a training step for a loop of the user's own, under a plan for this machine: `runtime.prepare`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from runtime import optimizations
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.job.embedded import EmbeddedJob
+from runtime.models import inspection
+from runtime.optimizations import AssembledRun, Effect
+from runtime.plan import plan as plans
+from runtime.plan.plan import Plan
+from runtime.plan.plan_table import render
+from runtime.supervisor import embedded_call, embedded_parts, host_process
+from runtime.supervisor.prepared_step import LoopRun, PreparedStep
+from runtime.system.console import console, say
+from runtime.training import torch_setup
+from runtime.training.loop_step import Forms, LoopLoss, LoopStep
+from runtime.training.step_options import StepOptions
+from runtime.training.user_optimizer import UserOptimizer
+
+USED = (
+    "cpu_threads",
+    "denormals",
+    "attention",
+    "cudnn_benchmark",
+    "channels_last",
+    "precision",
+    "micro_batch",
+    "gradient_checkpointing",
+    "compile",
+    "cuda_graphs",
+)
+"""Optimizations that act on the network and its step; all others act on data that the runtime reads."""
+LEFT = "your loop reads the data, and builds the optimizer"
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: Optimizer | Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    gpus: str | Sequence[int] | None = None,
+    optimize: Mapping[str, bool | int | float | str] | None = None,
+    fp16: Mapping[str, Any] | None = None,
+    deterministic: bool | str = "auto",
+    limits: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> contextlib.AbstractContextManager[PreparedStep]:
+    """A training step for a loop of your own, under a plan for this machine.
+
+    The network is moved to its device when the block begins. Threads, precision and other settings of torch hold inside
+    of the `with` block, and are as before after it. There are no checkpoints, records or signal handlers.
+
+    Args:
+        model: the network.
+        optimizer: over its parameters, or a function of the list of trainable parameters that returns one.
+        loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
+            batch) if batches are mappings. None if the model returns the loss.
+        clip_norm: largest gradient norm; None for no clipping.
+        accumulate: batches of an update; each counts the same.
+        gpus: `auto`, `none` or a list of one number.
+        optimize: optimizations by name: precision, micro_batch, compile, channels_last, cpu_threads, ...
+        fp16: scaling of the gradients if the precision is fp16, as in the spec.
+        deterministic: as in the spec.
+        limits: `gpus` and `gpu_memory`, as in the spec.
+        quiet: whether to print no plan.
+
+    Raises:
+        SpecError: if an argument cannot be used.
+        DeviceError: if the GPU cannot be used.
+    """
+    caller = sys._getframe(1)
+    place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}:1"
+    refuse = embedded_parts.refusal(place)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
+    for name in optimize or {}:
+        if name in optimizations.off_values() and name not in USED:
+            raise refuse(f"optimize.{name}", "is set", f"{', '.join(USED)}: {LEFT}", "leave it out")
+    made = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
+    settings: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "deterministic": deterministic,
+        "optimizer": embedded_parts.optimizer_spec(made.optimizer),
+        "schedule": "constant",
+    }
+    written = {
+        "name": "prepare",
+        "task": "python",
+        "train": settings | ({} if fp16 is None else {"fp16": dict(fp16)}),
+        "optimize": dict(optimize or {}),
+        "limits": embedded_call.limits_of(limits or {}, gpus, refuse),
+    }
+    job = embedded_call.spec_of(written, place)
+    # How many samples a batch has is not known before the first.
+    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+    machine = host_process.machine(detect(Path()), job)
+    plan = _plan(job, machine, model)
+    if not quiet:
+        console().print(render(plan, job, machine))
+    return _block(job, machine, plan, model, made, loss, accumulate)
+
+
+def _plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
+    """The decisions; what acts on data that the runtime reads is off."""
+    found = host_process.as_started(plans.resolve(job, machine, inspection.inspect_network(model)), machine)
+    off, rows = optimizations.off_values(), []
+    for row in found.decisions:
+        process = row.source == "process" or row.name in USED
+        left = replace(row.learned(off[row.name], "choice", LEFT), effect=str(Effect.EXACT), provisional=False)
+        rows.append(row if process else left)
+    return found.with_rows(rows)
+
+
+@contextlib.contextmanager
+def _block(
+    job: EmbeddedJob,
+    machine: Hardware,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: UserOptimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    accumulate: int,
+) -> Iterator[PreparedStep]:
+    """Apply the plan, and undo what is process-wide."""
+    with host_process.settings_as_found():
+        device = torch.device("cuda:0" if machine.gpu else "cpu")
+        torch_setup.begin(job, machine, device)
+        model.to(device)
+        built = optimizer.build(model)
+        forms = Forms(model, loss)
+        objective = LoopLoss(forms, accumulate)
+        options = StepOptions(forward=forms.forward, report_memory=say, report_compile=say, report_numbers=say)
+        step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, forms=forms)
+        run = LoopRun(job, machine, plan, device, model, built, step)
+        for optimization in optimizations.every():
+            value = plan.value(optimization.name)
+            if optimization.name in USED and value != optimization.off:
+                optimization.apply(cast(AssembledRun, run), value)
+        run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
+        with PreparedStep(run, forms, objective, accumulate).opened() as prepared:
+            yield prepared
