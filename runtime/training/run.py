@@ -39,6 +39,7 @@ from runtime.training.checkpoints import resume
 from runtime.training.counters import Counters
 from runtime.training.ema import Ema
 from runtime.training.learning_rates import LearningRates, ScheduledRates, SteppedRates
+from runtime.training.losses import Objective
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
@@ -199,16 +200,10 @@ def assemble(
     ranks.broadcast([*model.parameters(), *model.buffers()])
     if device.type == "cpu":
         strided_convolution.rewrite(model)
-    frozen = freeze(model, network.freeze, job)
-    if epoch:
-        network.unfreezing.apply(model, epoch)
-        frozen = [] if network.freeze.train_mode else list(frozen_parts(model))
+    frozen = _frozen(model, network, job, epoch)
     by_layer = lr_groups.groups(job, model, network.trained())
     factors = {name: g.factor for g in by_layer for name in g.names}
     made = parts.optimizer.build(model) if parts.optimizer else optimizer.build(job.train.optimizer, model, factors)
-    # A dataset that reads a sample to get its target would be read as a whole.
-    targets = dataset.train.targets if losses.weighs(dataset.heads, job.train.class_weights) else {}
-    goal = losses.objective(job.train.loss, dataset.heads, targets, job.train.class_weights, dataset.loss)
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
@@ -229,7 +224,7 @@ def assemble(
         batches=batches,
         signals=signals,
         clock=clock,
-        step=Step(model, made, goal, job.train.clip_norm, device, options),
+        step=Step(model, made, _objective(job, dataset), job.train.clip_norm, device, options),
         rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
@@ -253,6 +248,23 @@ def assemble(
     run.batches.handover.processes = ranks.count
     batches.tell = partial(_report, events, counters, "loader")
     return run
+
+
+def _frozen(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
+    """Freeze what is frozen in `epoch`; returns the modules that stay in evaluation mode."""
+    frozen = freeze(model, network.freeze, job)
+    if not epoch:
+        return frozen
+    network.unfreezing.apply(model, epoch)
+    return [] if network.freeze.train_mode else list(frozen_parts(model))
+
+
+def _objective(job: Job, dataset: Dataset) -> Objective:
+    """The loss of all heads."""
+    weighting = job.train.class_weights
+    # A dataset that reads a sample to get its target would be read as a whole.
+    targets = dataset.train.targets if losses.weighs(dataset.heads, weighting) else {}
+    return losses.objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
 
 
 def _rates(job: Job, made: torch.optim.Optimizer, parts: UserParts, per_epoch: int, origin: int) -> LearningRates:
