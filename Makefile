@@ -45,8 +45,8 @@ test: .venv/check ## run all tests, two files at a time; those of the images too
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests/faults tests/docker tests/job_spec $(ARGS)
 
-test-cgroup2: .venv/check ## run the image tests on an emulated host with cgroup v2 and systemd (root, hours, 6 GB of disk)
-	@DRIVETRAIN_IMAGES=required DRIVETRAIN_TESTS_SLOWER=15 scripts/cgroup2-host $(python) -m pytest -rs \
+test-cgroup2: .venv/check ## run the image tests on a virtual host with cgroup v2 and systemd (root, an hour, 6 GB of disk)
+	@DRIVETRAIN_IMAGES=required scripts/cgroup2-host $(python) -m pytest -rs \
 	    -m 'cgroup and not nightly' --durations 0 tests/docker $(ARGS)
 
 check: .venv/check ## check format, lint, types, shell scripts, Dockerfile
@@ -101,8 +101,9 @@ lock: ## lock the requirements of the images again
 schema: .venv/check ## write the JSON schema of the job file
 	@$(python) -m runtime schema > docs/job.schema.json
 
-decisions: .venv/check ## write docs/decisions.md: the settings for all recorded machines
+decisions: .venv/check ## write docs/decisions.md and docs/defaults.md: the settings for all recorded machines
 	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > docs/decisions.md
+	@$(python) -m docs.generate.defaults_page tests/machines > docs/defaults.md
 
 readme: .venv/check ## write the plan into README.md and README.es.md
 	@for page in README.md README.es.md; do $(python) -m docs.generate.readme_plan $$page || exit; done

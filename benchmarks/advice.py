@@ -118,50 +118,83 @@ def reports(folder: Path) -> None:
 
 def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
     """A custom job over one of the files above."""
-    return {"task": "custom", "data": {"file": f"{name}.py", "factory": "load", "arguments": dict(factory_arguments)},
-            "model": {"file": "network.py", "factory": "build", "arguments": {"width": width, "threads": threads}}}
+    return {
+        "task": "custom",
+        "data": {"file": f"{name}.py", "factory": "load", "arguments": dict(factory_arguments)},
+        "model": {"file": "network.py", "factory": "build", "arguments": {"width": width, "threads": threads}},
+    }
 
 
 CASES = {
     "images decoded again and again": Case(
-        "optimize: {decode_cache", make=photos,
-        spec={"task": "image-classification", "data": {"train": "photos", "validation": 0.2, "image_size": 64},
-              "train": {"epochs": 10, "batch_size": 16}, "optimize": {"decode_cache": False, "cpu_threads": 1}}),
+        "optimize: {decode_cache",
+        make=photos,
+        spec={
+            "task": "image-classification",
+            "data": {"train": "photos", "validation": 0.2, "image_size": 64},
+            "train": {"epochs": 10, "batch_size": 16},
+            "optimize": {"decode_cache": False, "cpu_threads": 1},
+        },
+    ),
     "items that take their time": Case(
         "optimize: {loader_workers",
-        spec=own("slow", {}, 1024) | {"train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1}}),
+        spec=own("slow", {}, 1024) | {"train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1}},
+    ),
     "padding": Case(
-        "optimize: {unpadding", make=reports,
-        spec={"task": "text-classification",
-              "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
-              "model": {"name": "encoder", "layers": 1, "width": 64, "dropout": 0.0},
-              "train": {"epochs": 6, "batch_size": 32}, "optimize": {"unpadding": "off", "cpu_threads": 1}}),
+        "optimize: {unpadding",
+        make=reports,
+        spec={
+            "task": "text-classification",
+            "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
+            "model": {"name": "encoder", "layers": 1, "width": 64, "dropout": 0.0},
+            "train": {"epochs": 6, "batch_size": 32},
+            "optimize": {"unpadding": "off", "cpu_threads": 1},
+        },
+    ),
     "saving too often": Case(
         "checkpoint: {every",
-        spec=own("arrays", {"samples": 8000}, 1400) | {
-            "train": {"epochs": 14, "batch_size": 64}, "checkpoint": {"every": "20 steps"},
-            "optimize": {"cpu_threads": 1}}),
+        spec=own("arrays", {"samples": 8000}, 1400)
+        | {
+            "train": {"epochs": 14, "batch_size": 64},
+            "checkpoint": {"every": "20 steps"},
+            "optimize": {"cpu_threads": 1},
+        },
+    ),
     "a setting that does nothing": Case(
         "optimize: {cpu_threads: auto",
-        spec=own("arrays", {"samples": 20000}, 1024, threads=1) | {
-            "train": {"epochs": 16, "batch_size": 64}, "optimize": {"cpu_threads": 2}}),
+        spec=own("arrays", {"samples": 20000}, 1024, threads=1)
+        | {"train": {"epochs": 16, "batch_size": 64}, "optimize": {"cpu_threads": 2}},
+    ),
     "more threads than the quota": Case(
-        "optimize: {cpu_threads: 1", contained=True,
-        spec=own("arrays", {"samples": 20000}, 1024) | {
-            "train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}, "limits": {"cpus": 1}}),
+        "optimize: {cpu_threads: 1",
+        contained=True,
+        spec=own("arrays", {"samples": 20000}, 1024)
+        | {"train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}, "limits": {"cpus": 1}},
+    ),
     "a quota that is too small": Case(
-        "limits: {cpus", contained=True,
-        spec=own("slow", {}, 1024) | {
-            "train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1, "loader_workers": 1},
-            "limits": {"cpus": 1}}),
+        "limits: {cpus",
+        contained=True,
+        spec=own("slow", {}, 1024)
+        | {
+            "train": {"epochs": 5, "batch_size": 32},
+            "optimize": {"cpu_threads": 1, "loader_workers": 1},
+            "limits": {"cpus": 1},
+        },
+    ),
     "a limit that is too high": Case(
-        "limits: {memory", contained=True, about="memory",
-        spec=own("arrays", {"samples": 20000}, 1024) | {
-            "train": {"epochs": 8, "batch_size": 64}, "limits": {"cpus": 1, "memory": "4g"}}),
+        "limits: {memory",
+        contained=True,
+        about="memory",
+        spec=own("arrays", {"samples": 20000}, 1024)
+        | {"train": {"epochs": 8, "batch_size": 64}, "limits": {"cpus": 1, "memory": "4g"}},
+    ),
     "memory near the limit": Case(
-        "optimize: {micro_batch", contained=True, about="memory",
-        spec=own("arrays", {"samples": 40000, "features": 1024}, 1024) | {
-            "train": {"epochs": 8, "batch_size": 16384}, "limits": {"cpus": 1, "memory": "896m"}}),
+        "optimize: {micro_batch",
+        contained=True,
+        about="memory",
+        spec=own("arrays", {"samples": 40000, "features": 1024}, 1024)
+        | {"train": {"epochs": 8, "batch_size": 16384}, "limits": {"cpus": 1, "memory": "896m"}},
+    ),
 }
 
 
@@ -228,7 +261,11 @@ def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tup
     options = [] if case.contained else ["--runs", str(runs)]
     done = subprocess.run(
         [sys.executable, "-m", "runtime", "launch" if case.contained else "train", str(path), *options, "--new"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")

@@ -53,8 +53,11 @@ def main() -> int:
         path.write_text(JOB.format(longest=LONGEST, epochs=given.epochs, seed=seed))
         rows.append((drivetrain(path), recipe(path)))
         (ours, score), (theirs, other) = rows[-1]
-        print(f"seed {seed}: drivetrain {ours:.1f} s, {score:.4f}; usual recipe {theirs:.1f} s, {other:.4f}; "
-              f"{theirs / ours:.1f}x", flush=True)
+        print(
+            f"seed {seed}: drivetrain {ours:.1f} s, {score:.4f}; usual recipe {theirs:.1f} s, {other:.4f}; "
+            f"{theirs / ours:.1f}x",
+            flush=True,
+        )
     return told(rows)
 
 
@@ -79,8 +82,10 @@ def told(rows: list[tuple[tuple[float, float], tuple[float, float]]]) -> int:
     ratio = statistics.median(slow / fast for (fast, _), (slow, _) in rows)
     means = [statistics.mean(score for _, score in side) for side in (ours, theirs)]
     spread = max(max(s for _, s in side) - min(s for _, s in side) for side in (ours, theirs))
-    print(f"\nmedian ratio {ratio:.1f}x of {len(rows)} pairs (goal 10); means {means[0]:.4f} and {means[1]:.4f}, "
-          f"{abs(means[0] - means[1]):.4f} apart, spread over seeds {spread:.4f}")
+    print(
+        f"\nmedian ratio {ratio:.1f}x of {len(rows)} pairs (goal 10); means {means[0]:.4f} and {means[1]:.4f}, "
+        f"{abs(means[0] - means[1]):.4f} apart, spread over seeds {spread:.4f}"
+    )
     return 0 if ratio >= 10 and abs(means[0] - means[1]) <= spread else 1
 
 
@@ -102,8 +107,9 @@ def recipe(path: Path) -> tuple[float, float]:
 def timed(line: list[str]) -> tuple[float, str]:
     """Seconds of a command, and what it printed."""
     start = time.perf_counter()
-    done = subprocess.run(line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return time.perf_counter() - start, done.stdout
@@ -126,8 +132,11 @@ def usual(path: Path) -> float:
     train, held = padded(data.train), padded(data.validation)
     torch.manual_seed(job.train.seed)
     batches = DataLoader(train, batch_size=job.train.batch, shuffle=True)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=job.train.optimizer.lr,
-                                  weight_decay=job.train.optimizer.weight_decay)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=job.train.optimizer.lr,
+        weight_decay=job.train.optimizer.weight_decay,
+    )
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, schedule(job.train.schedule, len(batches) * job.train.epochs, len(batches))
     )
@@ -136,8 +145,10 @@ def usual(path: Path) -> float:
         model.train()
         for ids, mask, *labels in batches:
             outputs = model(ids, mask)
-            loss = sum(head.weight * functional.cross_entropy(outputs[name], labels[number])
-                       for number, (name, head) in enumerate(data.heads.items()))
+            loss = sum(
+                head.weight * functional.cross_entropy(outputs[name], labels[number])
+                for number, (name, head) in enumerate(data.heads.items())
+            )
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)
@@ -156,8 +167,11 @@ def padded(split: Any) -> Any:
 
     ids, mask = split.gather(np.arange(len(split)))
     more = (0, LONGEST - ids.shape[1])
-    return TensorDataset(functional.pad(ids, more, value=split.pad), functional.pad(mask, more),
-                         *(torch.as_tensor(y) for y in split.targets.values()))
+    return TensorDataset(
+        functional.pad(ids, more, value=split.pad),
+        functional.pad(mask, more),
+        *(torch.as_tensor(y) for y in split.targets.values()),
+    )
 
 
 def evaluated(model: Any, batches: Any, names: list[str]) -> float:

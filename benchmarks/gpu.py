@@ -45,12 +45,18 @@ def main() -> int:
     start = time.monotonic()
     machine = gpu_selection.select_gpus(detect(given.folder))
     if machine.gpu is None and not given.smoke:
-        print(f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
-              file=sys.stderr)
+        print(
+            f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
+            file=sys.stderr,
+        )
         return 9
     found: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(), "machine": machine.to_json(), "smoke": given.smoke,
-        "rows": {}, "precisions": {}, "compiled": {},
+        "date": datetime.date.today().isoformat(),
+        "machine": machine.to_json(),
+        "smoke": given.smoke,
+        "rows": {},
+        "precisions": {},
+        "compiled": {},
     }
     for name in given.rows:
         folder = given.folder / name
@@ -74,7 +80,12 @@ def main() -> int:
 
 
 def left(
-    given: argparse.Namespace, start: float, machine: Hardware, folder: Path, name: str, arm: str,
+    given: argparse.Namespace,
+    start: float,
+    machine: Hardware,
+    folder: Path,
+    name: str,
+    arm: str,
     optimize: str = "{measure: off}",
 ) -> dict[str, Any]:
     """One arm in a process of its own, if there is time; else why there is no figure."""
@@ -94,7 +105,11 @@ def left(
     try:
         done = subprocess.run(
             [sys.executable, str(ROOT / "benchmarks" / "gpu_arm.py"), str(folder), str(job), arm, str(given.seconds)],
-            capture_output=True, text=True, timeout=seconds, check=False, env=environ,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            env=environ,
         )
     except subprocess.TimeoutExpired:
         return {"missing": f"not measured, {seconds:.0f} s were not enough"}

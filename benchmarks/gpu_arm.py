@@ -141,9 +141,13 @@ def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: flo
             times.append(now - before)
             before, samples = now, samples + count
     return {
-        "samples_per_second": samples / (before - begin), "steps": len(times), "median_step": statistics.median(times),
-        "first_step": first, "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]],
-        "waits_per_step": waits, "busy": busy.mean(),
+        "samples_per_second": samples / (before - begin),
+        "steps": len(times),
+        "median_step": statistics.median(times),
+        "first_step": first,
+        "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]],
+        "waits_per_step": waits,
+        "busy": busy.mean(),
         "peak": torch.cuda.max_memory_allocated(device) if cuda else None,
         "reserved": torch.cuda.max_memory_reserved(device) if cuda else None,
     }

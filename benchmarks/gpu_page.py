@@ -12,8 +12,19 @@ from runtime.hardware.facts import Hardware
 from runtime.plan.plan import written
 from runtime.system.units import format_bytes
 
-SHOWN = ("precision", "compile", "cuda_graphs", "attention", "channels_last", "cudnn_benchmark", "fused_optimizer",
-         "gpu_resident_data", "pinned_transfer", "loader_workers", "allocator_segments")
+SHOWN = (
+    "precision",
+    "compile",
+    "cuda_graphs",
+    "attention",
+    "channels_last",
+    "cudnn_benchmark",
+    "fused_optimizer",
+    "gpu_resident_data",
+    "pinned_transfer",
+    "loader_workers",
+    "allocator_segments",
+)
 WANTED = {"vision": 5.0, "cnn-lstm": 2.5, "memory": 0.4}
 CURVE = (1, 5, 10, 20, 30, 40, 50, 60)
 """Steps whose loss is shown."""
@@ -27,7 +38,12 @@ def slug(machine: Hardware) -> str:
 
 def page(found: dict[str, Any], machine: Hardware) -> str:
     """The whole page."""
-    return "\n".join([*_head(found, machine), *_rows(found), *_plans(found), *_curves(found), *_compiled(found), *_goals(found)]) + "\n"
+    return (
+        "\n".join(
+            [*_head(found, machine), *_rows(found), *_plans(found), *_curves(found), *_compiled(found), *_goals(found)]
+        )
+        + "\n"
+    )
 
 
 def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
@@ -38,7 +54,11 @@ def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
         yield "Made with `--smoke`: networks and data are so small that these figures say nothing."
         yield ""
     arms = [arm for row in found["rows"].values() for arm in row.values() if "torch" in arm]
-    chip = f"capability {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}" if gpu else ""
+    chip = (
+        f"capability {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}"
+        if gpu
+        else ""
+    )
     parts = [
         chip,
         f"torch {arms[0]['torch']}" if arms else "",
@@ -52,8 +72,19 @@ def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
 def _rows(found: dict[str, Any]) -> Iterator[str]:
     yield "## The tutorial loop in fp32 against the plan"
     yield ""
-    head = ["network", "batch", "tutorial samples/s", "plan samples/s", "ratio", "tutorial peak", "plan peak",
-            "busy", "waits a step", "first step", "loss after the same steps"]
+    head = [
+        "network",
+        "batch",
+        "tutorial samples/s",
+        "plan samples/s",
+        "ratio",
+        "tutorial peak",
+        "plan peak",
+        "busy",
+        "waits a step",
+        "first step",
+        "loss after the same steps",
+    ]
     yield from _table([head, *(_row(name, row, found["smoke"]) for name, row in found["rows"].items())])
     yield ""
     yield "Busy is the GPU's utilization, waits is how often the host waits for the GPU: tutorial, then plan."
@@ -70,10 +101,19 @@ def _row(name: str, row: dict[str, Any], small: bool) -> list[str]:
     ratio = speedup(row)
     steps = min(len(one.get("losses", ())), len(two.get("losses", ())))
     losses = f"{one['losses'][steps - 1]:.4f}, {two['losses'][steps - 1]:.4f} after {steps}" if steps else "-"
-    return [ROWS[name].title, str(ROWS[name].sizes(small)[1]), _number(one, "samples_per_second"),
-            _number(two, "samples_per_second"), f"{ratio:.2f}" if ratio else "-", _bytes(one), _bytes(two),
-            _both(one, two, "busy", ".0f"), _both(one, two, "waits_per_step", ".1f"), _both(one, two, "first_step", ".1f"),
-            losses]
+    return [
+        ROWS[name].title,
+        str(ROWS[name].sizes(small)[1]),
+        _number(one, "samples_per_second"),
+        _number(two, "samples_per_second"),
+        f"{ratio:.2f}" if ratio else "-",
+        _bytes(one),
+        _bytes(two),
+        _both(one, two, "busy", ".0f"),
+        _both(one, two, "waits_per_step", ".1f"),
+        _both(one, two, "first_step", ".1f"),
+        losses,
+    ]
 
 
 def speedup(row: dict[str, Any]) -> float | None:
@@ -115,8 +155,10 @@ def _curves(found: dict[str, Any]) -> Iterator[str]:
 def _compiled(found: dict[str, Any]) -> Iterator[str]:
     yield "## The plan with compile"
     yield ""
-    yield ("Pays after: optimizer steps until the saved time makes up for the longer first step. Median times, since a "
-           "step may compile again.")
+    yield (
+        "Pays after: optimizer steps until the saved time makes up for the longer first step. Median times, since a "
+        "step may compile again."
+    )
     yield ""
     rows = [["network", "plan step", "compiled step", "plan first step", "compiled first step", "pays after"]]
     for name, two in found["compiled"].items():
@@ -125,9 +167,14 @@ def _compiled(found: dict[str, Any]) -> Iterator[str]:
             yield f"- {name}: {two.get('missing') or one['missing']}"
             continue
         gain, cost = one["median_step"] - two["median_step"], two["first_step"] - one["first_step"]
-        rows.append([ROWS[name].title, *(f"{arm['median_step'] * 1e3:.1f} ms" for arm in (one, two)),
-                     *(f"{arm['first_step']:.1f} s" for arm in (one, two)),
-                     f"{cost / gain:,.0f} steps" if gain > 0 else "never"])
+        rows.append(
+            [
+                ROWS[name].title,
+                *(f"{arm['median_step'] * 1e3:.1f} ms" for arm in (one, two)),
+                *(f"{arm['first_step']:.1f} s" for arm in (one, two)),
+                f"{cost / gain:,.0f} steps" if gain > 0 else "never",
+            ]
+        )
     if len(rows) > 1:
         yield ""
         yield from _table(rows)
@@ -139,8 +186,11 @@ def _goals(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     ratios = {name: ratio for name, row in found["rows"].items() if (ratio := speedup(row))}
     vision = max((ratios[name] for name in ("resnet18", "resnet50") if name in ratios), default=None)
-    saved = [1 - row["plan"]["peak"] / row["tutorial"]["peak"] for row in found["rows"].values()
-             if row["plan"].get("peak") and row["tutorial"].get("peak")]
+    saved = [
+        1 - row["plan"]["peak"] / row["tutorial"]["peak"]
+        for row in found["rows"].values()
+        if row["plan"].get("peak") and row["tutorial"].get("peak")
+    ]
     yield _goal("a vision row", vision, WANTED["vision"], "x")
     yield _goal("CNN-LSTM", ratios.get("cnn-lstm"), WANTED["cnn-lstm"], "x")
     yield _goal("less memory on a row", max(saved, default=None), WANTED["memory"], "")

@@ -31,8 +31,10 @@ class Row:
         """The spec, but for `optimize:`."""
         model, batch, _, side = self.sizes(small)
         task, data = TASKS[self.data]
-        return (f"name: gpu\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
-                f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {self.lr}}}, {COMMON}}}\n")
+        return (
+            f"name: gpu\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
+            f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {self.lr}}}, {COMMON}}}\n"
+        )
 
     def sizes(self, small: bool) -> tuple[str, int, int, int]:
         """Model, batch, samples, side."""
@@ -46,8 +48,10 @@ class Row:
 
 TASKS = {
     "images": ("image-classification", "{{train: images.npz, validation: 0.1, image_size: {side}}}"),
-    "texts": ("text-classification",
-              "{{train: texts.jsonl, text: text, labels: kind, validation: 0.1, max_length: {side}}}"),
+    "texts": (
+        "text-classification",
+        "{{train: texts.jsonl, text: text, labels: kind, validation: 0.1, max_length: {side}}}",
+    ),
     "series": ("series-classification", "{{train: series.npz, validation: 0.1}}"),
     "table": ("tabular-classification", "{{train: table.csv, target: kind, validation: 0.1}}"),
 }
@@ -97,15 +101,50 @@ def table(folder: Path, samples: int, side: int) -> None:
 
 WRITERS = {"images": images, "texts": texts, "series": series, "table": table}
 ROWS = {
-    "resnet18": Row("ResNet-18, 224 px", "images", "{name: resnet18, stem: large}", 128, 1600, 224,
-                    ("{name: resnet18, width: 4}", 8, 80, 32)),
-    "cnn-lstm": Row("CNN-LSTM, 128 rows", "series", "{name: cnn-lstm, dropout: 0.0}", 256, 20_000, 128,
-                    ("{name: cnn-lstm, cnn_channels: [4], lstm_hidden: 8, dropout: 0.0}", 8, 80, 16)),
-    "bert-base": Row("BERT-base-shaped encoder, 256 tokens", "texts",
-                     "{name: encoder, layers: 12, width: 768, heads: 12, dropout: 0.0}", 32, 640, 256,
-                     ("{name: encoder, layers: 2, width: 32, heads: 4, dropout: 0.0}", 8, 80, 16), 2e-5),
-    "resnet50": Row("ResNet-50, 224 px", "images", "{name: resnet50, stem: large}", 64, 1600, 224,
-                    ("{name: resnet50, width: 4}", 8, 80, 32)),
-    "mlp": Row("small MLP", "table", "{name: mlp, hidden: [256, 128], dropout: 0.0}", 256, 50_000, 40,
-               ("{name: mlp, hidden: [8], dropout: 0.0}", 8, 160, 6)),
+    "resnet18": Row(
+        "ResNet-18, 224 px",
+        "images",
+        "{name: resnet18, stem: large}",
+        128,
+        1600,
+        224,
+        ("{name: resnet18, width: 4}", 8, 80, 32),
+    ),
+    "cnn-lstm": Row(
+        "CNN-LSTM, 128 rows",
+        "series",
+        "{name: cnn-lstm, dropout: 0.0}",
+        256,
+        20_000,
+        128,
+        ("{name: cnn-lstm, cnn_channels: [4], lstm_hidden: 8, dropout: 0.0}", 8, 80, 16),
+    ),
+    "bert-base": Row(
+        "BERT-base-shaped encoder, 256 tokens",
+        "texts",
+        "{name: encoder, layers: 12, width: 768, heads: 12, dropout: 0.0}",
+        32,
+        640,
+        256,
+        ("{name: encoder, layers: 2, width: 32, heads: 4, dropout: 0.0}", 8, 80, 16),
+        2e-5,
+    ),
+    "resnet50": Row(
+        "ResNet-50, 224 px",
+        "images",
+        "{name: resnet50, stem: large}",
+        64,
+        1600,
+        224,
+        ("{name: resnet50, width: 4}", 8, 80, 32),
+    ),
+    "mlp": Row(
+        "small MLP",
+        "table",
+        "{name: mlp, hidden: [256, 128], dropout: 0.0}",
+        256,
+        50_000,
+        40,
+        ("{name: mlp, hidden: [8], dropout: 0.0}", 8, 160, 6),
+    ),
 }

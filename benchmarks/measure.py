@@ -61,8 +61,11 @@ def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
         pairs.append((seconds["auto"], seconds["off"]))
     ratio = statistics.median(auto / off for auto, off in pairs)
     off = statistics.median(second for _, second in pairs)
-    print(f"{name}: off {off:.1f} s, auto {ratio:.3f} times that (pairs "
-          f"{' '.join(f'{auto / off:.3f}' for auto, off in pairs)})", flush=True)
+    print(
+        f"{name}: off {off:.1f} s, auto {ratio:.3f} times that (pairs "
+        f"{' '.join(f'{auto / off:.3f}' for auto, off in pairs)})",
+        flush=True,
+    )
     return {"job": name, "off": off, "ratio": ratio, "pairs": pairs, "met": ratio <= 1 + SHARE}
 
 
@@ -103,8 +106,10 @@ def start(given: argparse.Namespace) -> dict[str, Any]:
         torch = time.perf_counter() - begin
         pairs.append((trained("digits", ["train.epochs=1"], given.folder)[0], torch))
     beyond = statistics.median(first - torch for first, torch in pairs)
-    print(f"first step of digits after {statistics.median(p[0] for p in pairs):.2f} s, import torch takes "
-          f"{statistics.median(p[1] for p in pairs):.2f} s: {beyond:.2f} s beyond (goal: {BEYOND_TORCH})")
+    print(
+        f"first step of digits after {statistics.median(p[0] for p in pairs):.2f} s, import torch takes "
+        f"{statistics.median(p[1] for p in pairs):.2f} s: {beyond:.2f} s beyond (goal: {BEYOND_TORCH})"
+    )
     return {"job": "digits", "pairs": pairs, "beyond": beyond, "met": beyond <= BEYOND_TORCH}
 
 

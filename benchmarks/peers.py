@@ -34,7 +34,9 @@ def main() -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     python = None if given.alone else str(given.peers)
     if python and not Path(python).exists():
-        print(f"other trainers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them")
+        print(
+            f"other trainers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them"
+        )
         python = None
     for name in [] if given.table else given.rows or [*ROWS, startup.NAME]:
         if name == startup.NAME:
@@ -57,7 +59,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", type=known, metavar="ROW", help="C1 C1b ... C7; all if absent")
     parser.add_argument("--smoke", action="store_true", help="few samples, two rounds: whether it runs, not how fast")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for the rounds of a row; 6 rounds, or as many as fit into four times that")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="for the rounds of a row; 6 rounds, or as many as fit into four times that",
+    )
     parser.add_argument("--block", type=float, default=1.0, help="seconds of a block of steps")
     parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the other trainers' environment")
     parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")

@@ -25,8 +25,22 @@ def rate(cpus: str, threads: str, epochs: int) -> float:
         f"python -m runtime train jobs/digits.yaml --set train.epochs={epochs} --set optimize.cpu_threads={threads} "
         "--set model.name=small-cnn >/dev/null 2>&1"
     )
-    line = ["docker", "run", "--rm", "--init", f"--cpus={cpus}", "-v", f"{ROOT}/jobs:/workspace/jobs:ro",
-            "--tmpfs", "/workspace/runs:mode=1777", "--entrypoint", "sh", image("cpu"), "-c", f"{train}; {READ}"]
+    line = [
+        "docker",
+        "run",
+        "--rm",
+        "--init",
+        f"--cpus={cpus}",
+        "-v",
+        f"{ROOT}/jobs:/workspace/jobs:ro",
+        "--tmpfs",
+        "/workspace/runs:mode=1777",
+        "--entrypoint",
+        "sh",
+        image("cpu"),
+        "-c",
+        f"{train}; {READ}",
+    ]
     out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     return float(json.loads(out)["samples_per_second"])
 

@@ -20,9 +20,20 @@ from urllib.parse import urlsplit
 
 WIDTHS = {"desktop": 1280, "phone": 390}
 MOST = 2_000_000
-QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
-         "--disable-extensions", "--disable-background-networking", "--disable-component-update",
-         "--disable-default-apps", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr"]
+QUIET = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--enable-logging=stderr",
+]
 
 
 def main() -> int:
@@ -36,8 +47,11 @@ def main() -> int:
     worst, usual = 0, own(given.browser)
     for run in given.runs:
         page = (run if run.suffix == ".html" else run / "report.html").resolve(strict=True)
-        opened = [(f"{width}-{theme}", look(given.browser, page, WIDTHS[width], theme, given.pictures, run.name))
-                  for width in WIDTHS for theme in ("light", "dark")]
+        opened = [
+            (f"{width}-{theme}", look(given.browser, page, WIDTHS[width], theme, given.pictures, run.name))
+            for width in WIDTHS
+            for theme in ("light", "dark")
+        ]
         asked = sorted({host for _, seen in opened for host in seen["requests"]} - usual)
         said = sorted({line for _, seen in opened for line in seen["console"]})
         wide = [name for name, seen in opened if seen["wide"]]
@@ -60,10 +74,14 @@ def look(browser: str, page: Path, width: int, theme: str, pictures: Path | None
         log = Path(folder) / "net.json"
         kept = pictures / f"{name}-{width}-{theme}.png" if pictures else Path(folder) / "picture.png"
         kept.parent.mkdir(parents=True, exist_ok=True)
-        done = run([*common, f"--log-net-log={log}", f"--screenshot={kept}", f"--window-size={width},{height}",
-                    page.as_uri()])
-        return {"requests": requests(log), "wide": inner > width,
-                "console": re.findall(r"CONSOLE[^\]]*\] (.*)", done.stderr)}
+        done = run(
+            [*common, f"--log-net-log={log}", f"--screenshot={kept}", f"--window-size={width},{height}", page.as_uri()]
+        )
+        return {
+            "requests": requests(log),
+            "wide": inner > width,
+            "console": re.findall(r"CONSOLE[^\]]*\] (.*)", done.stderr),
+        }
 
 
 FRAME = """<!DOCTYPE html><style>html,body{{margin:0}}iframe{{border:0;width:{width}px;height:900px}}</style>
@@ -89,8 +107,16 @@ def own(browser: str) -> set[str]:
         for name, text in (("empty", ""), ("asking", '<img src="https://asked.example/x.png">')):
             page, log = Path(folder) / f"{name}.html", Path(folder) / f"{name}.json"
             page.write_text(f"<!DOCTYPE html><title>{name}</title>{text}")
-            run([browser, *QUIET, f"--user-data-dir={folder}/profile", f"--log-net-log={log}",
-                 f"--screenshot={folder}/{name}.png", page.as_uri()])
+            run(
+                [
+                    browser,
+                    *QUIET,
+                    f"--user-data-dir={folder}/profile",
+                    f"--log-net-log={log}",
+                    f"--screenshot={folder}/{name}.png",
+                    page.as_uri(),
+                ]
+            )
             found.append(requests(log))
     if "asked.example" not in found[1]:
         raise SystemExit(f"{browser} does not write down what a page asks for, so nothing can be told")

@@ -46,8 +46,10 @@ class Bench:
     """One assembled run whose steps are timed."""
 
     def __init__(self, model: str, every: str, folder: Path) -> None:
-        job = job_spec.load(ROOT / "jobs" / "digits.yaml", [f"model.name={model}", "optimize.measure=off", "train.epochs=1000",
-                                                         f"checkpoint.every={every}"])
+        job = job_spec.load(
+            ROOT / "jobs" / "digits.yaml",
+            [f"model.name={model}", "optimize.measure=off", "train.epochs=1000", f"checkpoint.every={every}"],
+        )
         machine = detect(folder)
         write_json(folder / "hardware.json", machine.to_json())
         write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
@@ -92,14 +94,20 @@ def measure(model: str, every: str, pairs: int, seconds: float, folder: Path) ->
         found = {saving: bench.block(steps, saving=saving) for saving in order}
         (wall, used, saves), (plain, plain_used, _) = found[True], found[False]
         added.append(((wall - plain) / saves, (used - plain_used) / saves, wall / plain - 1))
-        print(f"{model}: {steps} steps, {saves} saves in {wall:.2f} s, none in {plain:.2f} s: wall {100 * (wall / plain - 1):+.1f} %, "
-              f"processor {100 * (used / plain_used - 1):+.1f} %", flush=True)
+        print(
+            f"{model}: {steps} steps, {saves} saves in {wall:.2f} s, none in {plain:.2f} s: wall {100 * (wall / plain - 1):+.1f} %, "
+            f"processor {100 * (used / plain_used - 1):+.1f} %",
+            flush=True,
+        )
     wall, used = statistics.median(row[0] for row in added), statistics.median(row[1] for row in added)
     interval = max(DEFAULT, bench.saver.cost / SHARE)
-    print(f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.cost:.0f} ms; it adds "
-          f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "
-          f"at {every} {100 * wall / duration_seconds(every):.2f} %, at the default interval of {interval:.0f} s "
-          f"{100 * wall / interval:.3f} %, processor {100 * used / interval:.3f} %", flush=True)
+    print(
+        f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.cost:.0f} ms; it adds "
+        f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "
+        f"at {every} {100 * wall / duration_seconds(every):.2f} %, at the default interval of {interval:.0f} s "
+        f"{100 * wall / interval:.3f} %, processor {100 * used / interval:.3f} %",
+        flush=True,
+    )
     bench.run.metrics.close()
 
 

@@ -47,16 +47,21 @@ def main() -> int:
         ours.append(rate)
         for workers, rates in theirs.items():
             rates.append(loader(given.folder, workers))
-        print(f"round {number + 1}: first step after {seconds:.1f} s; samples/s: drivetrain {rate:,.0f}, "
-              + ", ".join(f"DataLoader with {w} workers {rates[-1]:,.0f}" for w, rates in theirs.items()), flush=True)
+        print(
+            f"round {number + 1}: first step after {seconds:.1f} s; samples/s: drivetrain {rate:,.0f}, "
+            + ", ".join(f"DataLoader with {w} workers {rates[-1]:,.0f}" for w, rates in theirs.items()),
+            flush=True,
+        )
     best = max(theirs, key=lambda workers: statistics.median(theirs[workers]))
     ratios = sorted(a / b for a, b in zip(ours, theirs[best], strict=True))
     print(
         f"command to first step: median {statistics.median(first):.1f} s, slowest {max(first):.1f} s (goal: under 10)"
     )
-    print(f"samples/s: drivetrain {statistics.median(ours):,.0f}, DataLoader with {best} workers "
-          f"{statistics.median(theirs[best]):,.0f}: {statistics.median(ratios):.2f} times, "
-          f"from {ratios[0]:.2f} to {ratios[-1]:.2f} (goal: 2.3)")
+    print(
+        f"samples/s: drivetrain {statistics.median(ours):,.0f}, DataLoader with {best} workers "
+        f"{statistics.median(theirs[best]):,.0f}: {statistics.median(ratios):.2f} times, "
+        f"from {ratios[0]:.2f} to {ratios[-1]:.2f} (goal: 2.3)"
+    )
     return 0 if statistics.median(ratios) >= 2.3 and statistics.median(first) < 10 else 1
 
 
@@ -85,8 +90,16 @@ def make(given: argparse.Namespace) -> None:
 def drivetrain(folder: Path, number: int) -> tuple[float, float]:
     """Seconds from the command to the first step, and samples/s of the training, from a run of the command."""
     start, first, run = time.monotonic(), 0.0, None
-    command = [sys.executable, "-m", "runtime", "train", str(folder / "job.yaml"), "--runs", str(folder / "runs"),
-               "--new"]
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "train",
+        str(folder / "job.yaml"),
+        "--runs",
+        str(folder / "runs"),
+        "--new",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -53,7 +53,9 @@ def main() -> None:
     ratios = shared(first, second, given.pairs)
     hardware = detect(Path("runs"))
     print(f"{hardware.cpu.model}: {hardware.cpu.affinity} logical CPUs, {hardware.cpu.cores} cores as the system tells")
-    print(f"products of CPU {first} beside CPU {second}, over alone: {spread(ratios)} of {len(ratios)} pairs", flush=True)
+    print(
+        f"products of CPU {first} beside CPU {second}, over alone: {spread(ratios)} of {len(ratios)} pairs", flush=True
+    )
     for job in given.jobs:
         compare(Path(job), *given.threads, given.seconds)
 
@@ -61,7 +63,9 @@ def main() -> None:
 def shared(first: int, second: int, pairs: int) -> list[float]:
     """Products per second on the first CPU while the second is busy, relative to those while it is not."""
     sides = [
-        subprocess.Popen([sys.executable, "-c", PRODUCTS, str(cpu)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", PRODUCTS, str(cpu)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for cpu in (first, second)
     ]
 

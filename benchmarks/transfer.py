@@ -112,7 +112,13 @@ def compared(given: argparse.Namespace, seed: int) -> dict[str, float]:
         "random weights": trained(folder, given.data, "random", new, network, given.epochs, seed),
         "an earlier run": trained(folder, given.data, "transfer", new, f"{{{start}}}", given.epochs, seed),
         "an earlier run, gradually": trained(
-            folder, given.data, "gradual", new, f"{{{start}, {GRADUAL}}}", given.epochs, seed,
+            folder,
+            given.data,
+            "gradual",
+            new,
+            f"{{{start}, {GRADUAL}}}",
+            given.epochs,
+            seed,
             ", lr_groups: {features: 0.1}",
         ),
     }
@@ -128,6 +134,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def patterns() -> tuple[np.ndarray, np.ndarray]:
     """Generated textures in six classes, scaled to 64x64."""
     from PIL import Image
+
     from runtime.data import stateless_random
     from runtime.data.sample_data.images import PATTERNS, texture
 

@@ -34,22 +34,33 @@ sys.path.insert(0, str(ROOT))
 HOUR = 3600.0
 SWITCHED = ("channels_last", "precision", "compile")
 JOBS = {
-    "C1b": ("images", 3000, """
+    "C1b": (
+        "images",
+        3000,
+        """
 name: c1b
 task: image-classification
 data: {{train: {folder}, validation: 0.1, image_size: 64, augment: {{flip: true}}}}
 model: {{name: small-cnn, width: 32}}
 train: {{epochs: {epochs}, batch_size: 128, optimizer: {{name: adamw, lr: 1e-3}}}}
-"""),
-    "C3": ("texts", 3000, """
+""",
+    ),
+    "C3": (
+        "texts",
+        3000,
+        """
 name: c3
 task: text-classification
 data:
   {{train: {folder}/reports.csv, validation: 0.1, text: descripcion, labels: {{modo: 0.5, causa: 0.5}}, max_length: 128}}
 model: {{name: encoder, layers: 6, width: 384}}
 train: {{epochs: {epochs}, batch_size: 32, optimizer: {{name: adamw, lr: 3e-4}}}}
-"""),
-    "C5": ("series", 64000, """
+""",
+    ),
+    "C5": (
+        "series",
+        64000,
+        """
 name: c5
 task: series-classification
 data:
@@ -57,7 +68,8 @@ data:
    features: [vibration_x, vibration_y, temperature, pressure, current, flow]}}
 model: {{name: cnn-lstm, cnn_channels: [64], kernel: 5, lstm_hidden: 128}}
 train: {{epochs: {epochs}, batch_size: 256, optimizer: {{name: adamw, lr: 3e-3}}}}
-"""),
+""",
+    ),
 }
 
 
@@ -154,11 +166,18 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     if best > 1:
         ratios = paired(chosen, warm(tuner, with_values(plan, values)), 2 * given.rounds)
         regret, (low, high) = max(1.0, statistics.median(ratios)), interval(ratios)
-    print(f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
-          f"{spent:.0f} s of {given.budget:.0f} s spent")
+    print(
+        f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
+        f"{spent:.0f} s of {given.budget:.0f} s spent"
+    )
     return {
-        "choice": choice, "regret": regret, "interval": [low, high], "spent": spent, "budget": given.budget,
-        "against": {name: row[0] for name, row in rows.items()}, "evidence": {n: r.text for n, r in found.items()},
+        "choice": choice,
+        "regret": regret,
+        "interval": [low, high],
+        "spent": spent,
+        "budget": given.budget,
+        "against": {name: row[0] for name, row in rows.items()},
+        "evidence": {n: r.text for n, r in found.items()},
         "met": high <= 1.05 and spent <= max(5.0, given.budget),
     }
 
@@ -231,8 +250,11 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.times):
             slower = number % 2 == 0
             right.append(decided(tuner, slower) is not slower)
-            print(f"  {number + 1}: the value is {'slower' if slower else 'faster'} by a quarter: "
-                  f"{'right' if right[-1] else 'WRONG'}", flush=True)
+            print(
+                f"  {number + 1}: the value is {'slower' if slower else 'faster'} by a quarter: "
+                f"{'right' if right[-1] else 'WRONG'}",
+                flush=True,
+            )
     finally:
         for neighbour in neighbours:
             neighbour.kill()
@@ -277,8 +299,14 @@ def busy() -> None:
 def machine(tuner: Any) -> dict[str, Any]:
     """Where and when."""
     cpu = tuner.made.hardware.cpu
-    return {"cpu": cpu.model, "cpus": cpu.budget, "torch": tuner.made.hardware.torch.version, "cap": cpu.capped,
-            "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+    return {
+        "cpu": cpu.model,
+        "cpus": cpu.budget,
+        "torch": tuner.made.hardware.torch.version,
+        "cap": cpu.capped,
+        "date": time.strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+    }
 
 
 if __name__ == "__main__":

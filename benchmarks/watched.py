@@ -49,8 +49,10 @@ def main() -> int:
     judged = "too short to judge the time left"
     if late:
         beyond = sum(error > 0.1 for error in late) / len(late)
-        judged = (f"time left after a minute, off by {statistics.median(late):.1%} (median), {max(late):.1%} (worst), "
-                  f"over 10 % in {beyond:.0%} of {len(late)} readings")
+        judged = (
+            f"time left after a minute, off by {statistics.median(late):.1%} (median), {max(late):.1%} (worst), "
+            f"over 10 % in {beyond:.0%} of {len(late)} readings"
+        )
     took = ", ".join(f"{name} {part:.2%}" for name, part in watching.items())
     print(f"{given.job.stem}: {end:.0f} s of training; {judged}; {took} of the run")
     return int(max(late, default=0.0) > 0.1 or sum(watching.values()) > 0.01)

@@ -41,4 +41,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from runtime.system.installation import SETUP
+
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs torch, which `{SETUP}` installs here", name="torch"
+        ) from None

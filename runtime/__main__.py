@@ -1,8 +1,6 @@
 """`python -m runtime`."""
 
-import sys
-
-from runtime.cli.main import main
+from runtime.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

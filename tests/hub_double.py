@@ -72,7 +72,7 @@ def entry_of(name: str, content: bytes) -> dict[str, object]:
     """A file as the hub lists it: large ones by SHA-256, small ones as git names them."""
     git = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
     entry: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": git}
-    if name.endswith((".safetensors", ".bin")):
+    if name.endswith((".safetensors", ".bin", ".parquet", ".png")):
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
     return entry
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub_double import COMMIT, entry_of
 
@@ -51,6 +51,12 @@ class Hub:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Path and headers of every request."""
     endpoint: str = ""
+    kind: str = "models"
+    """`models` or `datasets`."""
+    page: int = 1000
+    """Files in a page of the list."""
+    earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files by commit, of commits with other content."""
 
     def paths(self, part: str = "") -> list[str]:
         """The paths that were asked for, of those that contain the part."""
@@ -59,7 +65,9 @@ class Hub:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """The files of a folder, as the hub has them."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 @contextmanager
@@ -74,19 +82,38 @@ def serving(hub: Hub) -> Iterator[Hub]:
             hub.asked.append((path, dict(self.headers.items())))
             fault = next((each for each in hub.faults if each.path in path and each.times), Fault())
             fault.times -= 1
+            resolve = f"/{'datasets/' * (hub.kind == 'datasets')}{hub.name}/resolve/"
             if fault.status:
                 self._answer(fault.status, b"", fault)
             elif hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
                 self._answer(401, b"", Fault(headers={"X-Error-Code": "RepoNotFound"}))
-            elif path.startswith(f"/api/models/{hub.name}/tree/"):
-                rows = [entry_of(name, content) for name, content in hub.files.items()]
-                self._answer(200, json.dumps(rows).encode(), fault)
-            elif path.startswith(f"/api/models/{hub.name}/revision/"):
-                self._revision(path.rpartition("/")[2], fault)
-            elif f"/{hub.name}/resolve/" in path and (content := hub.files.get(path.rpartition("/")[2])) is not None:
+            elif path.startswith(f"/api/{hub.kind}/{hub.name}/tree/"):
+                self._tree(fault)
+            elif path.startswith(f"/api/{hub.kind}/{hub.name}/revision/"):
+                self._revision(path.partition("/revision/")[2], fault)
+            elif path.startswith(resolve) and (content := self._content(path.removeprefix(resolve))) is not None:
                 self._file(path, content, fault)
             else:
                 self._answer(404, b"", Fault(headers={"X-Error-Code": "RepoNotFound"}))
+
+        def _tree(self, fault: Fault) -> None:
+            """The files at the top, or all of them; in pages, as the hub gives them."""
+            asked = parse_qs(urlsplit(self.path).query)
+            commit = urlsplit(self.path).path.rpartition("/")[2]
+            there = hub.earlier.get(commit, hub.files)
+            names = [name for name in there if "/" not in name or asked.get("recursive") == ["true"]]
+            start = int(asked.get("cursor", ["0"])[0])
+            rows = [entry_of(name, there[name]) for name in names[start : start + hub.page]]
+            follow = {}
+            if start + hub.page < len(names):
+                again = f"{hub.endpoint}{urlsplit(self.path).path}?recursive=true&cursor={start + hub.page}"
+                follow = {"Link": f'<{again}>; rel="next"'}
+            self._answer(200, json.dumps(rows).encode(), fault, follow)
+
+        def _content(self, path: str) -> bytes | None:
+            """A file at a commit; those of `earlier` are the content of commits that are not the newest."""
+            commit, _, name = path.partition("/")
+            return hub.earlier.get(commit, hub.files).get(name)
 
         def _revision(self, revision: str, fault: Fault) -> None:
             commit = hub.revisions.get(revision, revision if revision in hub.revisions.values() else "")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import nn
 
 from runtime.data.dataset import Batch
 from runtime.data.load import load
-from runtime.distributed.ranks import Ranks
+from runtime.distributed.ranks import join_ranks
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
@@ -29,7 +28,7 @@ from runtime.optimizations import Value
 from runtime.plan import plan
 from runtime.training import run
 from runtime.training.phase_timer import PhaseTimer
-from tests import tiny
+from tests import ranks_start, tiny
 from tests.paths import ROOT
 
 STEPS = 8
@@ -150,29 +149,7 @@ def together(
     folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases", seconds: float = 300
 ) -> list[dict[str, Any]]:
     """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
-    names = {
-        "DRIVETRAIN_RANKS": str(count),
-        "DRIVETRAIN_MEETING": str(folder / "store"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.{module}", str(folder), *cases],
-            cwd=ROOT,
-            env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        said = [process.communicate(timeout=seconds)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * count, "\n".join(said)
+    ranks_start.finished([sys.executable, "-m", f"tests.{module}", str(folder), *cases], count, seconds)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
@@ -180,8 +157,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     found = {case: trained(folder, case) for case in sys.argv[2:]}
     (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
-    Ranks(0, int(os.environ["DRIVETRAIN_RANKS"])).leave()
-    Ranks(0, int(os.environ["DRIVETRAIN_RANKS"])).leave()
+    join_ranks(torch.device("cpu")).leave()
+    join_ranks(torch.device("cpu")).leave()
 
 
 if __name__ == "__main__":

@@ -56,8 +56,6 @@ def main() -> None:
     rank = os.environ.get("DRIVETRAIN_RANK", "0")
     own = folder if rank == "0" else folder / "ranks" / rank
     own.mkdir(parents=True, exist_ok=True)
-    if rank != "0":
-        (own / "checkpoints").symlink_to(folder / "checkpoints")
     made = assembled(own, steps, data)
     trained: list[list[int]] = []
     made.step = Noted(made.step, trained)  # type: ignore[assignment]

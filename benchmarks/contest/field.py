@@ -25,14 +25,18 @@ from runtime.hardware.facts import Hardware
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.plan.plan_table import machine as machine_line
+from runtime.system import child_process
 from runtime.system.files import write_json
 from runtime.system.signals import die_with
-from runtime.system import child_process
 
 PLAIN = "drivetrain --plain"
-FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "default"),
-         "Hugging Face": ("huggingface", "default"), "Lightning, tuned": ("lightning", "tuned"),
-         "Hugging Face, tuned": ("huggingface", "tuned")}
+FORMS = {
+    "tutorial loop": ("tutorial", "default"),
+    "Lightning": ("lightning", "default"),
+    "Hugging Face": ("huggingface", "default"),
+    "Lightning, tuned": ("lightning", "tuned"),
+    "Hugging Face, tuned": ("huggingface", "tuned"),
+}
 """Peers: kind and form."""
 GEMM = "gemm"
 FEWEST = 2
@@ -117,7 +121,11 @@ class Field:
         cached = ["--cached"] * self.row.frozen
         makers: list[Maker] = [
             (SOL, ["sol", str(self.short), "sol", *cached], self._ours(plan)),
-            (OURS, ["drivetrain", str(self.short if self.row.frozen else self.long), "ours", *cached], self._ours(plan)),
+            (
+                OURS,
+                ["drivetrain", str(self.short if self.row.frozen else self.long), "ours", *cached],
+                self._ours(plan),
+            ),
             (PLAIN, ["drivetrain", str(self.long), "plain"], self._ours(plain)),
             (GEMM, ["gemm", str(self.short), "gemm"], self._ours(plan)),
             *((name, [kind, str(self.short), name], self._theirs()) for name, (kind, _) in self._peers()),
@@ -186,17 +194,27 @@ class Field:
             )
             peak = gemm.told["bfloat16" if used == "bf16" else "float32"]
             found[name] = {
-                "form": form, "rate": statistics.median(one.rates), "rates": one.rates, "peak": one.peak,
+                "form": form,
+                "rate": statistics.median(one.rates),
+                "rates": one.rates,
+                "peak": one.peak,
                 "ratio": figures.ratio(by_name[OURS].rates, one.rates),
                 "efficiency": statistics.median(one.rates) * needed / peak,
             }
         return {
-            "row": self.row.name, "title": self.row.title, "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine_line(self.machine), "cpu": self.machine.cpu.model, "torch": _torch(self.machine),
-            "smoke": self.smoke, "texts": "text-" in self.row.spec, "precision": self.precision,
+            "row": self.row.name,
+            "title": self.row.title,
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine_line(self.machine),
+            "cpu": self.machine.cpu.model,
+            "torch": _torch(self.machine),
+            "smoke": self.smoke,
+            "texts": "text-" in self.row.spec,
+            "precision": self.precision,
             "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
             "plan": {row.name: row.value for row in plan.decisions if row.value not in (False, "off")},
-            "reasons": {row.name: row.evidence or row.reason for row in plan.decisions}, "contenders": found,
+            "reasons": {row.name: row.evidence or row.reason for row in plan.decisions},
+            "contenders": found,
         }
 
     def _whole(self, contenders: dict[str, Any]) -> None:
@@ -224,8 +242,15 @@ class Field:
     def _run(self, command: list[str], environment: dict[str, str], name: str) -> str:
         log = self.scratch / f"{name}-whole.log"
         with log.open("wb") as file:
-            done = subprocess.run(command, env=environment, stderr=file, stdout=subprocess.PIPE, text=True, check=False,
-                                  preexec_fn=_bound())
+            done = subprocess.run(
+                command,
+                env=environment,
+                stderr=file,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+                preexec_fn=_bound(),
+            )
         if done.returncode:
             raise SystemExit(f"{self.row.name}: {name} ended with {done.returncode}: {last_words(log)}")
         return done.stdout

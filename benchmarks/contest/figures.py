@@ -49,30 +49,46 @@ def shown(found: Sequence[float]) -> str:
 
 def row_table(result: dict[str, Any]) -> str:
     """All contenders of a row."""
-    lines = [f"### {result['row']}: {result['title']}", "",
-             f"| | {'tokens' if result['texts'] else 'samples'}/s | ours / it [95 %] | of the GEMM | peak memory | command to model | accuracy |",
-             "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"### {result['row']}: {result['title']}",
+        "",
+        f"| | {'tokens' if result['texts'] else 'samples'}/s | ours / it [95 %] | of the GEMM | peak memory | command to model | accuracy |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, found in result["contenders"].items():
         if "failed" in found:
             lines.append(f"| {REFERENCE if name == SOL else name} | {found['failed']} | | | | | |")
             continue
         whole, accuracy = found.get("whole"), found.get("accuracy")
-        lines.append(" | ".join((
-            f"| {REFERENCE if name == SOL else name}", f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.1f}",
-            "" if name == OURS else shown(found["ratio"]), f"{found['efficiency']:.0%}" if found.get("efficiency") else "",
-            f"{found['peak'] / 2**30:.1f} GiB", f"{whole:.1f} s" if whole else "", f"{accuracy:.2f} |" if accuracy else " |",
-        )))
+        lines.append(
+            " | ".join(
+                (
+                    f"| {REFERENCE if name == SOL else name}",
+                    f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.1f}",
+                    "" if name == OURS else shown(found["ratio"]),
+                    f"{found['efficiency']:.0%}" if found.get("efficiency") else "",
+                    f"{found['peak'] / 2**30:.1f} GiB",
+                    f"{whole:.1f} s" if whole else "",
+                    f"{accuracy:.2f} |" if accuracy else " |",
+                )
+            )
+        )
     gemm = ", ".join(f"{FORMATS[name]} {value / 1e9:,.0f}" for name, value in result["gemm"].items())
-    lines += ["", f"{result['rounds']} rounds on {result['date']}; GEMM in GFLOP/s: {gemm}; plan settled in "
-              f"{result['settled']:.0f} s; the {REFERENCE} and the tuned trainers compute in {result['precision']}. "
-              f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}."]
+    lines += [
+        "",
+        f"{result['rounds']} rounds on {result['date']}; GEMM in GFLOP/s: {gemm}; plan settled in "
+        f"{result['settled']:.0f} s; the {REFERENCE} and the tuned trainers compute in {result['precision']}. "
+        f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}.",
+    ]
     return "\n".join(lines)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
     """One line a row, and the geometric means."""
-    lines = [f"| | against the best other trainer, default settings | against the best other trainer, tuned | against the {REFERENCE} | command to model, against the fastest other trainer |",
-             "|---|---|---|---|---|"]
+    lines = [
+        f"| | against the best other trainer, default settings | against the best other trainer, tuned | against the {REFERENCE} | command to model, against the fastest other trainer |",
+        "|---|---|---|---|---|",
+    ]
     columns: dict[str, list[float]] = {}
     for result in results:
         contenders = result["contenders"]

@@ -100,16 +100,32 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     if pace.live:
         more = {"max_steps": FOREVER, "save_strategy": "no", "dataloader_drop_last": True}
     if tuned:
-        more |= {"train_sampling_strategy": "group_by_length", "bf16": task.precision == "bf16", "disable_tqdm": True,
-                 "save_strategy": "no", "logging_strategy": "no"}
+        more |= {
+            "train_sampling_strategy": "group_by_length",
+            "bf16": task.precision == "bf16",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "logging_strategy": "no",
+        }
     settings = transformers.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=task.batch, num_train_epochs=task.epochs, learning_rate=RATE,
-        lr_scheduler_type="constant", max_grad_norm=CLIP, use_cpu=True, report_to="none", **more,
+        output_dir=str(folder),
+        per_device_train_batch_size=task.batch,
+        num_train_epochs=task.epochs,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=CLIP,
+        use_cpu=True,
+        report_to="none",
+        **more,
     )
     network = Network(task)
     made = transformers.Trainer(
-        network, settings, collate, Reports(task.samples(task.data.train)),
-        Reports(task.samples(task.data.validation)), callbacks=[Stops()],
+        network,
+        settings,
+        collate,
+        Reports(task.samples(task.data.train)),
+        Reports(task.samples(task.data.validation)),
+        callbacks=[Stops()],
         compute_metrics=lambda found: {"accuracy": float((found.predictions == found.label_ids).mean())},
     )
     made.train()

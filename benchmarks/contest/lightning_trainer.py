@@ -62,13 +62,23 @@ class Stops(lightning.Callback):
 
 def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """Train; the validation accuracy."""
-    settings: dict[str, Any] = {"max_epochs": FOREVER if pace.live else task.epochs, "accelerator": "cpu",
-                                "gradient_clip_val": CLIP, "default_root_dir": folder, "callbacks": [Stops(task, pace)]}
+    settings: dict[str, Any] = {
+        "max_epochs": FOREVER if pace.live else task.epochs,
+        "accelerator": "cpu",
+        "gradient_clip_val": CLIP,
+        "default_root_dir": folder,
+        "callbacks": [Stops(task, pace)],
+    }
     if pace.live or tuned:
         settings["enable_checkpointing"] = False
     if tuned:
-        settings |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-                     "num_sanity_val_steps": 0, "precision": {"bf16": "bf16-mixed"}.get(task.precision)}
+        settings |= {
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "precision": {"bf16": "bf16-mixed"}.get(task.precision),
+        }
     module, trainer = Module(task, tuned), lightning.Trainer(**settings)
     loaders = [task.loader(task.data.train, tuned=tuned, padding=not tuned)]
     if not pace.live:

@@ -55,8 +55,13 @@ class Contender:
         """
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
-                self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                process_group=0, preexec_fn=functools.partial(die_with, os.getpid()),
+                self.command,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,
+                preexec_fn=functools.partial(die_with, os.getpid()),
             )
         first = self._answer()
         self._stop()

@@ -94,8 +94,13 @@ class Row:
     def job(self, root: Path, smoke: bool, *, long: bool) -> Path:
         """The job file: a whole run, or a long one."""
         text = (TRAIN + self.spec).format(
-            name=self.name.lower(), epochs=self.long if long else self.epochs, batch=self.batch, size=self.size,
-            data=json.dumps(str(self.folder(root, smoke).resolve()))[1:-1], model=self.model, labels=self.labels,
+            name=self.name.lower(),
+            epochs=self.long if long else self.epochs,
+            batch=self.batch,
+            size=self.size,
+            data=json.dumps(str(self.folder(root, smoke).resolve()))[1:-1],
+            model=self.model,
+            labels=self.labels,
         )
         path = root / f"{self.name}-{'long' if long else 'whole'}.yaml"
         # Whether it runs does not hang on what is measured.
@@ -103,19 +108,95 @@ class Row:
         return path
 
 
-ROWS = {row.name: row for row in (
-    Row("C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 250, "name: resnet18, stem: large"),
-    Row("C1b", "small CNN at 64, same folder", IMAGES, "images", 800, 160, 64, 128, 4, 800, "name: small-cnn, width: 16"),
-    Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "images", 200, 40, 224, 16, 1, 80, "name: resnet18"),
-    Row("C2b", "ResNet-18 at 224, all but the classifier frozen, 5 epochs", IMAGES, "images", 800, 160, 224, 32, 5, 80,
-        'name: resnet18, freeze: {names: ["stem*", "stages*"]}', frozen=True),
-    Row("C3", "encoder of 6 layers of 384, two heads", TEXTS, "texts", 1500, 80, 128, 16, 1, 60,
-        "name: encoder, layers: 6, width: 384, heads: 6", labels="causa: 0.6, prioridad: 0.4"),
-    Row("C4", "encoder of 12 layers of 256, 10 frozen, 5 epochs of 1,000 texts", TEXTS, "texts", 1000, 60, 256, 16, 5, 60,
-        "name: encoder, layers: 12, width: 256, heads: 4, freeze: {layers: 10, embeddings: true}",
-        labels="modo: 0.2, causa: 0.5, prioridad: 0.3", frozen=True),
-    Row("C5", "CNN-LSTM on windows of 128", SERIES, "series", 160000, 16000, 128, 256, 1, 150,
-        "name: cnn-lstm, cnn_channels: [64], lstm_hidden: 128", extra_flops=3 * 64 * 8 * 128 * (64 + 128)),
-    Row("C6", "MLP of 256 and 256 on a million rows", TABLE, "table", 1_000_000, 20_000, 0, 1024, 1, 150,
-        "name: mlp, hidden: [256, 256]"),
-)}
+ROWS = {
+    row.name: row
+    for row in (
+        Row(
+            "C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 250, "name: resnet18, stem: large"
+        ),
+        Row(
+            "C1b",
+            "small CNN at 64, same folder",
+            IMAGES,
+            "images",
+            800,
+            160,
+            64,
+            128,
+            4,
+            800,
+            "name: small-cnn, width: 16",
+        ),
+        Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "images", 200, 40, 224, 16, 1, 80, "name: resnet18"),
+        Row(
+            "C2b",
+            "ResNet-18 at 224, all but the classifier frozen, 5 epochs",
+            IMAGES,
+            "images",
+            800,
+            160,
+            224,
+            32,
+            5,
+            80,
+            'name: resnet18, freeze: {names: ["stem*", "stages*"]}',
+            frozen=True,
+        ),
+        Row(
+            "C3",
+            "encoder of 6 layers of 384, two heads",
+            TEXTS,
+            "texts",
+            1500,
+            80,
+            128,
+            16,
+            1,
+            60,
+            "name: encoder, layers: 6, width: 384, heads: 6",
+            labels="causa: 0.6, prioridad: 0.4",
+        ),
+        Row(
+            "C4",
+            "encoder of 12 layers of 256, 10 frozen, 5 epochs of 1,000 texts",
+            TEXTS,
+            "texts",
+            1000,
+            60,
+            256,
+            16,
+            5,
+            60,
+            "name: encoder, layers: 12, width: 256, heads: 4, freeze: {layers: 10, embeddings: true}",
+            labels="modo: 0.2, causa: 0.5, prioridad: 0.3",
+            frozen=True,
+        ),
+        Row(
+            "C5",
+            "CNN-LSTM on windows of 128",
+            SERIES,
+            "series",
+            160000,
+            16000,
+            128,
+            256,
+            1,
+            150,
+            "name: cnn-lstm, cnn_channels: [64], lstm_hidden: 128",
+            extra_flops=3 * 64 * 8 * 128 * (64 + 128),
+        ),
+        Row(
+            "C6",
+            "MLP of 256 and 256 on a million rows",
+            TABLE,
+            "table",
+            1_000_000,
+            20_000,
+            0,
+            1024,
+            1,
+            150,
+            "name: mlp, hidden: [256, 256]",
+        ),
+    )
+}

@@ -22,8 +22,12 @@ def measured(pairs: int, folder: Path) -> dict[str, Any]:
     found = [(first_step(folder), import_torch()) for _ in range(pairs + 1)][1:]
     ours, bare = ([pair[side] for pair in found] for side in (0, 1))
     return {
-        "row": NAME, "date": datetime.now(UTC).date().isoformat(), "first_step": ours, "import_torch": bare,
-        "over": statistics.median(one - other for one, other in found), "goal": GOAL,
+        "row": NAME,
+        "date": datetime.now(UTC).date().isoformat(),
+        "first_step": ours,
+        "import_torch": bare,
+        "over": statistics.median(one - other for one, other in found),
+        "goal": GOAL,
     }
 
 
@@ -61,8 +65,10 @@ def import_torch() -> float:
 def shown(result: dict[str, Any]) -> str:
     """In words."""
     first, bare = (statistics.median(result[key]) for key in ("first_step", "import_torch"))
-    return (f"### {NAME}: start-up\n\nFrom the command to the first step of the digits job {first:.2f} s, `import torch` alone "
-            f"{bare:.2f} s: {result['over']:.2f} s more (goal {result['goal']} s; medians of {len(result['first_step'])} pairs).")
+    return (
+        f"### {NAME}: start-up\n\nFrom the command to the first step of the digits job {first:.2f} s, `import torch` alone "
+        f"{bare:.2f} s: {result['over']:.2f} s more (goal {result['goal']} s; medians of {len(result['first_step'])} pairs)."
+    )
 
 
 def _environment() -> dict[str, str]:

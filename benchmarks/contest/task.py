@@ -178,16 +178,19 @@ class Task:
         """The job's loss: cross entropy, weighted over the heads."""
         if isinstance(outputs, Tensor):
             return functional.cross_entropy(outputs, labels)
-        terms = [head.weight * functional.cross_entropy(outputs[name], labels[:, column])
-                 for column, (name, head) in enumerate(self.data.heads.items())]
+        terms = [
+            head.weight * functional.cross_entropy(outputs[name], labels[:, column])
+            for column, (name, head) in enumerate(self.data.heads.items())
+        ]
         return torch.stack(terms).sum()
 
     def right(self, outputs: Any, labels: Tensor) -> float:
         """Samples of a batch that are right, mean over the heads."""
         if isinstance(outputs, Tensor):
             return float((outputs.argmax(1) == labels).sum())
-        return sum(float((found.argmax(1) == labels[:, column]).sum())
-                   for column, found in enumerate(outputs.values())) / len(outputs)
+        return sum(
+            float((found.argmax(1) == labels[:, column]).sum()) for column, found in enumerate(outputs.values())
+        ) / len(outputs)
 
     @torch.no_grad()
     def score(self, model: nn.Module, batches: Any) -> float:

@@ -103,6 +103,7 @@ def _add_training(add: Add) -> None:
     made.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
+    _add_nodes(made)
     made = _with_job(
         add(
             "launch",
@@ -117,6 +118,15 @@ def _add_training(add: Add) -> None:
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
     made.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
+
+
+def _add_nodes(made: argparse.ArgumentParser) -> None:
+    """The place of this machine among several, where no scheduler sets it."""
+    made.add_argument("--nodes", type=int, metavar="N", help="number of machines that train together")
+    made.add_argument("--node", type=int, metavar="I", help="with --nodes: number of this machine, from 0 on")
+    made.add_argument(
+        "--meet", metavar="HOST:PORT", help="with --nodes: where machine 0 listens, an address that all can reach"
+    )
 
 
 def _add_repeat(add: Add) -> None:
@@ -169,6 +179,13 @@ def _add_measuring(add: Add) -> None:
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/bench-<name>)")
     made.add_argument("--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    made = add(
+        "calibrate",
+        "measure once what settings depend on here: number formats, layouts, threads, libraries (some seconds; by itself "
+        "before the first training)",
+    )
+    made.add_argument("--again", action="store_true", help="measure again, even if a calibration is kept")
+    made.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def _add_look(add: Add) -> None:
@@ -177,6 +194,15 @@ def _add_look(add: Add) -> None:
     made.add_argument("run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)")
     made = add("report", "regenerate the report of a run")
     made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made = add("reproduce", "train a finished run again from its own records, and compare the result bit by bit")
+    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
+    )
+    made = add("track", "send to a tracking server what it does not have of a run yet")
+    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")
+    made.add_argument("--experiment", metavar="NAME", help="experiment there (default: the job's name)")
     made = add("compare", "compare runs side by side: job files, plans, results and curves")
     made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
     made.add_argument(
@@ -262,7 +288,12 @@ def _add_data(add: Add) -> None:
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
     )
-    made = _with_job(add("fetch", "download the pretrained network of a job, for a machine without a network"))
+    made = _with_job(
+        add(
+            "fetch",
+            "download the pretrained network and the data of a job from the hub, for a machine without a network",
+        )
+    )
     made.add_argument(
         "--update",
         action="store_true",

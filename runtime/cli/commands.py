@@ -13,6 +13,7 @@ from runtime.cli import contained, csv_option
 from runtime.cli.fetch import fetch
 from runtime.cli.init import init
 from runtime.cli.repeat import repeat, sweep
+from runtime.cli.track import track
 from runtime.launch import image_contents, run_in_image
 
 Command = Callable[[argparse.Namespace], int]
@@ -27,11 +28,12 @@ def validate(given: argparse.Namespace) -> int:
 
 def facts(given: argparse.Namespace) -> int:
     """Show what this container may use."""
+    from runtime.hardware.calibration_file import attached
     from runtime.hardware.detect import detect
     from runtime.hardware.facts_table import render
     from runtime.system.console import console
 
-    machine = detect(Path("runs"))
+    machine = attached(detect(Path("runs")))
     if given.json:
         print(json.dumps(machine.to_json(), indent=1))
     else:
@@ -41,7 +43,7 @@ def facts(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     """Show every decision."""
-    from runtime.hardware import facts, gpu_selection
+    from runtime.hardware import calibration_file, facts, gpu_selection
     from runtime.hardware.detect import detect
     from runtime.job_spec import load as job_spec
     from runtime.launch import expected_container
@@ -56,6 +58,8 @@ def plan(given: argparse.Namespace) -> int:
     )
     if not given.hardware:
         machine, line = expected_container.expected(machine, job)
+        machine = calibration_file.attached(machine)
+        line = "\n".join(filter(None, (line, calibration_file.note(machine, elsewhere=bool(line)))))
         print(line, end="\n" if line else "", file=sys.stderr if given.json else sys.stdout, flush=True)
     known = {} if given.hardware else evidence.started(machine, job)
     made = plans.resolve(job, machine, plain=given.plain, measured=known)
@@ -68,6 +72,7 @@ def plan(given: argparse.Namespace) -> int:
 
 def train(given: argparse.Namespace) -> int:
     """Train or resume."""
+    from runtime.distributed.placement import Options
     from runtime.supervisor import supervisor
     from runtime.supervisor.extended_run import ExtendRequest
 
@@ -78,7 +83,15 @@ def train(given: argparse.Namespace) -> int:
     extend = ExtendRequest(given.extend, given.restart_schedule) if given.extend else None
     return supervisor.train(
         supervisor.TrainRequest(
-            given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, extend, given.trace
+            given.job,
+            tuple(given.set),
+            given.runs,
+            given.plain,
+            given.plan,
+            given.new,
+            extend,
+            given.trace,
+            place=Options(given.nodes, given.node, given.meet),
         )
     )
 
@@ -120,6 +133,13 @@ def bench(given: argparse.Namespace) -> int:
     )
 
 
+def calibrate(given: argparse.Namespace) -> int:
+    """Measure this machine once."""
+    from runtime.cli import calibration_table
+
+    return calibration_table.show(as_json=given.json, again=given.again)
+
+
 def watch(given: argparse.Namespace) -> int:
     """Show a run live."""
     from runtime.tracking.live import watch as watching
@@ -141,6 +161,13 @@ def compare(given: argparse.Namespace) -> int:
     from runtime.report.comparison import CompareRequest, compare
 
     return compare(CompareRequest(given.runs, given.output, given.json))
+
+
+def reproduce(given: argparse.Namespace) -> int:
+    """Train a finished run again."""
+    from runtime.supervisor import reproduce as reproducing
+
+    return reproducing.reproduce(reproducing.ReproduceRequest(given.run, given.runs))
 
 
 def doctor(given: argparse.Namespace) -> int:
@@ -233,9 +260,12 @@ COMMANDS: dict[str, Command] = {
     "find-lr": find_lr,
     "memory": memory,
     "bench": bench,
+    "calibrate": calibrate,
     "watch": watch,
     "report": report,
     "compare": compare,
+    "track": track,
+    "reproduce": reproduce,
     "doctor": doctor,
     "evaluate": evaluate,
     "predict": predict,

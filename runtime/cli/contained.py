@@ -20,8 +20,13 @@ def train(given: argparse.Namespace) -> int:
         DeviceError: if an option names what a container does not see.
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
-    if getattr(given, "plan", None) or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
-        options = "neither --plan nor --runs" if given.command == "train" else "no --runs"
+    if (
+        getattr(given, "plan", None)
+        or getattr(given, "nodes", None)
+        or given.runs != Path("runs")
+        or Path.cwd() != project.PROJECT
+    ):
+        options = "no --plan, --runs or --nodes" if given.command == "train" else "no --runs"
         raise DeviceError(
             f"torch is not installed here, and training in the container supports {options}; it writes to runs/ in the "
             "project",

@@ -4,46 +4,82 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from runtime.errors import DeviceError
+from runtime.job import Job
 from runtime.launch import run_in_image
 from runtime.pretrained import hub_name
+from runtime.system.console import say
 from runtime.system.units import format_bytes
+
+if TYPE_CHECKING:
+    from runtime.pretrained.hub_dataset import HubData
+    from runtime.pretrained.hub_download import HubFile
+
+SHOWN = 30
+"""Largest number of files that are listed."""
 
 
 def fetch(given: argparse.Namespace) -> int:
     """Fill the cache, and print what was fetched.
 
     Raises:
-        SpecError: if the job is invalid, or its network cannot be downloaded or used.
+        SpecError: if the job is invalid, or its network or data cannot be downloaded or used.
         StorageError: if the cache cannot be written.
         DeviceError: if the volume of containers is asked for and no engine answers.
     """
-    from runtime.job_spec import load as job_spec
-    from runtime.pretrained import folder
-
     if given.container and "DRIVETRAIN_IMAGE" not in os.environ:
         return _contained(given)
-    job = job_spec.load(given.job, given.set)
-    name = hub_name.of_hub(job)
-    if name is None:
+    from runtime.job_spec import hub_data
+    from runtime.job_spec import load as job_spec
+
+    found: list[HubData] = []
+
+    def located(job: Job) -> Job:
+        job, data = hub_data.locate(job, say, update=given.update)
+        found.extend(data)
+        return job
+
+    job = job_spec.load(given.job, given.set, locate=located)
+    for data in found:
+        _tell_data(data)
+    if (name := hub_name.of_hub(job)) is not None:
+        _network(job, name, update=given.update)
+    elif not found:
         print(f"{given.job}: the job needs nothing from the Hugging Face hub")
-        return 0
-    found = folder.fetched(job, name, update=given.update)
+    return 0
+
+
+def _tell_data(data: HubData) -> None:
+    _tell(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
+    print(f"commit {data.commit}")
+    print(f"in {data.folder}")
+
+
+def _network(job: Job, name: str, *, update: bool) -> None:
+    from runtime.pretrained import folder
+
+    found = folder.fetched(job, name, update=update)
     snapshot = found.snapshot
-    size = f"{len(snapshot.files)} files, {snapshot.size / 1e6:,.1f} MB"
-    if found.new:
-        print(f"{name}: fetched {size}, each compared with its hash")
-    else:
-        print(
-            f"{name}: everything is there, {size}; {found.note or 'each was compared with its hash when it was fetched'}"
-        )
-    for file in sorted(snapshot.files, key=lambda file: file.name):
-        made = f", made of {snapshot.converted}" if snapshot.converted and file.name == "model.safetensors" else ""
-        print(f"  {file.name}  {format_bytes(file.size)}{made}")
+    made = f", made of {snapshot.converted}" if snapshot.converted else ""
+    files = [(file, made if file.name == "model.safetensors" else "") for file in snapshot.files]
+    _tell(name, files, new=bool(found.new), note=found.note)
     print(f"revision {found.revision}: commit {snapshot.commit}")
     print(f"in {snapshot.folder}")
-    return 0
+
+
+def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
+    size = f"{len(files)} files, {sum(file.size for file, _ in files) / 1e6:,.1f} MB"
+    if new:
+        print(f"{name}: fetched {size}, each compared with its hash")
+    else:
+        print(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
+    for file, more in sorted(files, key=lambda row: row[0].name)[:SHOWN]:
+        print(f"  {file.name}  {format_bytes(file.size)}{more}")
+    if len(files) > SHOWN:
+        print(f"  and {len(files) - SHOWN:,} more")
 
 
 def _contained(given: argparse.Namespace) -> int:

@@ -6,13 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
 from runtime.errors import DrivetrainError, SpecError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
-from runtime.system import secrets
+from runtime.system import interpreter, secrets
+
+
+def command() -> NoReturn:
+    """Run the command of this process and end it."""
+    interpreter.leave(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +48,8 @@ def _check(given: argparse.Namespace) -> None:
     named = [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else []
     for path in [*named, *filter(None, [getattr(given, "extend", None)])]:
         named_run.existing(path)
+    if given.command == "watch":
+        given.run = named_run.newest_trial(given.run)
     if given.command == "train" and given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
     if getattr(given, "restart_schedule", False) and not given.extend:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from runtime.distributed.world import RANK, STORE, WORLD_SIZE
+from runtime.distributed import store
+from runtime.distributed.heartbeat import ACTION, Heartbeat
+from runtime.distributed.world import RANK, WORLD_SIZE
 from runtime.errors import PeerError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Ranks:
     number: int = 0
     count: int = 1
     device: str = "cpu"
+    heartbeat: Heartbeat | None = None
 
     @property
     def is_rank0(self) -> bool:
@@ -117,6 +120,20 @@ class Ranks:
         """
         return self.all_gather(values)[0]
 
+    def text_from(self, source: int, text: str) -> str:
+        """The text that one process has, in all of them.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return text
+        sent = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        size = int(self.all_gather([float(len(sent))])[source][0])
+        sent = sent if self.number == source else torch.empty(size, dtype=torch.uint8)
+        self._call(torch.distributed.broadcast, sent, source)
+        return bytes(sent.numpy()).decode()
+
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
@@ -130,6 +147,8 @@ class Ranks:
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
         self._call(torch.distributed.broadcast, sent, 0)
+        if self.is_rank0:
+            return
         sizes = [tensor.numel() * tensor.element_size() for tensor in held]
         for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
             # Cloned, because a slice may start at an address that is not aligned for the dtype.
@@ -145,6 +164,8 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the process group once nothing more is exchanged; a process that exits inside a group may abort."""
+        if self.heartbeat:
+            self.heartbeat.end()
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -155,11 +176,11 @@ class Ranks:
         try:
             collective(*given)  # type: ignore[operator]
         except RuntimeError as error:
-            raise PeerError(
-                f"process {self.number + 1} of {self.count} lost the connection to another process: {str(error)[:120]}",
-                "all processes of the run",
-                "run the same command again; it resumes from the last checkpoint",
-            ) from None
+            who = self.heartbeat.lost() if self.heartbeat else ""
+            if who and self.heartbeat and self.is_rank0:
+                self.heartbeat.publish(who)
+            broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
+            raise PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION) from None
 
 
 def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -170,8 +191,12 @@ def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 ALONE = Ranks()
 
 
+_joined: list[Ranks] = []
+"""This process's place; a process joins once, however many runs it assembles."""
+
+
 def join_ranks(device: torch.device) -> Ranks:
-    """Join the processes that the supervisor has started; a single process if it has started no others.
+    """Join the processes that the supervisors have started; a single process if they have started no others.
 
     Raises:
         PeerError: if the others do not connect.
@@ -179,14 +204,26 @@ def join_ranks(device: torch.device) -> Ranks:
     count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:
         return ALONE
-    number = int(os.environ[RANK])
-    if not torch.distributed.is_initialized():
-        backend = "gloo"
-        if device.type == "cuda":
-            # CUDA tensors without an explicit device go to this one; Python numbers are sent between hosts.
-            torch.cuda.set_device(device)
-            backend = "cpu:gloo,cuda:nccl"
-        torch.distributed.init_process_group(
-            backend, init_method=f"file://{os.environ[STORE]}", rank=number, world_size=count, timeout=PATIENCE
-        )
-    return Ranks(number, count, str(device))
+    if not _joined or not torch.distributed.is_initialized():
+        _joined[:] = [_join(int(os.environ[RANK]), count, device)]
+    return _joined[0]
+
+
+def _join(number: int, count: int, device: torch.device) -> Ranks:
+    backend = "gloo"
+    if device.type == "cuda":
+        # CUDA tensors without an explicit device go to this one; Python numbers are sent between hosts.
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    meeting, heartbeat = store.meeting_store(), Heartbeat(number, count)
+    group = torch.distributed.PrefixStore("group", meeting)  # type: ignore[attr-defined]
+    try:
+        torch.distributed.init_process_group(backend, store=group, rank=number, world_size=count, timeout=PATIENCE)
+    except RuntimeError as error:
+        raise PeerError(
+            f"process {number + 1} of {count} cannot connect to the others: {str(error).splitlines()[0][:160]}",
+            "a network between all nodes, on any port",
+            "check the firewall between the nodes; GLOO_SOCKET_IFNAME names another network interface",
+        ) from None
+    heartbeat.begin()
+    return Ranks(number, count, str(device), heartbeat)

@@ -1,24 +1,42 @@
-"""The world of a run: how many processes train together, and how they find each other."""
+"""The world of a run: how many processes train together, and how each learns its place from the supervisor."""
 
 from __future__ import annotations
 
-from runtime.errors import SpecError
+from dataclasses import replace
+
+from runtime.distributed.placement import Placement
+from runtime.errors import DeviceError, SpecError
 from runtime.hardware.facts import Hardware
+from runtime.hardware.gpu_selection import GpuRequest
 from runtime.job import Job
 
 RANK = "DRIVETRAIN_RANK"
 """Environment variable: the rank of this process."""
+LOCAL_RANK = "DRIVETRAIN_LOCAL_RANK"
+"""Environment variable: the number of this process among those that this supervisor has started."""
 WORLD_SIZE = "DRIVETRAIN_RANKS"
 """Environment variable: the number of processes."""
-STORE = "DRIVETRAIN_MEETING"
-"""Environment variable: the file through which the processes find each other."""
+MEETING = "DRIVETRAIN_MEETING"
+"""Environment variable: host:port of the store through which the processes find each other."""
+SOCKET = "DRIVETRAIN_MEETING_SOCKET"
+"""Environment variable of rank 0: the open file that listens there; absent if the starter keeps the store."""
+NODES = "DRIVETRAIN_NODES"
+"""Environment variable: the number of supervisors, if there are several."""
 
 
-def world_size(job: Job, hardware: Hardware) -> int:
-    """The number of training processes: one per GPU, else as in the job; an embedded training uses its own process."""
-    if job.task == "python":
+def trainers(job: Job, hardware: Hardware) -> int:
+    """The number of training processes that one supervisor starts: one per GPU, else as in the job.
+
+    An embedded training uses its own process, and a supervisor among several on one machine has one process.
+    """
+    if job.task == "python" or hardware.shared_by > 1:
         return 1
     return len(hardware.gpus) or job.limits.processes or 1
+
+
+def local_ranks(job: Job, hardware: Hardware) -> int:
+    """The number of training processes of this run that share this machine's CPUs, memory and disk."""
+    return trainers(job, hardware) * hardware.shared_by
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
@@ -28,7 +46,7 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
         SpecError: if the job requests that.
     """
     requested, used = job.limits.processes, len(hardware.gpus)
-    if requested and used and requested != used:
+    if requested and used and requested != used * hardware.shared_by:
         raise SpecError(
             [
                 job.problem(
@@ -39,3 +57,34 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
                 )
             ]
         )
+
+
+def own_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
+    """The GPUs of one supervisor among several on a machine: one each, the one with its local number.
+
+    Args:
+        requested: `limits.gpus`.
+        hardware: the whole machine.
+        placement: the place of this supervisor.
+
+    Raises:
+        DeviceError: if there are fewer GPUs than supervisors.
+    """
+    if placement is None or placement.local_supervisors == 1 or requested == "none" or not hardware.gpus:
+        return requested
+    there = [gpu.index for gpu in hardware.gpus]
+    if len(there) == 1 and isinstance(requested, str):
+        return requested  # the starter shows each process its own
+    listed = there if isinstance(requested, str) else list(requested)
+    if len(listed) < placement.local_supervisors:
+        raise DeviceError(
+            f"{placement.local_supervisors} processes were started on this machine, and they have {len(listed)} GPUs",
+            "one process for each GPU",
+            f"start {len(listed)} here: torchrun --nproc-per-node {len(listed)}; or set limits: {{gpus: none}}",
+        )
+    return [listed[placement.local_index]]
+
+
+def shared(hardware: Hardware, placement: Placement | None) -> Hardware:
+    """The machine as one of several supervisors sees it: shared, and without what was measured on this one alone."""
+    return replace(hardware, shared_by=placement.local_supervisors, calibration=None) if placement else hardware

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from runtime.errors import SpecError, nearest
+from runtime.hardware.calibration import Calibration
 from runtime.system.files import parse_json
 
+Kind = TypeVar("Kind")
 NO_MPS = "Apple's GPU (mps) is not used; training computes on the CPU"
 EMULATED = "the image is for another kind of processor, so all of it is emulated, many times slower"
 
@@ -151,6 +153,10 @@ class Hardware:
     """Names of values that were assumed, not read (recorded machines only)."""
     system: str = "Linux"
     """The kernel: Linux, or Darwin on a Mac without a container."""
+    calibration: Calibration | None = None
+    """What `drivetrain calibrate` measured on this machine; None before."""
+    shared_by: int = 1
+    """How many supervisors of one run share this machine: several if a starter such as torchrun starts each process."""
 
     @property
     def gpu(self) -> Gpu | None:
@@ -158,8 +164,13 @@ class Hardware:
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; `from_json` restores the object."""
-        return asdict(self)
+        """Plain JSON values; `from_json` restores the object. What is not shared, and not calibrated, is not mentioned."""
+        values = asdict(self)
+        if self.shared_by == 1:
+            del values["shared_by"]
+        if self.calibration is None:
+            del values["calibration"]
+        return values
 
 
 def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
@@ -168,7 +179,16 @@ def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
     Raises:
         SpecError: for a missing or unknown key, or a value of the wrong type.
     """
-    made: Hardware = _make(Hardware, data, source)
+    return from_json_as(Hardware, data, source)
+
+
+def from_json_as(kind: type[Kind], data: dict[str, Any], source: str) -> Kind:
+    """Restore a frozen dataclass from its JSON values, nested ones included.
+
+    Raises:
+        SpecError: for a missing or unknown key, or a value of the wrong type.
+    """
+    made: Kind = _make(kind, data, source)
     return made
 
 

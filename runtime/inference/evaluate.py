@@ -168,6 +168,7 @@ def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -
 def stored_job(run: Path) -> Job:
     """The run's spec; relative paths start from the folder of the original spec."""
     from runtime.job_spec import load as job_spec
+    from runtime.job_spec.spec_source import fetched
 
     written = run / "job.yaml"
     if not written.is_file():
@@ -178,7 +179,7 @@ def stored_job(run: Path) -> Job:
         )
     source = (read_json(run / "state.json") or {}).get("source", "")
     try:
-        return job_spec.load(written, folder=Path(source).parent)
+        return job_spec.load(written, folder=Path(source).parent, locate=fetched)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

@@ -28,7 +28,8 @@ class Data(Spec):
     """Keys that all tasks share."""
 
     train: FilePath = Field(
-        description="training data: a folder or file, relative to the job's folder, then the project"
+        description="training data: a folder or file, relative to the job's folder, then the project; or "
+        "`hf://datasets/OWNER/NAME` on the Hugging Face hub, with @REVISION and a path if wanted"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     test: FilePath | None = Field(
@@ -157,7 +158,11 @@ class ImageData(TableFileData):
     (N, K).
     """
 
-    path_column: Column = Field("path", description="column of a manifest that holds paths, relative to the manifest")
+    path_column: Column = Field(
+        "path",
+        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow: if there "
+        "is no column of this name, the only column of images is taken",
+    )
     label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
     groups: Column | None = Field(
         None,
@@ -179,8 +184,8 @@ class ImageData(TableFileData):
 
 
 class ImageClassificationData(ImageData):
-    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, or an .npz with `images`
-    and `labels`.
+    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, a Parquet or Arrow file with a
+    column of images, or an .npz with `images` and `labels`.
     """
 
     label_column: OneOrMore = Field(

@@ -13,7 +13,9 @@ from runtime.errors import Problem
 from runtime.job.data import Data
 from runtime.job.document import Document
 from runtime.job.formatting import dotted, shown
+from runtime.job.hub_address import is_on_hub, parse
 from runtime.job.sweep import Parameter, Sweep
+from runtime.job.track import Track
 from runtime.job.train import Train
 from runtime.job.values import (
     Address,
@@ -47,7 +49,11 @@ class Limits(Spec):
         None, description="GPU memory that tensors may take: a share such as 0.5, or a size such as 6g; all if absent"
     )
     processes: Count | None = Field(
-        None, description="processes that train together on the CPU, 1 if absent; on GPUs there is one for each GPU"
+        None,
+        description="processes that train together on each machine's CPUs, 1 if absent; on GPUs there is one for each GPU",
+    )
+    nodes: Count | None = Field(
+        None, description="machines that train together; if given, a run that is started on fewer or more is refused"
     )
 
 
@@ -88,6 +94,7 @@ class Job(Spec):
     checkpoint: Checkpoint = Field(Checkpoint(), description="when to save checkpoints and which to keep")
     monitor: Monitoring = Field(Monitoring(), description="how often memory, CPU and GPU are measured")
 
+    track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
     environment: tuple[VariableName, ...] = Field(
         (),
         strict=False,
@@ -100,6 +107,7 @@ class Job(Spec):
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)
     _pretrained_commit: str = PrivateAttr("")
+    _hub_folders: dict[str, Path] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(())
     _parameters: tuple[Parameter, ...] = PrivateAttr(())
 
@@ -161,8 +169,12 @@ class Job(Spec):
 
     def resolve(self, path: str) -> Path:
         """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
-        folder.
+        folder; of an address on the Hugging Face hub the path in the cache, once it was fetched.
         """
+        if is_on_hub(path):
+            address = parse(path)
+            folder = self._hub_folders.get(address.root) if address else None
+            return folder / address.path if folder and address else Path(path)
         # Functions of os.path return a result where Path raises: for an unknown ~user, or a name that is too long.
         given = Path(os.path.expanduser(path))
         if given.is_absolute():
@@ -178,6 +190,11 @@ class Job(Spec):
         if self.data.test is not None:
             paths.append((("data", "test"), self.data.test))
         return paths
+
+    def unfetched(self) -> list[tuple[tuple[str, ...], str]]:
+        """Addresses on the Hugging Face hub among `data_paths` that are not in the cache, with their keys."""
+        found = [(key, text, parse(text)) for key, text in self.data_paths() if is_on_hub(text)]
+        return [(key, text) for key, text, address in found if not address or address.root not in self._hub_folders]
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""

@@ -27,7 +27,7 @@ def _kind(value: object) -> str:
     return "choices" if isinstance(value, list) else "range"
 
 
-Choices = Annotated[list[JsonValue], Field(min_length=2)]
+Choices = Annotated[list[JsonValue], Field(json_schema_extra={"minItems": 2})]
 Values = Annotated[
     Annotated[SearchRange, Tag("range")] | Annotated[Choices, Tag("choices")],
     # So that a mistake in a range is not reported as that of a list, too.

@@ -8,6 +8,7 @@ from runtime.errors import Problem, nearest
 from runtime.job import Document, Job, dotted
 from runtime.job.data import Data, TableFileData
 from runtime.job.formatting import shown
+from runtime.job.hub_address import is_on_hub
 from runtime.job.series import SeriesData
 from runtime.job.train import Plateau, Sgd
 
@@ -96,7 +97,7 @@ def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:
     """Options of CSV files in a job that has none."""
     declared = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
     paths = [text for _, text in job.data_paths()]
-    if declared and not any(text.lower().endswith((".csv", ".tsv")) for text in paths):
+    if declared and not any(text.lower().endswith((".csv", ".tsv")) or is_on_hub(text) for text in paths):
         path = document.nearest(("data", "csv"))
         yield Problem(
             document.place(path),

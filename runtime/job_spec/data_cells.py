@@ -58,7 +58,12 @@ def check(job: Job) -> list[str]:
     known: dict[str, set[str]] = {}
     for key, text in job.data_paths():
         path, label = job.resolve(text), dotted(key)
-        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+        if (key, text) in job.unfetched():
+            told.append(
+                f"{label}: {text} is not in the cache of the Hugging Face hub; `drivetrain fetch {job.document.name}` "
+                "downloads it, and so does `train`; what is in it is checked then"
+            )
+        elif path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
             told.append(f"{label}: {text} is there; what is in it is checked when training starts")
         elif path.stat().st_size > LARGEST:
             size = f"{path.stat().st_size / 1e6:,.0f} MB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -17,6 +17,7 @@ from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
+from runtime.job.hub_address import is_on_hub
 from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
 from runtime.job_spec import data_columns, earlier_run_keys, named_splits, sweep_space
@@ -33,6 +34,7 @@ def load(
     *,
     folder: Path | None = None,
     batch_size: int | None = None,
+    locate: Callable[[Job], Job] | None = None,
 ) -> Job:
     """Read and check a job file.
 
@@ -41,10 +43,12 @@ def load(
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
         batch_size: the measured number in place of `train.batch_size: auto`.
+        locate: finds the data of a job that names some on the Hugging Face hub; None: it is looked for in the cache alone,
+            and what is not there is not checked.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
-            or contradicts a key.
+            or contradicts a key; or if data on the hub cannot be used.
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
@@ -66,16 +70,21 @@ def load(
     if batch_size is not None and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
         document.data["train"] = {**train, "batch_size": batch_size}
-    job = _checked(document, folder or path.parent)
+    job = _checked(document, folder or path.parent, locate)
     if job.sweep:
         job._parameters = sweep_space.parameters(job, lambda other: _checked(other, job.folder))
     return job
 
 
-def _checked(document: Document, folder: Path) -> Job:
+def _checked(document: Document, folder: Path, locate: Callable[[Job], Job] | None = None) -> Job:
     """Build a Job from a document, and check what it names."""
     job = check(document)
     job._folder = folder
+    if any(is_on_hub(text) for _, text in job.data_paths()):
+        # Only such jobs need the code of the hub.
+        from runtime.job_spec import hub_data
+
+        job = locate(job) if locate else hub_data.locate(job)[0]
     job = named_splits.named(job)
     _check_paths(job)
     named_splits.check_test(job)
@@ -187,7 +196,8 @@ def optimize_model() -> type[BaseModel]:
         Field(
             "auto",
             description="measure competing values before training: "
-            "auto spends up to 2 % of a run of five minutes or more, full always measures",
+            "auto spends up to 2 % of a run of five minutes or more, full always measures, off does neither that nor "
+            "use the calibration of the machine",
         ),
     )
     return create_model("Optimize", __base__=Spec, measure=measure, **fields)
@@ -204,7 +214,8 @@ def _check_paths(job: Job) -> None:
     if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
     weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights"]
-    paths = [*job.data_paths(), *weights]
+    absent = job.unfetched()
+    paths = [*(named for named in job.data_paths() if named not in absent), *weights]
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)

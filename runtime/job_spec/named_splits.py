@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from runtime.data.formats import table_splits
 from runtime.data.images import split_folders
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job.data import Data
+from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
@@ -25,20 +27,23 @@ def named(job: Job) -> Job:
         DataError: if it is not clear whether folders are splits or classes.
     """
     if isinstance(job, TABLES):
-        return _tables(job)
+        return _tables(job, os.path.isdir)
     if not isinstance(job, ImageJob):
+        return job
+    job = _tables(job, lambda path: os.path.isdir(path) and table_splits.has_images(path))
+    if is_on_hub(job.data.train):
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
     return _with(job, {"train": found.train, "validation": found.validation, "test": found.test}) if found else job
 
 
-def _tables(job: Job) -> Job:
-    """The job with the tables of the folders that it names."""
+def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
+    """The job with the tables of the folders that it names, of those that `holds` says have some."""
     update: dict[str, str] = {}
     for key, text in job.data_paths():
         path = job.resolve(text)
-        if not path.is_dir():
+        if is_on_hub(text) or not holds(path):
             continue
         label = f"{job.document.place(key)}: {dotted(key)}"
         found = table_splits.find(path, label)
@@ -62,13 +67,27 @@ def _with(job: Job, splits: Mapping[str, str | None]) -> Job:
         name = splits.get(key)
         decided = "fold" if key == "validation" and job.data.fold else key
         if name and decided not in given:
+            check_groups(job, key, root)
             update[key] = os.path.join(root, name)
             told.append(f"{name} {use}")
         elif name:
             told.append(f"{name} is not used, since data.{decided} is {getattr(job.data, decided)!r}")
     made = job.model_copy(update={"data": job.data.model_copy(update=update)})
-    made._notes = (", ".join(told),)
+    made._notes = (*job.notes, ", ".join(told))
     return made
+
+
+def check_groups(job: Job, split: str, source: str) -> None:
+    """Check that a split that comes with the data does not replace one that keeps groups together.
+
+    Raises:
+        SpecError: if the job has groups, and the split is for validation.
+    """
+    column = getattr(job.data, "groups", None)
+    if column and split == "validation":
+        given = f"is {column!r}, and {source} has a split for validation, which knows no groups"
+        action = "write `fold: 1/5` or `validation: 0.2` to split the training data by groups, or remove data.groups"
+        raise SpecError([job.problem(("data", "groups"), given, "one of the two", action)])
 
 
 def check_test(job: Job) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runtime.job import Job
 from runtime.job_spec.load import load
+from runtime.system.console import say
 
 
 @dataclass(frozen=True)
@@ -20,25 +21,35 @@ class SpecSource:
     """`key.path=value`, as for `--set`."""
     batch_size: int | None = None
     """The measured number in place of `train.batch_size: auto`; None if there is none."""
+    folder: Path | None = None
+    """Where relative paths start; the folder of the file if None."""
 
     def load(self) -> Job:
-        """Read and check the spec.
+        """Read and check the spec, and download its data if that is on the Hugging Face hub and not in the cache.
 
         Raises:
             SpecError: with all problems.
             DataError: if a path in the spec does not exist.
         """
-        return load(self.spec, self.assignments, batch_size=self.batch_size)
+        return load(self.spec, self.assignments, folder=self.folder, batch_size=self.batch_size, locate=fetched)
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
         words = [word for assignment in self.assignments for word in ("--set", assignment)]
-        return words if self.batch_size is None else [*words, "--batch-size", str(self.batch_size)]
+        words += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
+        return words if self.folder is None else [*words, "--paths-from", str(self.folder)]
 
     @classmethod
     def from_arguments(cls, given: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
-        return cls(given.spec, given.set, given.batch_size)
+        return cls(given.spec, given.set, given.batch_size, given.paths_from)
+
+
+def fetched(job: Job) -> Job:
+    """The job with its data on the Hugging Face hub, downloaded if it is not in the cache."""
+    from runtime.job_spec import hub_data
+
+    return hub_data.locate(job, say)[0]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,3 +57,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--paths-from", type=Path, default=None)

@@ -81,6 +81,10 @@ def _of_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterat
         yield job.problem(
             place, f"{first} is the same in all trials", "keys of data, model, train, optimize", "remove it"
         )
+    elif isinstance(values, list) and len(values) < 2:
+        own = f", or set {key} itself to {shown(values[0])}" if values else ""
+        given = f"is the list [{shown(values[0])}], a single value" if values else "is an empty list"
+        yield job.problem(place, given, "two values or more, or a range {low: ..., high: ...}", f"add a value{own}")
     elif isinstance(values, list):
         for index, value in enumerate(values):
             # For Python 1 equals True and 1.0; as a choice of a search they are the same, too.

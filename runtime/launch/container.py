@@ -34,12 +34,14 @@ from runtime.launch import (
     nvidia_toolkit,
     published_image,
     run_secrets,
+    starter_facts,
     work_folder,
 )
 from runtime.launch import project as checkout
 from runtime.launch.project import COMPOSE, PROJECT
 from runtime.system import installation
 from runtime.system.child_process import surroundings
+from runtime.tracking import tracker_child
 
 VOLUMES = ("compile", "huggingface", "state")
 """Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
@@ -109,9 +111,14 @@ def launch(request: LaunchRequest) -> int:
         docker_engine.provide_image(client, word)
     trainer = override["services"]["trainer"]
     trainer |= container_terminal.service(info)
-    with run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
+    image = request.image or checkout.image(word)
+    trainer["environment"] = _literal(starter_facts.variables(client, image, request.spec))
+    with (
+        run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
+        tracker_child.following(job.track) as opened,
+    ):
         add_secrets(trainer, secrets, engine)
-        return follow_container.follow(_start(client, override, job, word, variables), secrets.remove)
+        return follow_container.follow(_start(client, override, job, word, variables), secrets.remove, opened)
 
 
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:

@@ -23,12 +23,15 @@ _RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on|continues \S+)\r?
 """The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
 
-def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
+def follow(
+    container: Any, begun: Callable[[], None] = lambda: None, opened: Callable[[Path], None] = lambda run: None
+) -> int:
     """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code.
 
     Args:
         container: as the engine's client gives it.
         begun: called when the container prints for the first time.
+        opened: called with the folder of each run that the container starts.
     """
 
     import docker
@@ -41,7 +44,7 @@ def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
         signal.signal(number, stop)
     container_terminal.follow_size(container)
     try:
-        _show(container, begun)
+        _show(container, begun, opened)
     except BrokenPipeError:
         name = container.name
         print(
@@ -57,7 +60,7 @@ def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
     return code
 
 
-def _show(container: Any, begun: Callable[[], None]) -> None:
+def _show(container: Any, begun: Callable[[], None], opened: Callable[[Path], None]) -> None:
     """Print the container's log until it ends, and once the path of its run as seen from this folder."""
     told, line, silent = Path.cwd() == PROJECT, b"", True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
@@ -66,11 +69,13 @@ def _show(container: Any, begun: Callable[[], None]) -> None:
             begun()
             silent = False
         sys.stdout.write(text.decode(chunk))
-        line = b"" if told else line + chunk
+        line += chunk
         if line.endswith(b"\n"):
-            if found := _RUN.search(line):
-                sys.stdout.write(f"from this folder: drivetrain watch {_from_here(found[1].decode())}\n")
+            for run in _RUN.findall(line):
+                if not told:
+                    sys.stdout.write(f"from this folder: drivetrain watch {_from_here(run.decode())}\n")
                 told = True
+                opened(PROJECT / run.decode())
             line = b""
         sys.stdout.flush()
 

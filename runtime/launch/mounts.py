@@ -17,6 +17,7 @@ from pathlib import Path
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job import custom as custom_job
+from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
 from runtime.launch.project import PROJECT
 
@@ -154,7 +155,7 @@ def _homes() -> set[Path]:
 
 def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every existing path in the spec, with its key: data, and pretrained weights."""
-    yield from job.data_paths()
+    yield from ((key, text) for key, text in job.data_paths() if not is_on_hub(text))
     yield from ((key, text) for key, text in job.model_paths() if os.path.exists(job.resolve(text)))
 
 

@@ -13,6 +13,9 @@ def need(job: Job) -> str | None:
         return (
             f"{'.'.join(hub_name.key(job))}: {given} is not a local folder, so it is looked up on the Hugging Face hub"
         )
+    if data := hub_name.data_of_hub(job):
+        key, text = data[0]
+        return f"{key}: {text} is on the Hugging Face hub"
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None

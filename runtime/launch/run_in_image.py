@@ -26,7 +26,7 @@ from runtime.system.files import read_json
 from runtime.system.installation import SETUP
 
 WITH_JOB = ("find-lr", "memory", "bench", "fetch")
-COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "sample", "convert", "init")
+COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "reproduce", "sample", "convert", "init")
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
 """The libraries with which `init` reads data; it needs no torch."""
@@ -203,7 +203,11 @@ def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
         against = [given.against] if getattr(given, "against", None) else []
         for more in ([], *against):
             yield given.job, job_spec.load(given.job, [*given.set, *more])
-    elif given.command == "evaluate" and given.data is None and (given.run / "job.yaml").is_file():
+    elif (
+        given.command in ("evaluate", "reproduce")
+        and getattr(given, "data", None) is None
+        and (given.run / "job.yaml").is_file()
+    ):
         from runtime.inference import evaluate as evaluating
 
         yield given.run / "job.yaml", evaluating.stored_job(given.run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -73,6 +73,19 @@ def write(path: Path, tensors: Tensors) -> None:
         OSError: if it cannot be written.
         CheckpointError: if the format does not support the dtype of a tensor.
     """
+    with path.open("wb") as file:
+        for piece in pieces(tensors):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pieces(tensors: Tensors) -> Iterator[memoryview]:
+    """The bytes of such a file: its header, then tensor by tensor.
+
+    Raises:
+        CheckpointError: if the format does not support the dtype of a tensor.
+    """
     # Largest elements first, as the library does it, so that each tensor is aligned to its element size.
     rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
@@ -87,10 +100,7 @@ def write(path: Path, tensors: Tensors) -> None:
         header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, value in rows:
-            flat = value.detach().to("cpu").contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, value in rows:
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data

@@ -12,7 +12,8 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
 and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
 preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
 lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
-names the optimization without which it has no effect, and so is not measured.
+names the optimization without which it has no effect, and so is not measured. A setting that `drivetrain calibrate`
+probes has probed(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the parts of `runtime.training.run.Run` that an
 optimization may read and change.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
@@ -32,11 +33,23 @@ from runtime.optimizations.interface.assembled_run import AssembledRun
 from runtime.optimizations.interface.choice import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
 
-__all__ = ["AssembledRun", "Choice", "Effect", "Optimization", "Stage", "Value", "every", "off_values", "wanted"]
+__all__ = [
+    "AssembledRun",
+    "Choice",
+    "Effect",
+    "Optimization",
+    "Stage",
+    "Value",
+    "environment",
+    "every",
+    "off_values",
+    "wanted",
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class Optimization:
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
     needs: str | None
     """The optimization without which it has no effect."""
+    probed: Callable[[Job, Hardware, Workload | None], tuple[Probe, ...]]
+    """The probes of the machine's calibration that predict its values for this network; none if it is not probed."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
 
@@ -87,6 +102,7 @@ def _from(module: ModuleType) -> Optimization:
         lacks=getattr(module, "lacks", lambda job, hardware: None),
         preloaded=getattr(module, "preloaded", None),
         needs=getattr(module, "NEEDS", None),
+        probed=getattr(module, "probed", lambda job, hardware, workload: ()),
         redraws=getattr(module, "REDRAWS", False),
     )
 
@@ -100,6 +116,16 @@ def wanted(job: Job, name: str, choice: Choice) -> Value:
 def off_values() -> dict[str, Value]:
     """Plain PyTorch: the value of each optimization that turns it off."""
     return {optimization.name: optimization.off for optimization in every()}
+
+
+def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, str]:
+    """Environment variables that must be set before a process starts for these values; preloads are joined."""
+    merged: dict[str, str] = {}
+    for optimization in every():
+        if optimization.name in values:
+            for key, value in optimization.environment(hardware, values[optimization.name]).items():
+                merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
+    return merged
 
 
 @cache

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -46,6 +48,11 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     if value == OFF or not hardware.libraries.tcmalloc:
         return {}
     return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind, in processes with this allocator and with the C library's."""
+    return similar_work.for_any_size(job, hardware, "allocator")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

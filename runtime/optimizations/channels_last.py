@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -43,6 +45,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Measured if there are convolutions: up to 1.5x faster, sometimes slower."""
     return [True, False] if workload is None or workload.has("Conv2d") else [False]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """The layout of a convolutional network, in the number format of the job."""
+    asked = job.optimize.get("precision", "auto")
+    beside = "" if asked in ("auto", "fp32") else f"precision={asked}"
+    return similar_work.nearest(job, hardware, workload, "channels_last", beside)
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -9,8 +9,10 @@ from pydantic import Field
 
 from runtime.distributed import world
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -24,7 +26,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both."""
     cpu, threads = hardware.cpu, threads_of(hardware)
-    together = world.world_size(job, hardware)
+    together = world.local_ranks(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:
@@ -58,7 +60,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """The choice; all logical CPUs, as hyperthreads and slow cores help some networks; and fewer, for small work."""
     best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
-    shared = threads_of(hardware) < budget and world.world_size(job, hardware) == 1
+    shared = threads_of(hardware) < budget and world.local_ranks(job, hardware) == 1
     return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]
 
 
@@ -68,6 +70,12 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     return dict.fromkeys(names, str(value))
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind; none if other processes were at work when the machine was calibrated."""
+    busy = hardware.calibration is None or hardware.calibration.is_busy
+    return () if busy else similar_work.for_any_size(job, hardware, "cpu_threads")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -97,7 +97,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
         return "this network has no frozen layers that all come before the trained ones"
     if _place(job, hardware, workload.prefix_bytes) is None:
-        free, together = hardware.storage.runs_free, world.world_size(job, hardware)
+        free, together = hardware.storage.runs_free, world.local_ranks(job, hardware)
         each = f" in each of {together} processes" if together > 1 else ""
         return (
             f"the outputs of {workload.prefix} take {format_bytes(workload.prefix_bytes)}{each}, more than a quarter of the free "
@@ -108,7 +108,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
 
 def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
     """Where the outputs fit, given that every process stores them: `memory`, `disk`, or None."""
-    needed *= world.world_size(job, hardware)
+    needed *= world.local_ranks(job, hardware)
     if needed * SHARE <= hardware.memory.available:
         return "memory"
     return "disk" if needed * SHARE <= (hardware.storage.runs_free or 0) else None

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -56,6 +58,11 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     """Preload one runtime for all libraries of the process; both read KMP_BLOCKTIME, in milliseconds."""
     path = _path(hardware, value)
     return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind, in processes with this runtime and with torch's own."""
+    return similar_work.for_any_size(job, hardware, "openmp_runtime")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -49,6 +50,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Not measured: it changes the random numbers, so its steps cannot be compared one by one."""
     return [choose(job, hardware, workload).value]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Dropout of one large tensor; small ones are torch's in any case."""
+    found = hardware.calibration.nearest("packed_dropout", "dropout", 0) if hardware.calibration else ()
+    return found if workload is None or workload.has("Dropout") else ()
 
 
 def apply(run: AssembledRun, value: Value) -> None:

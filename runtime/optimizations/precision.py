@@ -6,8 +6,10 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Gpu, Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -89,8 +91,25 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """fp32 and every shorter format that is possible."""
-    formats: list[Value] = ["fp32", "bf16"] if hardware.gpu is None else ["fp32", "tf32", "bf16", "fp16"]
-    return [value for value in formats if refuse(job, hardware, workload, value) is None]
+    return formats(hardware)
+
+
+def formats(hardware: Hardware) -> list[Value]:
+    """fp32 and every shorter format that this chip does not emulate."""
+    if hardware.gpu is None:
+        return [value for value in ("fp32", "bf16") if value == OFF or _refuse_cpu(hardware, value) is None]
+    return [
+        value for value in ("fp32", "tf32", "bf16", "fp16") if value == OFF or _refuse_gpu(hardware.gpu, value) is None
+    ]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """A network of the same kind, in the layout that the job does not turn off."""
+    asked = job.optimize.get("channels_last", "auto")
+    laid = (
+        similar_work.nearest(job, hardware, workload, "precision", "channels_last=true") if asked is not False else ()
+    )
+    return laid or similar_work.nearest(job, hardware, workload, "precision")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

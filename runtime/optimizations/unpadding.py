@@ -23,9 +23,11 @@ from runtime.optimizations import (
     micro_batch,
     wanted,
 )
+from runtime.optimizations.interface import similar_work
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
+    from runtime.hardware.calibration import Probe
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -103,6 +105,15 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured."""
     chosen = choose(job, hardware, workload).value
     return [PACKED, PART_TOKENS] if chosen == PACKED else [chosen]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """One encoder layer over a batch of short texts, in the number format of the job."""
+    if hardware.calibration is None:
+        return ()
+    asked = job.optimize.get("precision", "auto")
+    beside = "" if asked in ("auto", "fp32") else f"precision={asked}"
+    return hardware.calibration.nearest("unpadding", "texts", similar_work.size(workload), beside)
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -1,6 +1,6 @@
 """The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
 
-Precedence: job > measured > profile > the optimization's default. A value that the job requests and that is not
+Precedence: job > measured > calibrated > profile > the optimization's default. A value that the job requests and that is not
 possible is an error; a preference of ours that is not possible is a row in the plan.
 """
 
@@ -19,12 +19,13 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.optimizations import Choice, Optimization, Value
+from runtime.plan.calibrated import verdict
 from runtime.plan.chip_profiles import profile
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan_notes import plan_notes
 from runtime.system.files import parse_json
 
-OPEN = ("choice", "profile")
+OPEN = ("choice", "profile", "calibrated")
 """Sources of decisions that a measurement may change."""
 LEARNED = ("memory", "crash")
 """Sources of decisions learned from a crash or from running out of memory; they override everything, even the job."""
@@ -37,7 +38,7 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, profile, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
+    """job, measured, calibrated, profile, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
     reason: str
     effect: str
     evidence: str | None = None
@@ -95,11 +96,7 @@ class Plan:
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """Environment variables that must be set before the trainer starts; preloads are joined."""
-        merged = gpu_selection.environment(hardware)
-        for optimization in optimizations.every():
-            for key, value in optimization.environment(hardware, self.value(optimization.name)).items():
-                merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
-        return merged
+        return gpu_selection.environment(hardware) | optimizations.environment(hardware, self.values())
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values; `load` reads them back."""
@@ -158,7 +155,7 @@ def _decide(
     ) -> Decision:
         # Fixed values and most process settings do not depend on the workload.
         depends = measurable or optimization.stage > optimizations.Stage.PROCESS
-        open_ = workload is None and source == "choice" and depends
+        open_ = workload is None and source in ("choice", "calibrated") and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
 
@@ -176,11 +173,16 @@ def _decide(
     seen = measured.get(optimization.name)
     if seen and optimization.refuse(job, hardware, workload, seen.value) is None:
         return decision(seen.value, "measured", f"measured on {seen.date}", seen.text)
+    choice = optimization.choose(job, hardware, workload)
+    calibrated = verdict(optimization, job, hardware, workload, choice.value)
+    if calibrated and calibrated.value is not None:
+        return decision(calibrated.value, "calibrated", calibrated.text)
     preference = profile(hardware).preferences.get(optimization.name)
     if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
         return decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
-    choice = optimization.choose(job, hardware, workload)
-    return decision(choice.value, "choice", choice.reason, measurable=choice.provisional)
+    return decision(
+        choice.value, "choice", choice.reason, calibrated.text if calibrated else None, measurable=choice.provisional
+    )
 
 
 def _refusal(

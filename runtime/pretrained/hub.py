@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from runtime.errors import DataError, StorageError
 from runtime.pretrained import convert as converting
-from runtime.pretrained import hub_cache, hub_connection
+from runtime.pretrained import hub_cache, hub_connection, hub_listing
 from runtime.pretrained.hub_cache import Repository, Snapshot
 from runtime.pretrained.hub_connection import Connection
 from runtime.pretrained.hub_download import HubFile, Progress, download
@@ -28,7 +28,6 @@ CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safe
 _BESIDE = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Configuration and vocabularies."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_PAGES = 20
 _POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
 
 
@@ -75,7 +74,8 @@ def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, up
         return _adopted(place, revision, foreign, closed)
     try:
         connection = hub_connection.connect(say)
-        commit, listed = _listed(connection, name, revision if update else commit or revision)
+        commit = hub_listing.commit(connection, name, revision if update else commit or revision)
+        listed = hub_listing.files(connection, name, commit)
         with place.locked(say):
             if there := _complete(place, commit):
                 place.keep(there.snapshot, revision)
@@ -126,41 +126,6 @@ def _lacking(snapshot: Snapshot) -> str:
     shards = index.get("weight_map") if isinstance(index, dict) else None
     wanted = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else [WEIGHTS]
     return next((shard for shard in wanted if shard not in names), "")
-
-
-def _listed(connection: Connection, name: str, revision: str) -> tuple[str, list[HubFile]]:
-    """Commit and top files of a revision."""
-    where = f"/api/models/{quote(name)}"
-    about, _ = connection.json(f"{where}/revision/{quote(revision, safe='')}")
-    commit = about.get("sha") if isinstance(about, dict) else None
-    if not isinstance(commit, str) or not hub_cache.COMMIT.fullmatch(commit):
-        raise _strange(connection, "no commit")
-    files: list[HubFile] = []
-    path = f"{where}/tree/{commit}"
-    for _ in range(_PAGES):
-        rows, path = connection.json(path)
-        if not isinstance(rows, list):
-            raise _strange(connection, "no list of files")
-        files += (file for row in rows if isinstance(row, dict) for file in _file(row))
-        if not path:
-            break
-    return commit, files
-
-
-def _file(row: dict[str, object]) -> Iterator[HubFile]:
-    """A file of the list, if its values are sound: they become names in the cache."""
-    large = row.get("lfs")
-    name, size = row.get("path"), row.get("size")
-    digest = large.get("oid") if isinstance(large, dict) else row.get("oid")
-    sound = isinstance(name, str) and isinstance(size, int) and isinstance(digest, str)
-    if row.get("type") == "file" and sound and hub_cache.HASH.fullmatch(str(digest)) and "/" not in str(name):
-        yield HubFile(str(name), int(str(size)), str(digest))
-
-
-def _strange(connection: Connection, what: str) -> HubError:
-    return HubError(
-        f"{connection.endpoint} answers with {what}", "a hub, or a mirror of it", "check HF_ENDPOINT and the proxy"
-    )
 
 
 def choose(files: list[HubFile]) -> list[HubFile]:

@@ -1,6 +1,6 @@
 """The cache of the Hugging Face hub on this machine, in the layout that all its libraries share.
 
-models--OWNER--NAME/  blobs/            the content, each file named by its hash
+models--OWNER--NAME/  blobs/            the content, each file named by its hash; datasets--OWNER--NAME/ alike
                       snapshots/COMMIT/ links to them, by file name
                       refs/REVISION     the commit of a branch or tag
                       drivetrain/       our records: COMMIT.json lists the files that were compared with their hashes
@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import StorageError
 from runtime.pretrained.hub_download import PART, HubFile
+from runtime.pretrained.hub_error import NETWORK, HubKind
 from runtime.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -33,7 +34,7 @@ _LOCK = ".drivetrain.lock"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A complete network in the cache."""
+    """Files of a commit in the cache."""
 
     name: str
     commit: str
@@ -89,20 +90,21 @@ class Repository:
             return None
         return Snapshot(self.name, commit, folder, files, converted)
 
-    def foreign(self, commit: str) -> Snapshot | None:
+    def foreign(self, commit: str, *, nested: bool = False) -> Snapshot | None:
         """A commit that another program put there, if its files have the hashes by which they are named.
 
-        Files that are no links have no such name, and are taken as they are.
+        Files that are no links have no such name, and are taken as they are. Of a network only the files at the top
+        are looked at; of a dataset, which is `nested`, all of them.
         """
         folder = self.folder(commit)
-        if not (folder / "config.json").is_file():
+        if not folder.is_dir() or not (nested or (folder / "config.json").is_file()):
             return None
         files = []
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.rglob("*") if nested else folder.iterdir()):
             digest = path.resolve().name if path.is_symlink() else ""
             if not path.is_file():
                 continue
-            file = HubFile(path.name, path.stat().st_size, digest)
+            file = HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest)
             if HASH.fullmatch(digest) and not file.is_in(path):
                 return None
             files.append(file)
@@ -147,11 +149,13 @@ class Repository:
         try:
             staging.mkdir(parents=True)
             for name, digest in files.items():
-                self._link(staging / name, digest)
+                self._link(staging / name, digest, name.count("/"))
             yield staging
-            for other in final.iterdir() if final.is_dir() else ():  # of another program, which may use it
-                if not os.path.lexists(staging / other.name):
-                    shutil.move(other, staging / other.name)
+            for other in sorted(final.rglob("*")) if final.is_dir() else ():  # of another program, which may use it
+                target = staging / other.relative_to(final)
+                if not os.path.lexists(target) and (other.is_symlink() or not other.is_dir()):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.move(other, target)
             if final.is_dir():
                 shutil.rmtree(final)
             staging.rename(final)
@@ -172,9 +176,10 @@ class Repository:
                     removed += found.st_size
         return removed
 
-    def _link(self, path: Path, digest: str) -> None:
+    def _link(self, path: Path, digest: str, depth: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.symlink_to(Path("..", "..", "blobs", digest))
+            path.symlink_to(Path(*[".."] * (depth + 2), "blobs", digest))
         except OSError:  # a file system without links
             shutil.copyfile(self.blobs / digest, path)
 
@@ -193,13 +198,34 @@ class Repository:
             make_folder(ref.parent)
             write_text(ref, snapshot.commit)
 
+    def listing(self, commit: str) -> list[HubFile] | None:
+        """All files that a commit has on the hub; None if they were not listed."""
+        try:
+            return [
+                HubFile(str(name), int(size), str(digest)) for name, size, digest in read_json(self._listing(commit))
+            ]
+        except (TypeError, ValueError):
+            return None
+
+    def keep_listing(self, commit: str, files: Sequence[HubFile]) -> None:
+        """Record which files a commit has on the hub, so that it need not be asked again.
+
+        Raises:
+            StorageError: if the cache cannot be written.
+        """
+        make_folder(self.root / "drivetrain")
+        write_json(self._listing(commit), [[file.name, file.size, file.hash] for file in files])
+
+    def _listing(self, commit: str) -> Path:
+        return self.root / "drivetrain" / f"{commit}.files.json"
+
     def _record(self, commit: str) -> Path:
         return self.root / "drivetrain" / f"{commit}.json"
 
 
-def repository(cache: Path, name: str) -> Repository:
+def repository(cache: Path, name: str, kind: HubKind = NETWORK) -> Repository:
     """What the cache has of a name."""
-    return Repository(name, cache / f"models--{name.replace('/', '--')}")
+    return Repository(name, cache / f"{kind.folder}--{name.replace('/', '--')}")
 
 
 def _size(path: Path) -> int:

@@ -19,9 +19,9 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
-from urllib.request import getproxies as system_proxies
 
-from runtime.pretrained.hub_error import HubError, refused
+from runtime.pretrained.hub_error import NETWORK, HubError, HubKind, refused
+from runtime.system import web
 from runtime.system.files import parse_json
 from runtime.system.secrets import masked
 from runtime.system.version import VERSION
@@ -84,6 +84,7 @@ class Connection:
     """Where the token comes from, for messages."""
     opener: OpenerDirector
     say: Callable[[str], None]
+    kind: HubKind = NETWORK
 
     def json(self, path: str) -> tuple[object, str]:
         """The content at a path of the hub, and the path of its next page, which is empty for the last one.
@@ -128,7 +129,7 @@ class Connection:
                     status, headers = error.code, error.headers
                 pause = _pause(status, headers, attempt)
                 if pause is None or waited + pause > LONGEST_WAIT:
-                    raise refused(status, headers, self.endpoint, self.source, pause) from None
+                    raise refused(status, headers, self.endpoint, self.source, pause, self.kind) from None
                 why = f"{status}, {'too many requests' if status == 429 else 'an error of the hub'}"
             except URLError as error:  # no connection: the same a moment later
                 raise unreachable(self.endpoint, error) from None
@@ -141,7 +142,7 @@ class Connection:
             time.sleep(pause)
 
 
-def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Connection:
+def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ, kind: HubKind = NETWORK) -> Connection:
     """The way to the hub of HF_ENDPOINT.
 
     Raises:
@@ -157,13 +158,8 @@ def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ)
     if token and where.scheme == "http" and where.hostname not in _LOOPBACK:
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
         token, source = "", ""
-    proxies = system_proxies()
-    every = proxies.get("all", "")
-    for scheme in ("http", "https"):
-        if every.startswith(("http://", "https://")):
-            proxies.setdefault(scheme, every)
-    opener = build_opener(ProxyHandler(proxies), HTTPSHandler(context=_certificates()), _Redirects())
-    return Connection(endpoint, token, source, opener, say)
+    opener = build_opener(ProxyHandler(web.proxies()), HTTPSHandler(context=web.certificates()), _Redirects())
+    return Connection(endpoint, token, source, opener, say, kind)
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -186,19 +182,6 @@ class _Redirects(HTTPRedirectHandler):
 
 def _origin(url: SplitResult) -> tuple[str, str | None, int]:
     return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}[url.scheme]
-
-
-def _certificates() -> ssl.SSLContext:
-    """The certificates of SSL_CERT_FILE or of this system; some builds of Python know none."""
-    paths = ssl.get_default_verify_paths()
-    if not paths.cafile and not paths.capath:
-        try:
-            import truststore
-        except ImportError:
-            pass
-        else:
-            return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return ssl.create_default_context()
 
 
 def _pause(status: int, headers: Message, attempt: int) -> float | None:

@@ -1,15 +1,34 @@
-"""What can be wrong with a network on the Hugging Face hub, in three parts; the key and its place are added later."""
+"""What can be wrong with a network or a dataset on the Hugging Face hub, in three parts; the key and its place come later."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from email.message import Message
 
 
+@dataclass(frozen=True)
+class HubKind:
+    """What a repository of the hub holds; the hub's addresses and our messages depend on it."""
+
+    noun: str
+    folder: str
+    """In addresses of the API, and in the cache."""
+    address: str
+    """Before the name, in addresses of files."""
+    example: str
+    revision: str
+    """What says the revision in a job."""
+
+
+NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision")
+DATASET = HubKind("dataset", "datasets", "datasets/", "stanfordnlp/imdb", "the revision after the @")
+
+
 class HubError(Exception):
-    """A network of the hub that cannot be used.
+    """A repository of the hub that cannot be used.
 
     Args:
-        given: what was found, after the name of the network.
+        given: what was found, after the name of the repository.
         possible: what is possible here.
         action: what to do about it.
         offline: whether the hub could not be reached at all.
@@ -27,7 +46,9 @@ _NEW_TOKEN = (
 )
 
 
-def refused(status: int, headers: Message, endpoint: str, source: str, pause: float | None) -> HubError:
+def refused(
+    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind = NETWORK
+) -> HubError:
     """The error for an answer of the hub.
 
     Args:
@@ -36,6 +57,7 @@ def refused(status: int, headers: Message, endpoint: str, source: str, pause: fl
         endpoint: address of the hub.
         source: where the token that was sent comes from; empty if none was sent.
         pause: seconds that the hub asks to wait.
+        kind: of the repository.
     """
     code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     new_token = _NEW_TOKEN.format(endpoint=endpoint)
@@ -51,20 +73,20 @@ def refused(status: int, headers: Message, endpoint: str, source: str, pause: fl
         return HubError(f"the hub does not accept the token of {source}", "a valid token, or none", new_token)
     if code == "GatedRepo" or (status == 403 and not code):
         return HubError(
-            f"the hub answers {status}: this network is gated"
+            f"the hub answers {status}: this {kind.noun} is gated"
             + (f", and the token of {source} has no access" if source else ""),
             "an account that was given access",
             f"ask for access on its page at {endpoint}" + ("" if source else f", then {new_token}"),
         )
     if code == "RevisionNotFound":
         return HubError(
-            "the hub has no such revision of it", "a branch, a tag or a commit of it", "correct model.revision"
+            "the hub has no such revision of it", "a branch, a tag or a commit of it", f"correct {kind.revision}"
         )
     if status in (401, 403, 404):
         who = f"the token of {source} sees" if source else "everybody sees"
         return HubError(
-            f"the hub has no network of this name that {who} ({status})",
-            "a name such as google-bert/bert-base-cased, as its page shows it",
+            f"the hub has no {kind.noun} of this name that {who} ({status})",
+            f"a name such as {kind.example}, as its page shows it",
             f"check the spelling; if it is private, {new_token}"
             if not source
             else "check the spelling, and whose token it is",

@@ -1,10 +1,11 @@
-"""What a job says about the origin of pretrained weights: a local folder, or a name on the Hugging Face hub."""
+"""What a job needs from the Hugging Face hub: pretrained weights by name, if they are no local folder, and data."""
 
 from __future__ import annotations
 
 import os
 
-from runtime.job import Job
+from runtime.job import Job, dotted
+from runtime.job.hub_address import is_on_hub
 from runtime.job.model import RESNET_WEIGHTS, ImageNetwork
 
 
@@ -25,3 +26,8 @@ def of_hub(job: Job) -> str | None:
     """The name on the hub; None if the job needs nothing from there."""
     name = given(job)
     return name if name and not os.path.exists(job.resolve(name)) else None
+
+
+def data_of_hub(job: Job) -> list[tuple[str, str]]:
+    """Data that is on the hub: key and address."""
+    return [(dotted(key), text) for key, text in job.data_paths() if is_on_hub(text)]

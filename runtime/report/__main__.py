@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runtime.errors import DrivetrainError, SpecError
 from runtime.report.write import write
+from runtime.system import interpreter
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,4 +24,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    interpreter.leave(main(sys.argv[1:]))

@@ -8,7 +8,6 @@ Without torch; the page is rendered like a report.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +106,6 @@ def _folder(runs: Sequence[Path]) -> Path:
 
 
 def _write(folder: Path, entries: Sequence[ComparedRun], below: Sequence[Section]) -> None:
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from runtime.report.render.markdown import markdown
     from runtime.report.render.page import page
 

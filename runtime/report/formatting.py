@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.plan.plan import written
@@ -32,6 +33,23 @@ def number(value: float | None) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def aligned(values: Sequence[float]) -> list[str]:
+    """Numbers with the same decimals: those that give the largest one four significant digits.
+
+    Whole numbers, and one that would lose all its digits, are written as `number` does.
+    """
+    top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not top or all(float(value).is_integer() for value in values if math.isfinite(value)):
+        return [number(value) for value in values]
+    # A share of exactly 1 has the decimals of those below it.
+    places = min(max(3 - math.floor(math.log10(top if top > 1 else 0.99 * top)), 0), 6)
+    lost = 0.5 * 10**-places
+    return [
+        f"{value:,.{places}f}" if math.isfinite(value) and (not value or abs(value) >= lost) else number(value)
+        for value in values
+    ]
 
 
 def tick(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from runtime.report.formatting import clean, duration, number, plain, shown
+from runtime.report.formatting import aligned, clean, duration, number, plain, shown
 from runtime.report.record import read
 from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
 from runtime.report.summary import summarize
@@ -34,8 +33,13 @@ class Spread:
         """The standard deviation of the sample (n - 1); NaN for a single value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
+    def written(self) -> tuple[str, str]:
+        """The mean, and ± the deviation, with the same decimals."""
+        mean, deviation = aligned((self.mean, self.deviation))
+        return mean, f"± {deviation}"
+
     def __str__(self) -> str:
-        return f"{number(self.mean)} ± {number(self.deviation)}"
+        return " ".join(self.written())
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,6 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from runtime.report.render.markdown import markdown
     from runtime.report.render.page import page
 
@@ -115,9 +117,7 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
         ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
         label=f"{spreads[0].metric} of {count}" if spreads else "no metric is a number in all runs",
-        tiles=tuple(
-            Tile(shown(spread.metric), number(spread.mean), f"± {number(spread.deviation)}") for spread in spreads
-        ),
+        tiles=tuple(Tile(shown(spread.metric), *spread.written()) for spread in spreads),
         alerts=(),
     )
 
@@ -125,9 +125,7 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
 def _sections(
     entries: Sequence[ComparedRun], spreads: Sequence[Spread], left_out: Sequence[str], notes: Sequence[str]
 ) -> list[Section]:
-    rows = tuple(
-        (shown(s.metric), *(number(v) for v in (s.mean, s.deviation, min(s.values), max(s.values)))) for s in spreads
-    )
+    rows = tuple((shown(s.metric), *aligned((s.mean, s.deviation, min(s.values), max(s.values)))) for s in spreads)
     table = Table(("metric", "mean", "standard deviation", "lowest", "highest"), rows)
     found = [
         Section(
@@ -142,15 +140,17 @@ def _sections(
 
 
 def _runs(entries: Sequence[ComparedRun], metrics: Sequence[str]) -> Table:
+    found = [_metrics(entry) for entry in entries]
+    columns = {key: aligned([values[key] for values in found]) for key in metrics}
     rows = []
-    for entry in entries:
-        best, values = entry.summary.best, _metrics(entry)
+    for index, entry in enumerate(entries):
+        best = entry.summary.best
         epoch = number(best.epoch) if best and best.epoch is not None else ABSENT
         rows.append(
             (
                 entry.name,
                 entry.record.name,
-                *(number(values[key]) for key in metrics),
+                *(columns[key][index] for key in metrics),
                 epoch,
                 duration(entry.summary.seconds),
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from pydantic import JsonValue
 
 from runtime.job.sweep import Parameter
 from runtime.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
-from runtime.report.formatting import clean, duration, number, plain, shown
+from runtime.report.formatting import aligned, clean, duration, number, plain, shown
 from runtime.report.sections.compared_runs import ABSENT
 from runtime.system.files import write_json, write_text
 
@@ -101,8 +100,6 @@ def write(folder: Path, result: SweepResult) -> None:
     Raises:
         StorageError: if the folder cannot be written.
     """
-    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from runtime.report.render.markdown import markdown
     from runtime.report.render.page import page
 
@@ -236,11 +233,13 @@ def _trials(result: SweepResult) -> Table:
     keys = [parameter.key for parameter in result.parameters]
     failed = any(trial.reason for trial in result.trials)
     rows, tones = [], {}
-    for index, trial in enumerate(result.ranked()):
+    ranked = result.ranked()
+    known = iter(aligned([trial.value for trial in ranked if trial.value is not None]))
+    for index, trial in enumerate(ranked):
         values = (written(trial.values[key]) for key in keys)
         epochs = number(trial.epochs) if trial.epochs is not None else ABSENT
         time = duration(trial.seconds) if trial.seconds is not None else ABSENT
-        value = number(trial.value) if trial.value is not None else ABSENT
+        value = next(known) if trial.value is not None else ABSENT
         reason = (trial.reason,) if failed else ()
         rows.append((f"trial {trial.number}", value, trial.state, *values, epochs, time, *reason))
         tones[index] = Tone.GOOD if trial is result.best else Tone.PLAIN if trial.state == "done" else Tone.QUIET

@@ -2,13 +2,11 @@
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
-Without torch. Matplotlib, which draws the curves, is imported late; the supervisor writes the report in a separate
-process: `python -m runtime.report RUN`.
+Without torch and matplotlib. The supervisor writes the report in a separate process: `python -m runtime.report RUN`.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from runtime.report.labels import label_tables
 from runtime.report.log_series import thin
 from runtime.report.record import Record, read
 from runtime.report.render.markdown import markdown
+from runtime.report.render.page import page
 from runtime.report.sections.advice import advice
 from runtime.report.sections.body import sections
 from runtime.report.sections.headline import alerts, headline
@@ -35,10 +34,6 @@ def write(run: Path) -> None:
         CheckpointError: if the folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from runtime.report.render.page import page
-
     record = read(run)
     summary = summarize(record)
     head, below = headline(record, summary), sections(record, summary)

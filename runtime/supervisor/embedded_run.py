@@ -21,6 +21,7 @@ from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
 from runtime.data.load import check_loss
 from runtime.errors import CheckpointError, DataError, DrivetrainError, Problem, SpecError, Stopped, UserCodeError
+from runtime.hardware import calibration_file
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job.embedded import EmbeddedJob, EmbeddedModel
@@ -35,6 +36,7 @@ from runtime.supervisor.extended_run import ExtendRequest
 from runtime.system.console import say
 from runtime.system.files import read_json
 from runtime.system.signals import Interrupted, Signals, stopping
+from runtime.tracking import tracker_child
 from runtime.training import effective_settings
 from runtime.training.callbacks import TrainingInfo
 from runtime.training.phase_timer import PhaseTimer
@@ -168,9 +170,10 @@ def _trained(call: Call, dataset: Dataset, signals: Signals) -> Trained:
     """Train in the job's run folder, with the records that a supervisor keeps."""
     machine = host_process.machine(detect(call.runs), call.job)
     place = _opened(call)
-    lifecycle, code = run_lifecycle.RunLifecycle(place, call.program), 0
+    lifecycle, code, tracker = run_lifecycle.RunLifecycle(place, call.program), 0, None
     try:
         lifecycle.begin(machine)
+        tracker = tracker_child.beside(place.path, call.job.track)
         reason = train_run(_assembled(call, machine, place, dataset, signals))
     except (Stopped, Interrupted):
         code = Stopped.exit_code
@@ -184,6 +187,8 @@ def _trained(call: Call, dataset: Dataset, signals: Signals) -> Trained:
         os.close(place.lock)
         if code in run_lifecycle.STATUS:
             lifecycle.report(output=subprocess.DEVNULL)
+        if tracker:
+            tracker.finish(stopped=code == Stopped.exit_code)
     return _finished(call, place.path, reason)
 
 
@@ -206,6 +211,7 @@ def _assembled(call: Call, machine: Hardware, place: run_folder.RunFolder, datas
     facts, clock = inspection.inspect_workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
+    machine = machine if stored else calibration_file.attached(machine)
     plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})
     plan = host_process.as_started(plans.carried(plan, stored) if stored else plan, machine)
     if stored is None:

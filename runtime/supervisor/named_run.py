@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.errors import CheckpointError, nearest
 from runtime.system.installation import TRAIN_CPU
 
 RUNS = Path("runs")
+SWEEP = "sweep.yaml"
+"""The spec of a sweep, in a folder that holds its trials."""
 
 
 def parse(text: str) -> Path:
     """The path as written, or the run of that name below runs/ if only that exists."""
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
+
+
+def newest_trial(path: Path) -> Path:
+    """The trial that was written to last, if the folder is that of a sweep; else the folder.
+
+    Raises:
+        CheckpointError: if the sweep has no trial yet.
+    """
+    if not (path / SWEEP).exists():
+        return path
+    if found := _by_age(path.glob("*/job.yaml")):
+        return found[0]
+    raise CheckpointError(f"{path}: this sweep has no trial yet", "a sweep whose first trial has begun", "try again")
 
 
 def existing(path: Path) -> Path:
@@ -55,8 +71,13 @@ def newest() -> Path:
 
 def by_age() -> list[Path]:
     """The run folders below runs/, newest first."""
+    trials = (spec for sweep in RUNS.glob(f"*/{SWEEP}") for spec in sweep.parent.glob("*/job.yaml"))
+    return _by_age([*RUNS.glob("*/job.yaml"), *trials])
+
+
+def _by_age(specs: Iterable[Path]) -> list[Path]:
     try:
-        found = [(path.stat().st_mtime, path) for path in RUNS.glob("*/job.yaml")]
+        found = [(path.stat().st_mtime, path) for path in specs]
     except OSError:
         return []
     return [path.parent for _, path in sorted(found, reverse=True)]

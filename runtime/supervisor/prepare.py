@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runtime import optimizations
+from runtime.hardware import calibration_file
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job.embedded import EmbeddedJob
@@ -108,7 +109,7 @@ def prepare(
     job = embedded_call.spec_of(written, place)
     # How many samples a batch has is not known before the first.
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
-    machine = host_process.machine(detect(Path()), job)
+    machine = calibration_file.attached(host_process.machine(detect(Path()), job))
     plan = _plan(job, machine, model)
     if not quiet:
         console().print(render(plan, job, machine))

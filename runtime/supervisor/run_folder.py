@@ -4,11 +4,8 @@ it.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 from runtime.errors import Busy, CheckpointError, DataError, SpecError
 from runtime.job import Job
 from runtime.supervisor.spec_difference import difference, spec_text
+from runtime.system import file_lock
 from runtime.system.files import make_folder, read_json, storage_error, write_text
 
 RECORDS = (
@@ -184,21 +182,13 @@ def lock_folder(path: Path) -> int:
         Busy: if another process holds the lock.
     """
     try:
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = file_lock.acquire(path / LOCK, PATIENCE)
     except OSError as error:
         raise storage_error(path, error) from None
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except OSError:
-            if time.monotonic() < end:
-                time.sleep(0.1)
-                continue
-        os.close(handle)
+    if handle is None:
         raise Busy(
             f"{path}: another process is training in this folder",
             "one trainer per run folder",
             "wait for it, stop it, or start another run with --new",
         )
+    return handle

@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.errors import Stopped
 from runtime.hardware.facts import Hardware
+from runtime.supervisor import provenance
 from runtime.supervisor.run_folder import RunFolder
 from runtime.system.console import say
 from runtime.system.files import write_json
@@ -60,6 +61,8 @@ class RunLifecycle:
         """Record that the attempt has ended with this exit code."""
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
         write_json(self.run.path / "state.json", self.state)
+        if code == 0:
+            provenance.write(self.run.path, self.state["source"])
 
     def report(
         self, seconds: float | None = None, *, output: int | None = None, begin: Callable[[], None] | None = None

@@ -22,6 +22,7 @@ FREE = (
     "optimize.loader_workers",
     "environment",
     "sweep",
+    "track",
 )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.distributed import local_processes, world
+from runtime.distributed import find_placement, local_processes, world
+from runtime.distributed.placement import ALONE, Options, Placement
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.cgroup_usage import is_killed_as_one
@@ -26,7 +27,7 @@ from runtime.job.environment import check_environment
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import extended_run, run_folder
+from runtime.supervisor import extended_run, follower_folder, hub_revisions, run_folder
 from runtime.supervisor.extended_run import ExtendRequest
 from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.system import child_process, exit_codes, signals
@@ -34,8 +35,10 @@ from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import write_json
 from runtime.system.units import format_bytes
+from runtime.tracking import tracker_child
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, kernel_crash
+from runtime.tuning.calibration import calibrate
 
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
@@ -60,12 +63,16 @@ class TrainRequest:
     """The finished run that this one continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
+    place: Options = ALONE
+    """The options about several machines."""
     batch_size: int | None = None
     """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
+    folder: Path | None = None
+    """Where relative paths of the spec start; its own folder if None."""
 
     def source(self) -> SpecSource:
         """The spec, for this process and its children."""
-        return SpecSource(self.spec, self.assignments, self.batch_size)
+        return SpecSource(self.spec, self.assignments, self.batch_size, self.folder)
 
 
 def train(request: TrainRequest) -> int:
@@ -76,13 +83,25 @@ def train(request: TrainRequest) -> int:
     """
     signals.stop_early()
     job = request.source().load()
+    if fixed := hub_revisions.kept(request.runs, job, request.extend.run if request.extend else None, new=request.new):
+        request = replace(request, assignments=[*request.assignments, *fixed])
+        job = request.source().load()
     check_environment(job, os.environ)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
+    place = find_placement.find(request.place, os.environ, job)
+    if place:
+        say(f"placement: {place.words()}")
+    machine = world.shared(detect(request.runs), place)
+    machine = device_check.select_devices(machine, world.own_gpus(job.limits.gpus, machine, place))
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
-    run = _opened(request, job, asked)
+    if place and not place.leads:
+        run = follower_folder.opened(request.runs, job, place.index)
+    else:
+        run = _opened(request, job, asked)
+    if place and job.train.batch_size == "auto":
+        batch_size.fixed(job, "a run of several processes")
     if job.train.batch_size == "auto":
         code, size = batch_size.measured(request.source(), job, machine, run.path, plain=request.plain)
         if size is None:
@@ -93,13 +112,17 @@ def train(request: TrainRequest) -> int:
     if stored:
         instead = [extended_run.under_another_plan(request.extend)] if request.extend else []
         asked = asked.resumed(run.path, run.state(), stored, *instead)
+    if not place and not stored and asked == effective_plan.PlanRequest(plain=False, plan=None):
+        machine = calibrate.for_job(machine, job, run.path)
     # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
     replay = stored.values() if stored else asked.plan
-    plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
+    plan = plans.resolve(
+        job, machine, plain=asked.plain, replay=replay, measured=None if place else evidence.started(machine, job)
+    )
     if stored:
         plan = plans.carried(plan, stored)
     show_plan.show(plan, job, machine, run.path / "plan.json", stored)
-    return _run(request, job, machine, plan, run, asked)
+    return _run(request, job, machine, plan, run, asked, place)
 
 
 def _opened(request: TrainRequest, job: Job, asked: effective_plan.PlanRequest) -> run_folder.RunFolder:
@@ -120,41 +143,56 @@ def _run(
     plan: plans.Plan,
     run: run_folder.RunFolder,
     asked: effective_plan.PlanRequest,
+    place: Placement | None,
 ) -> int:
     requested = {"plain": asked.plain, "plan": asked.plan}
     size = [] if request.batch_size is None else [f"train.batch_size={request.batch_size}"]
-    lifecycle = RunLifecycle(run, str(request.spec), [*request.assignments, *size], requested)
+    spec = request.folder / request.spec.name if request.folder else request.spec
+    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *size], requested)
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", KILLED_AS_ONE)
-    code = _attempts(request, job, machine, plan, run)
+    leads = place is None or place.leads
+    tracker = tracker_child.beside(run.path, job.track) if leads else None
+    code = _attempts(request, job, machine, plan, run, place)
     kernel_crash.tidy(run.path)
     lifecycle.end(code)
-    if code not in signals.AT_ONCE and not extended_run.discard_refused(run, code):
+    if leads and code not in signals.AT_ONCE and not extended_run.discard_refused(run, code):
         seconds = STOPPED_REPORT if code == Stopped.exit_code else None
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
+        if tracker:
+            tracker.finish(stopped=code == Stopped.exit_code)
     return code
 
 
-def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
+def _attempts(
+    request: TrainRequest,
+    job: Job,
+    machine: Hardware,
+    plan: plans.Plan,
+    run: run_folder.RunFolder,
+    place: Placement | None = None,
+) -> int:
     """Run the trainer; if the kernel's OOM killer ends it, again from its last checkpoint with half the micro-batch.
 
-    If it dies inside a kernel, once more with optimizations off.
+    If it dies inside a kernel, once more with optimizations off. One of several supervisors leaves that to its starter,
+    which starts all of them again.
     """
     words: list[str] = []
-    count = world.world_size(job, machine)
+    count = world.trainers(job, machine)
+    start = functools.partial(_trainers, place=place) if place else _trainers
     with signals.forwarding() as forward:
         while True:
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
-            code = _trainers(request, count, plan.environment(machine), forward, run, words)
+            code = start(request, count, plan.environment(machine), forward, run, words)
             # The trainer has finalized the plan since, and may have measured.
             plan = effective_plan.plan_of(run.path)
             if code == Replanned.exit_code:
                 words = ["--measured"]
                 continue
             crashed = code in signals.CRASHES and not forward.sent
-            if not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before)):
+            if place or (not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before))):
                 if code == KILLED:
                     print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
                 return code
@@ -206,21 +244,22 @@ def _trainers(
     forward: signals.SignalForwarder,
     run: run_folder.RunFolder,
     words: Sequence[str] = (),
+    place: Placement | None = None,
 ) -> int:
-    """Run the trainer, and the other ranks if there are any; returns the exit code of rank 0."""
+    """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.waiting():
             return child_process.started([*_command(request, folder), *words], environment | more, output=log)
 
-    with local_processes.start_followers(count, run.path, start) as (more, others):
+    with local_processes.local(count, place) as here, local_processes.start_others(here, run.path, start) as others:
         return child_process.child(
             [*_command(request, run.path), *words],
-            environment | more,
+            environment | here.environment(0),
             forward,
-            [run.lock],
+            [run.lock, *here.open_files()],
             others,
-            functools.partial(local_processes.wait, others=others),
+            functools.partial(local_processes.wait, others=others, together=place is not None),
         )
 
 

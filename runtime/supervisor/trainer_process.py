@@ -16,11 +16,13 @@ from runtime.errors import DrivetrainError, Replanned
 from runtime.job import Job
 from runtime.job_spec import spec_source
 from runtime.job_spec.spec_source import SpecSource
+from runtime.plan import plan as plans
 from runtime.supervisor import preemption
+from runtime.system import interpreter
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.slow_start import told_if_slow
 from runtime.training.phase_timer import PhaseTimer, since_start
-from runtime.tuning import kernel_crash
+from runtime.tuning import kernel_crash, process_settings
 
 
 def main() -> int:
@@ -34,7 +36,7 @@ def main() -> int:
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(), SpecSource.from_arguments(given)
+            signals, source = Signals(scheduled=world.NODES in os.environ), SpecSource.from_arguments(given)
             return train(
                 given.run,
                 source.load(),
@@ -62,14 +64,20 @@ def train(
     """Assemble and train one run; returns 0, or raises the error that ended it."""
     clock = PhaseTimer()
     leads = os.environ.get(world.RANK, "0") == "0"
-    with clock.phase("import"), told_if_slow("importing torch") if leads else contextlib.nullcontext():
+    told = told_if_slow("importing torch") if leads else contextlib.nullcontext()
+    with clock.phase("import"), told, interpreter.importing():
         from runtime.models.networks.user_network import guarded
         from runtime.system import torch_errors
+        from runtime.system.console import say
+        from runtime.training import handshake
         from runtime.training.train import train as train_run
         from runtime.tuning import prepare
     clock.phases["import"] = since_start()
+    before = plans.load(folder / "plan.json")
     try:
         with guarded(job), preemption.watched(job.checkpoint.notice if leads else None, folder):
+            handshake.introduce(folder, job, say)
+            _check_process_settings(folder, before)
             run = prepare.assemble_run(folder, job, signals, clock, source, settled=settled)
             train_run(run, trace=trace)
     except RuntimeError as error:
@@ -77,5 +85,16 @@ def train(
     return 0
 
 
+def _check_process_settings(folder: Path, before: plans.Plan) -> None:
+    """Start again if the leader's plan has other settings than this process was started under.
+
+    Raises:
+        Replanned: if it has.
+    """
+    now = plans.load(folder / "plan.json")
+    if any(now.value(name) != before.value(name) for name in process_settings.names()):
+        raise Replanned("the leader's plan needs a new process")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

@@ -51,9 +51,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """Turns the first signal into `Interrupted`, raised only at safe points."""
+    """Turns the first signal into `Interrupted`, raised only at safe points.
 
-    def __init__(self) -> None:
+    Args:
+        scheduled: whether a scheduler sends the signals: it repeats SIGTERM, which then is no second wish to stop.
+    """
+
+    def __init__(self, *, scheduled: bool = False) -> None:
+        self.scheduled = scheduled
         self.received: str | None = None
         self.depth = 0
         _install(self._handle)
@@ -62,6 +67,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received not in (None, NOTICE):
+            if self.scheduled and number == signal.SIGTERM:
+                return
             os._exit(128 + number)
         ending, self.received = self.received == NOTICE, signal_name(number)
         if not ending:

@@ -99,7 +99,8 @@ class Monitor:
         return {
             "seconds": round(time.monotonic() - self.start, 3),
             "rss": rss,
-            "memory_used": used,
+            # Without a limit the group is that of the whole machine, whose memory is not the run's.
+            "memory_used": used if limit else None,
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.throttled(),

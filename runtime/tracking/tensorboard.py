@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.tracking.event_file import write_record
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -84,19 +86,17 @@ class TensorBoardWriter:
 
     def _write(self, item: Item | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.folder.mkdir(exist_ok=True)
         with (self.folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}").open("wb") as file:
-            records = RecordWriter(file)
-            records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            write_record(file, Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             if self.after is not None:
                 start = SessionLog(status=SessionLog.START)
                 event = Event(step=self.after + 1, wall_time=time.time(), session_log=start)
-                records.write(event.SerializeToString())
+                write_record(file, event.SerializeToString())
             flushed = time.monotonic()
             while item is not None:
-                records.write(_event(*item).SerializeToString())
+                write_record(file, _event(*item).SerializeToString())
                 if time.monotonic() - flushed > FLUSH_EVERY:
                     file.flush()
                     flushed = time.monotonic()

@@ -6,7 +6,10 @@ gradients, each reports its problem. The most serious one counts for all, and al
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import torch
 
 from runtime.distributed.ranks import Ranks
 from runtime.errors import Stopped
@@ -66,16 +69,42 @@ def _gravity(trouble: BaseException | None) -> int:
 
 
 def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, as `checkpoint.latest` finds it; rank 0 searches, all others read the same.
+    """The newest checkpoint that verifies, as `checkpoint.latest` finds it: rank 0 reads it, and sends it to all others.
 
     Raises:
-        CheckpointError: if there are checkpoints and none verifies, or this process cannot read the chosen one.
+        CheckpointError: if there are checkpoints and none verifies.
+        PeerError: if another process is gone.
     """
     loaded, passed = checkpoint.latest(folder) if ranks.is_rank0 else (None, [])
-    step = int(ranks.from_rank0([loaded.state["counters"]["step"] if loaded else -1])[0])
-    if not ranks.is_rank0 and step >= 0:
-        loaded = checkpoint.load(folder / f"step-{step}")
-    return loaded, passed
+    return _sent(ranks, loaded, folder), passed
+
+
+def _sent(ranks: Ranks, loaded: checkpoint.Loaded | None, folder: Path) -> checkpoint.Loaded | None:
+    """The leader's checkpoint in every process; the others may be on machines that cannot read its folder."""
+    if ranks.count == 1:
+        return loaded
+    shapes = {
+        group: {name: [list(value.shape), str(value.dtype)] for name, value in tensors.items()}
+        for group, tensors in (loaded.tensors if loaded else {}).items()
+    }
+    head = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes} if loaded else None
+    told = json.loads(ranks.text_from(0, json.dumps(head)))
+    if told is None:
+        return None
+    if loaded is None:
+        tensors = {
+            group: {
+                name: torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+                for name, (shape, dtype) in rows.items()
+            }
+            for group, rows in told["tensors"].items()
+        }
+        loaded = checkpoint.Loaded(folder / told["name"], tensors, told["state"])
+    for group in told["tensors"]:
+        for name in told["tensors"][group]:
+            # One by one: a copy of all of them would take as much memory again.
+            ranks.broadcast([loaded.tensors[group][name]])
+    return loaded
 
 
 def least(ranks: Ranks, number: int | None) -> int | None:

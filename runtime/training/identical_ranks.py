@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 
 from torch import nn
 
 from runtime.data.dataset import Dataset
 from runtime.distributed.ranks import Ranks
+from runtime.distributed.store import node_name
+from runtime.distributed.world import NODES
 from runtime.errors import DataError, SpecError
 from runtime.job import Job
+from runtime.plan.plan import Plan
 
 SEED = (
     "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
@@ -58,3 +62,30 @@ def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
             if one != two:
                 return f"process {number} of {ranks.count} has other {name}"
     return None
+
+
+def check_plan(ranks: Ranks, plan: Plan) -> None:
+    """Refuse to train under different plans; there is nothing to compare on a single machine.
+
+    Raises:
+        SpecError: if a machine has decided otherwise.
+    """
+    if NODES not in os.environ:
+        return
+    own = plan.values()
+    first = json.loads(ranks.text_from(0, json.dumps(own)))
+    wrong = [f"{name} is {own[name]}, there {value}" for name, value in first.items() if own[name] != value]
+    if found := first_difference(ranks, "; ".join(wrong)):
+        raise SpecError(
+            f"another plan than on the leader's machine: {found}",
+            "one plan for all machines",
+            "give the value in the job, under optimize, or use machines of one kind",
+        )
+
+
+def first_difference(ranks: Ranks, wrong: str) -> str:
+    """What the first process with a difference has found, and on which machine; empty if none has."""
+    met = [int(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
+    if not any(met):
+        return ""
+    return ranks.text_from(met.index(1), f"rank {ranks.number} on node {node_name()}: {wrong}")

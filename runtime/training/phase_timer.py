@@ -28,6 +28,11 @@ class PhaseTimer:
         """Seconds since the timer was created."""
         return time.monotonic() - self.start
 
+    @property
+    def now(self) -> str:
+        """The innermost phase that is open."""
+        return self.open[-1] if self.open else "between two phases"
+
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time of the `with` block."""

@@ -53,7 +53,7 @@ def read(job: Job, folder: Path) -> Dataset:
         DataError: if it cannot be used.
         CheckpointError: if it has changed.
     """
-    settled = stored(folder) if checkpoint.steps(folder / "checkpoints") else None
+    settled = stored(folder) if checkpoint.resumes(folder) else None
     if settled is not None:
         _fix_commit(job, read_json(folder / RECORD))
     if os.environ.get(world.RANK, "0") != "0":
@@ -163,6 +163,11 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
     if spent > LONG:
         count = sum(len(each["rows"]) for each in files.values())
         say(f"data: {count:,} files fingerprinted in {spent:.1f} s")
+
+
+def changed_since(job: Job, record: Mapping[str, Any]) -> list[str]:
+    """How the files of this machine differ from those in a record, perhaps of another machine."""
+    return _changed(record["files"], _places(job))[:SHOWN]
 
 
 def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:

@@ -19,7 +19,7 @@ from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
 from runtime.distributed.ranks import ALONE, Ranks, join_ranks
-from runtime.distributed.world import RANK
+from runtime.distributed.world import LOCAL_RANK
 from runtime.hardware.facts import Hardware
 from runtime.job import Job, extension
 from runtime.job.extension import Extension
@@ -190,12 +190,13 @@ def assemble(
     """
     parts = parts or UserParts()
     events, counters = EventLog(folder), Counters()
-    device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
+    device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
     ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)
     identity = resume.identity(hardware, dataset)
     identical_ranks.check(ranks, job, dataset, model, identity["data"])
+    identical_ranks.check_plan(ranks, plan)
     # User code may initialize weights from random numbers that our seed does not control.
     ranks.broadcast([*model.parameters(), *model.buffers()])
     if device.type == "cpu":

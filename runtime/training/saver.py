@@ -43,6 +43,8 @@ class PendingCheckpoint:
     state: Mapping[str, Any]
     best: int | None
     """Step of the best evaluation so far, whose weights must be kept."""
+    frozen: frozenset[str]
+    """Parameters that do not train now."""
     trouble: str | None
     """Why metrics up to this step are not on disk; a checkpoint without them could not be resumed from."""
 
@@ -160,9 +162,9 @@ class Saver:
         if run.metrics:
             run.metrics.flush(sync=True)
         best = run.watch.best.step if run.watch.best.best is not None else None
-        return PendingCheckpoint(
-            name, tensors, {**run_state.collect_state(run), **notes}, best, run.metrics.trouble if run.metrics else None
-        )
+        frozen = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
+        state = {**run_state.collect_state(run), **notes}
+        return PendingCheckpoint(name, tensors, state, best, frozen, run.metrics.trouble if run.metrics else None)
 
     def _has_room(self, snapshot: PendingCheckpoint) -> bool:
         copy = sum(_bytes(group) for group in snapshot.tensors.values())
@@ -207,7 +209,7 @@ class Saver:
                 "a folder with free space",
                 "free disk space, or choose another folder with --runs DIR",
             )
-        path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
+        path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
         if snapshot.name.startswith("step-"):
             retention.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
         return path

@@ -10,7 +10,15 @@ from runtime.system.files import write_json
 from runtime.system.signals import stopping
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
-from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview, trained_layers
+from runtime.training import (
+    agreement,
+    effective_settings,
+    loop,
+    other_nodes,
+    recorded_inputs,
+    tensorboard_overview,
+    trained_layers,
+)
 from runtime.training.checkpoints import final_weights, resume, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.evaluation import tested_model, worst_mistakes
@@ -115,6 +123,7 @@ def _begun(run: Run) -> Saver:
         say(line)
     if run.ranks.is_rank0:
         recorded_inputs.begin(run, say, resumes=loaded is not None)
+    other_nodes.check_data(run)
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
@@ -133,6 +142,8 @@ def _begun(run: Run) -> Saver:
     )
     if run.ranks.is_rank0:
         tensorboard_overview.show_overview(run)
+    if run.ranks.heartbeat:
+        run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.now}"
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.

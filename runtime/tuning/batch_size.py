@@ -67,7 +67,7 @@ def measured(
     path = folder / FILE
     found = read_json(path)
     if found is None:
-        if world.world_size(job, machine) > 1:
+        if world.local_ranks(job, machine) > 1:
             fixed(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=plain)
         print("batch_size: measured, since train.batch_size is auto", flush=True)

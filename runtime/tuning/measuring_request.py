@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from runtime.hardware import device_check
+from runtime.hardware import calibration_file, device_check
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -44,4 +44,5 @@ class MeasuringRequest:
         batch_size.fixed(job, self.command)
         output = self.output or Path("runs") / f"{self.command}-{job.name}"
         make_folder(output)
-        return job, device_check.select_devices(detect(output), job.limits.gpus), output
+        machine = device_check.select_devices(detect(output), job.limits.gpus)
+        return job, calibration_file.attached(machine), output

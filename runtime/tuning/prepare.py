@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from runtime.data import notes
@@ -51,8 +52,8 @@ def assemble_run(
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
-    resumes = bool(checkpoint.steps(folder / "checkpoints"))
-    if world.world_size(job, machine) > 1:
+    resumes = checkpoint.resumes(folder)
+    if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not settled and not resumes:
         with clock.phase("tune"):

@@ -21,7 +21,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job_spec.spec_source import SpecSource
 from runtime.optimizations import Effect, Optimization, Stage, Value
-from runtime.plan import evidence
+from runtime.plan import calibrated, evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.files import write_json
@@ -56,7 +56,8 @@ def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
         for optimization in optimizations.every()
         if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source in OPEN
         for value in optimization.candidates(job, hardware, None)
-        if value != plan.row(optimization.name).value
+        if value != (present := plan.row(optimization.name).value)
+        and not calibrated.is_hopeless(optimization, job, hardware, None, value, present)
     ]
     return sorted(found, key=lambda rival: ORDER.index(rival[0].name) if rival[0].name in ORDER else len(ORDER))
 

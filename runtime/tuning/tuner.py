@@ -25,7 +25,7 @@ from runtime.job import Job
 from runtime.job_spec.spec_source import SpecSource
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
-from runtime.plan import evidence
+from runtime.plan import calibrated, evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import LEARNED, OPEN, Plan, written
 from runtime.system import timeout
@@ -76,6 +76,8 @@ class Tuner(VariantBuilder):
         super().__init__(made, dataset, network, say)
         self.source = source
         self.compiling = COMPILING
+        self.reported = set[str]()
+        """Lines about values that are not measured."""
         self.standing = since_start() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
 
@@ -94,7 +96,7 @@ class Tuner(VariantBuilder):
 
         limit = time_budget.planned(begin, made.total_steps, seconds, self.say)
         if limit is None:
-            return {}
+            return vetted_plans.short(self)
         (contest,) = contests
         self._all(contest, limit)
         names = ", ".join(contest.found) or "nothing"
@@ -150,8 +152,22 @@ class Tuner(VariantBuilder):
             if settled or idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
-                if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
+                if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:
+                    continue
+                if not self._is_hopeless(optimization, value):
                     yield optimization, value
+
+    def _is_hopeless(self, optimization: Optimization, value: Value) -> bool:
+        """Whether the calibration spares measuring a value; that is reported once."""
+        made = self.made
+        present = made.plan.value(optimization.name)
+        if value == present:
+            return False
+        why = calibrated.is_hopeless(optimization, made.job, made.hardware, self.facts, value, present)
+        if why and (line := f"tune: {optimization.name} {written(value)} not measured: {why}") not in self.reported:
+            self.reported.add(line)
+            self.say(line)
+        return why is not None
 
     def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """A time limit around steps in which a compiler may run, if another process can take over after an

@@ -39,6 +39,8 @@ class VariantBuilder:
         self.initial = copy.deepcopy(network.module.state_dict())
         self.facts = inspect_workload(dataset, network.module)
         self.given: dict[Value, list[Batch]] = {}
+        self.checked = variants.CHECKED
+        """Steps whose losses and gradient norms are compared."""
         self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
 
     def arm(self, plan: Plan) -> Variant:
@@ -57,7 +59,7 @@ class VariantBuilder:
             self.dataset.kept.clear()
             self.dataset.kept.update(kept)
         run.train_mode()
-        return Variant(run, self.batches(run))
+        return Variant(run, self.batches(run), checked=self.checked)
 
     def batches(self, run: Run) -> Iterator[Batch]:
         """The same few batches for all variants; two variants that start with the first one stay in step."""

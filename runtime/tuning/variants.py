@@ -48,6 +48,8 @@ class Variant:
     batches: Iterator[Batch]
     until: float = math.inf
     """Deadline for its numbers, on the monotonic clock."""
+    checked: int = CHECKED
+    """Steps whose numbers are read."""
     settled: bool = False
     """Whether the fp16 scale fits."""
 
@@ -85,10 +87,10 @@ class Variant:
         if quiet:
             hush(self.run)
         found, start = list[tuple[float, float]](), time.monotonic()
-        while len(found) < CHECKED:
+        while len(found) < self.checked:
             found.append(self.step().read())
-            if (now := time.monotonic()) > self.until and len(found) < CHECKED:
-                raise TooSlow(f"not compared: {now - start:.0f} s for the first {len(found)} of {CHECKED} steps")
+            if (now := time.monotonic()) > self.until and len(found) < self.checked:
+                raise TooSlow(f"not compared: {now - start:.0f} s for the first {len(found)} of {self.checked} steps")
         self.run.train_mode()
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 
 from runtime import optimizations
@@ -10,9 +11,14 @@ from runtime.optimizations import Effect, Optimization, Stage
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
-from runtime.tuning import variants
+from runtime.tuning import time_budget, variants
 from runtime.tuning.tuner_state import TunerState
 from runtime.tuning.variant_builder import VariantBuilder
+
+CHECKED = 2
+"""Steps of a run too short to be measured that are compared with fp32."""
+LONGEST = 10.0
+"""Seconds after which this check gives up."""
 
 
 def again(builder: VariantBuilder, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
@@ -32,8 +38,8 @@ def again(builder: VariantBuilder, known: Mapping[str, Measurement]) -> dict[str
     return {} if wrong else dict(known)
 
 
-def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> None:
-    """Turn off defaults that compute wrong numbers.
+def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> bool:
+    """Turn off defaults that compute wrong numbers; returns whether the rest computes right ones.
 
     Args:
         builder: does the measurements.
@@ -44,15 +50,15 @@ def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> None
         wrong = wrong_numbers(builder, contest.plan, until)
     except variants.TooSlow as slow:
         builder.say(f"tune: the default settings were {slow}")
-        return
+        return False
     if wrong is None:
-        return
+        return True
     suspects = _suspects(contest.plan)
     without = {one.name: contest.plan.with_values({one.name: one.off}) for one in suspects}
     alone = next((one for one in suspects if wrong_numbers(builder, without[one.name]) is None), None)
     if alone is None and (still := wrong_numbers(builder, _all_off(contest.plan, suspects))):
         builder.say(f"warning: the settings of the job change the loss: {still}")
-        return
+        return False
     for one in [alone] if alone else suspects:
         value = contest.plan.value(one.name)
         text = f"{written(value)} vetoed: {wrong}"
@@ -61,6 +67,31 @@ def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> None
         contest.plan = contest.plan.with_values({one.name: one.off})
         builder.say(f"tune: {one.name} {text}")
     contest.incumbent = builder.arm(contest.plan)
+    return True
+
+
+def short(builder: VariantBuilder) -> dict[str, Measurement]:
+    """Check the numbers of a run that is too short to be measured: two steps against everything off in fp32.
+
+    Values that only the calibration chose are always checked; the defaults, within the share of the run for measuring.
+
+    Returns:
+        What is turned off for its numbers; empty if they are right.
+    """
+    made = builder.made
+    rounding = [row for row in made.plan.decisions if row.effect == Effect.ROUNDING]
+    calibrated = [row.name for row in rounding if row.source == "calibrated"]
+    share = time_budget.SHARE * made.total_steps
+    spared = share < 2 * CHECKED or made.plan.value("feature_cache") is not False
+    if not rounding or (spared and not calibrated):
+        return {}
+    builder.checked = CHECKED
+    contest = TunerState(made.plan, builder.arm(made.plan))
+    longest = LONGEST if calibrated else min(LONGEST, share * contest.incumbent.steps(1))
+    right = defaults(builder, contest, time.monotonic() + longest)
+    if calibrated and right and not contest.found:
+        builder.say(f"tune: {', '.join(calibrated)} calibrated; loss ok in {CHECKED} steps")
+    return contest.found
 
 
 def wrong_numbers(builder: VariantBuilder, plan: Plan, until: float = math.inf) -> str | None:

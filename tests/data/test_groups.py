@@ -137,3 +137,23 @@ def test_a_class_that_only_validation_has_is_said(home: Path) -> None:
     ]
     assert len(notes) == 1
     assert notes[0].endswith("since all their groups are for validation: rare")
+
+
+def test_a_validation_split_of_the_folder(tmp_path: Path) -> None:
+    """A split that comes with the data may tear groups apart: it is never taken in silence."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    lines = [f"{n % 7}.5,{'ab'[n % 2]},p{n % 8}" for n in range(40)]
+    for name, some in (("train", lines[:30]), ("val", lines[30:])):
+        (folder / f"{name}.csv").write_text("\n".join(["x,kind,who", *some]) + "\n")
+    text = TABLE.replace("a.csv", "parts")
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text, "classification", "kind", "groups: who")
+    said = str(caught.value)
+    assert "job.yaml:3:" in said
+    assert "data.groups: is 'who', and parts has a split for validation" in said
+    assert "`fold: 1/5` or `validation: 0.2`" in said
+    for more in ("validation: 0.2", "fold: 1/4"):
+        data = read(tmp_path, text, "classification", "kind", f"groups: who, {more}")
+        assert len(data.train) + len(data.validation) == 30
+        assert any(note.startswith("groups of who: ") for note in data.notes)

@@ -15,7 +15,7 @@ from runtime.launch import image_contents, project
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
 TAG = project.tag()
 SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
-"""How much longer everything may take: an engine in an emulated machine (`make test-cgroup2`) sets it."""
+"""How much longer everything may take: `make test-cgroup2` sets it, whose engine is in a virtual machine."""
 
 
 def missing(word: str) -> str | None:

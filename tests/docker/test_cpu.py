@@ -234,7 +234,7 @@ def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
         next(text for text in running.stdout if "validation/accuracy" in text)
         subprocess.run(["docker", "stop", "--time", str(10 * SLOWER), name], capture_output=True, check=True)
         rest = running.stdout.read()
-        running.wait(timeout=30)
+        running.wait(timeout=30 * SLOWER)
         assert inspect(name)["State"]["ExitCode"] == 75, rest
         assert "stopped by SIGTERM (make stop, docker stop, or Ctrl-C in docker compose) after step" in rest
     finally:

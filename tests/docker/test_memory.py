@@ -117,7 +117,7 @@ import json, subprocess, sys
 from pathlib import Path
 from runtime.supervisor import supervisor
 
-def train(request, count, environment, forward, run, words=()):
+def train(request, count, environment, forward, run, words=(), place=None):
     plan = json.loads((run.path / "plan.json").read_text())
     whole = next(row["value"] for row in plan["decisions"] if row["name"] == "micro_batch") == "off"
     taken = f"taken = b'x' * ({600 if whole else 6} << 20)"

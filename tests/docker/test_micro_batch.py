@@ -13,9 +13,11 @@ from tests.docker.test_memory import TEXT, job, train, value, weights
 
 __all__ = ["job"]
 pytestmark = pytest.mark.cgroup
-LIMIT = 600 << 20
-LARGE = TEXT.replace("batch_size: 64", "batch_size: 120")
-"""The whole batch takes half as much again as there is."""
+LIMIT = 900 << 20
+LARGE = TEXT.replace("batch_size: 64", "batch_size: 120").replace("width: 8", "width: 12")
+"""The whole batch takes half as much again as there is. The samples take much more than what the search leaves free: its
+headroom, and pages of libraries in use, which the kernel would give up before it kills.
+"""
 
 
 def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
@@ -40,7 +42,7 @@ def too_much_is_killed(container: Run, job: Path, found: int) -> None:
     (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found * 3 // 2}"))
     code, log = train(container, job, LIMIT)
     assert code == 0, log
-    assert "killed at the memory limit of 600 MiB" in log
+    assert "killed at the memory limit of 900 MiB" in log
 
 
 def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:

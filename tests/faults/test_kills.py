@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runtime.system.exit_codes import KILLED
 from tests.faults import trained
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_KILLS", "200"))
@@ -129,3 +130,20 @@ def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> 
     print(f"{done} kills in {number - FIRST} runs, every run bit-identical")
     for line in sorted(history):
         print("  ", line)
+
+
+UNFREEZE = "0.1, freeze: {names: [features]}, unfreeze: [{epoch: 3, names: [features]}]"
+"""With eight steps in an epoch: from step 16 on the convolutions learn, too."""
+
+
+@pytest.mark.nightly
+def test_killed_around_an_unfreezing(tmp_path: Path) -> None:
+    """The optimizer has other parameters before than after; the process that goes on finds those of its checkpoint."""
+    settings = {"dropout": UNFREEZE, "epochs": "4", "every": "3 steps"}
+    calm = trained.written(tmp_path / "calm", **settings)
+    assert "unfreeze" in trained.finish(calm)
+    for call in (15, 17, 19):
+        job = trained.written(tmp_path / str(call), **settings)
+        trained.finish(job, expected=KILLED, FAULT=f"runtime.training.loop:_advance:{call}:kill")
+        trained.finish(job)
+        check(job, trained.run(calm))

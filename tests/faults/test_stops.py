@@ -113,16 +113,15 @@ COMPILED = ("--set", "optimize.compile=true")
 
 
 @needs_compiler
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> None:
-    """The first compilation, before any step, and a later one, with steps behind it."""
+def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
+    """In the first compilation, then in a later one of the same run; it ends with the bits of a run without signals."""
     job = trained.written(tmp_path / "job", **SHORT)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    text = trained.finish(
-        job, *COMPILED, expected=75, FAULT=f"torch._inductor.graph:GraphLowering.codegen:{number}:term", **cache
-    )
-    assert "stopped by SIGTERM" in text
-    assert "compile failed" not in text
+    for number in (1, 2):
+        fault = f"torch._inductor.graph:GraphLowering.codegen:{number}:term"
+        text = trained.finish(job, *COMPILED, expected=75, FAULT=fault, **cache)
+        assert "stopped by SIGTERM" in text
+        assert "compile failed" not in text
     trained.finish(job, *COMPILED, **cache)
     calm = trained.written(tmp_path / "calm", **SHORT)
     trained.finish(calm, *COMPILED, **cache)

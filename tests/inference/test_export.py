@@ -112,7 +112,7 @@ def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path,
     assert told["preprocessing"] == run.dataset.preprocessing
 
 
-@pytest.mark.parametrize("name", ["image folders", "series", "table"])
+@pytest.mark.parametrize("name", ["image folders", "image labels", "image numbers", "series", "table"])
 def test_every_task_is_compared_on_its_own_validation_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ SPEC = HEAD + "data: {train: data}\n"
 LISTS = {
     "{tasks}": ", ".join(JOBS),
     "{optimizations}": ", ".join(["measure", *(o.name for o in optimizations.every())]),
-    "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, environment, sweep, model",
+    "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, track, environment, sweep, model",
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
     "{metrics}": "validation/loss, validation/accuracy, validation/f1",
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",

@@ -68,6 +68,13 @@ REFUSED = [
         "remove it: it is a setting of adamw",
     ),
     ("train.batch_size: [16, 16.0]", "8:5", "sweep.space.train.batch_size: has 16.0 twice", "remove one"),
+    (
+        "train.batch_size: [16]",
+        "8:5",
+        "sweep.space.train.batch_size: is the list [16], a single value",
+        "add a value, or set train.batch_size itself to 16",
+    ),
+    ("train.batch_size: []", "8:5", "sweep.space.train.batch_size: is an empty list", "add a value"),
     ("limits.cpus: [1, 2]", "8:5", "sweep.space.limits.cpus: limits is the same in all trials", "remove it"),
     ("train.seed: 5", "8:5", "sweep.space.train.seed: is 5", "change the value"),
     ("train.seed: {low: 5}", "8:5", "sweep.space.train.seed.high: is missing", "add `high:`"),

@@ -197,6 +197,36 @@ def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("task", "target", "outputs"),
+    [("classification", "tags, multi_label: true", 3), ("regression", "[age, depth]", 2)],
+)
+def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_path: Path) -> None:
+    """The head has the outputs of the task; the model folder predicts what the run did, and another run starts from it."""
+
+    def files(folder: Path) -> None:
+        trained.image_manifest(folder)
+        saved(folder)
+
+    data = f"task: image-{task}\ndata: {{train: train.csv, validation: held.csv, label_column: {target}{SMALL}}}\n"
+    done = trained.trained(
+        trained.Case(files, ".csv", f"{data}model: {{name: resnet18, pretrained: weights}}\n"), tmp_path
+    )
+    wanted = trained.seen(done)[""]
+    assert wanted.shape == (9, outputs)
+    found = saved_model.load(done.folder / "model")
+    new = load_new.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
+    ids = np.arange(9)
+    given = new.prepare(new.split.gather(ids), ids, None)
+    torch.testing.assert_close(found.network(*given), wanted, rtol=1e-4, atol=1e-4)
+
+    text = f"name: tuned\n{data}model: {{from: {done.folder / 'model'}}}\ntrain: {{epochs: 1, batch_size: 4}}\n"
+    (tmp_path / "tuned.yaml").write_text(text)
+    tuned = tiny.plain(job_spec.load(tmp_path / "tuned.yaml"), tmp_path)
+    own, before = tuned.model.state_dict(), found.network.state_dict()
+    assert all(torch.equal(own[name], before[name]) for name in own)
+
+
+@pytest.mark.parametrize(
     ("config", "data", "words"),
     [
         (

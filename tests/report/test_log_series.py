@@ -7,7 +7,7 @@ import math
 import pytest
 
 from runtime.report.confusion import confusions
-from runtime.report.formatting import duration, number, share, short, shown, tick
+from runtime.report.formatting import aligned, duration, number, share, short, shown, tick
 from runtime.report.log_series import Series, collect, mean, thin
 from runtime.tracking.live.sparkline import bars
 
@@ -118,6 +118,10 @@ def test_an_invalid_confusion_matrix_is_left_out(value: object) -> None:
         (number(0.98611), "0.9861"),
         (number(1797), "1,797"),
         (number(12345.6), "12,346"),
+        (aligned((0.9, 0.9167, 1.0)), ["0.9000", "0.9167", "1.0000"]),
+        (aligned((12.3456, 0.5, math.nan)), ["12.35", "0.50", "not finite"]),
+        (aligned((0.25, 1e-9)), ["0.2500", "1e-09"]),
+        (aligned((1.0, 2.0)), ["1", "2"]),
         (number(None), "unknown"),
         (number(math.nan), "not finite"),
         (duration(0.4), "0.40 s"),

@@ -248,7 +248,7 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
     write(run)
     page = (run / "report.html").read_text()
     assert "continues digits-001 after epoch 5, step 225" in page
-    assert page.count("digits-001 </text>") == 5  # loss, accuracy, F1, learning rate, gradient norm
+    assert page.count("digits-001</text>") == 5  # loss, accuracy, F1, learning rate, gradient norm
     assert "continues digits-001 after epoch 5, step 225" in (run / "report.md").read_text()
     assert json.loads((run / "report.json").read_text())["extended_from"] == record
     (run / "extension.json").write_text("{")

@@ -52,6 +52,24 @@ def test_watch_without_a_run_is_the_newest(runs: Path, monkeypatch: pytest.Monke
     assert seen == [Path("runs/clip-002")]
 
 
+def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = runs / "kinds-sweep-001"
+    sweep.mkdir()
+    (sweep / "sweep.yaml").touch()
+    with pytest.raises(CheckpointError, match="this sweep has no trial yet"):
+        named_run.newest_trial(sweep)
+    for age, name in enumerate(("trial1-001", "trial0-001")):
+        (sweep / name).mkdir()
+        (sweep / name / "job.yaml").touch()
+        os.utime(sweep / name / "job.yaml", (2000 - age, 2000 - age))
+    seen: list[Path] = []
+    monkeypatch.setattr(watching, "watch", lambda run: seen.append(run) or 0)
+    for words in (["watch"], ["watch", "kinds-sweep-001"], ["watch", "runs/kinds-sweep-001/trial0-001"]):
+        assert main.main(words) == 0
+    trials = [Path("runs/kinds-sweep-001", name) for name in ("trial1-001", "trial1-001", "trial0-001")]
+    assert seen == trials
+
+
 def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["watch"]) == CheckpointError.exit_code

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import runtime
 from runtime.errors import DataError, DrivetrainError, NumericsError, SpecError
+from runtime.hardware import detect
+from runtime.optimizations import precision
 from tests.supervisor.test_embedded import circle, network, no_report
 
 __all__ = ["no_report"]
@@ -192,6 +194,27 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
     torch.manual_seed(7)
     halves = [cross_entropy(fresh(x), y) for x, y in zip(X[:32].split(16), Y[:32].split(16), strict=True)]
     assert loss == pytest.approx(float(torch.stack(halves).sum().detach()) / 2, rel=1e-6)
+
+
+def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:
+    if "bf16" not in precision.formats(detect.detect(tmp_path)):
+        pytest.skip("this CPU has no bf16 instructions")
+    found, losses = prepared(network(), optimize={"cpu_threads": 1, "precision": "bf16"})
+    made = network().train()
+    updates = optimizer(made)
+    torch.manual_seed(7)
+    for (x, y), loss in zip(BATCHES, losses, strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = made(x)
+        wanted = cross_entropy(outputs.float(), y)
+        assert loss == pytest.approx(float(wanted.detach()), rel=1e-4)
+        wanted.backward()
+        updates.step()
+        updates.zero_grad()
+    for one, two in zip(found.parameters(), made.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+    assert {value.dtype for value in found.parameters()} == {torch.float32}
+    assert not same(found, by_hand(network())), "fp32 gives other weights"
 
 
 def test_plan_state_and_the_process_afterwards() -> None:

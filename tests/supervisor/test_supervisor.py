@@ -204,7 +204,14 @@ def test_frozen_parts_do_not_move(job: Path) -> None:
     run = job.parent / "runs" / "tiny-001"
     assert "parameters are trainable" in done.stdout
     first, last = (sorted((run / "checkpoints").glob("step-*"))[i] for i in (0, -1))
-    one, two = (safetensors.torch.load_file(path / "model.safetensors") for path in (first, last))
+    one, two = (
+        {
+            name: value
+            for part in ("model", "frozen")
+            for name, value in safetensors.torch.load_file(path / f"{part}.safetensors").items()
+        }
+        for path in (first, last)
+    )
     assert torch.equal(one["features.0.weight"], two["features.0.weight"])
     assert torch.equal(one["features.1.running_mean"], two["features.1.running_mean"])
     assert not torch.equal(one["features.3.weight"], two["features.3.weight"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch import nn
@@ -49,11 +52,25 @@ def told(error: BaseException) -> str:
 
 def action(error: BaseException) -> str:
     """What to do about an exception of user code: not every one has a line of the user's."""
+    if isinstance(error, ModuleNotFoundError) and error.name and (lacks := _lacking(error.name.partition(".")[0])):
+        return lacks
     if own_lines(error):
         return "fix these lines"
     if _layer(error):
         return "change this layer, or what it gets: the data, or the layer before it"
     return "correct what this message names"
+
+
+def _lacking(package: str) -> str:
+    """What to do about an import of a package that is nowhere here; empty for one that a container or .venv has."""
+    if find_spec(package):
+        return ""
+    if os.environ.get("DRIVETRAIN_IMAGE"):
+        return (
+            f"the image has no {package}: do without it, or train without a container: `make setup`, "
+            f"`.venv/bin/pip install {package}`, `.venv/bin/drivetrain train JOB`"
+        )
+    return f"if it is a package: `{sys.executable} -m pip install {package}`; a file of yours must lie beside this one"
 
 
 def own_lines(error: BaseException) -> list[str]:

@@ -37,6 +37,14 @@ class ArrowReader:
         return first.slice(0, rows), len(first) + sum(map(len, others))
 
 
+def schema(path: Path) -> pyarrow.Schema:
+    """The columns of a file."""
+    from pyarrow import memory_map
+
+    with memory_map(str(path)) as source:
+        return _opened(source).schema
+
+
 def _read(path: Path) -> pyarrow.Table:
     from pyarrow import memory_map
 

@@ -1,9 +1,14 @@
-"""Tables in several files, as the datasets library writes them: `train-00000-of-00002.parquet` and its siblings."""
+"""Tables in several files, as the datasets library writes them: `train-00000-of-00002.parquet` and its siblings.
+
+The hub's own Parquet files of a dataset are called 0000.parquet, 0001.parquet and so on, in a folder for each split. Elsewhere
+such names say nothing: one of the files can be for validation.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.(parquet|arrow))")
+NUMBERED = re.compile(r"(?P<number>\d{4})\.parquet")
 FEATURES = b"huggingface"
 """Key of the schema's metadata under which the datasets library stores the types of the columns."""
 
@@ -23,6 +29,8 @@ def files(path: Path, key: str) -> list[Path]:
     Raises:
         DataError: if one is missing; names `key`.
     """
+    if path.name == "0000.parquet" and snapshot(path):
+        return _numbered(path, key)
     found = SHARD.fullmatch(path.name)
     if found is None or int(found["number"]):
         return [path]
@@ -39,19 +47,56 @@ def files(path: Path, key: str) -> list[Path]:
     return every
 
 
+def snapshot(path: Path) -> Path | None:
+    """The folder of a commit of a dataset, in the hub's cache, that a file is in; None if it is elsewhere."""
+    return next((folder for folder in path.parents if _is_snapshot(folder)), None)
+
+
+def _is_snapshot(folder: Path) -> bool:
+    return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("datasets--")
+
+
+def _numbered(path: Path, key: str) -> list[Path]:
+    """All of 0000.parquet, 0001.parquet, ..."""
+    every = sorted(each for each in path.parent.iterdir() if NUMBERED.fullmatch(each.name))
+    missing = [f"{number:04}.parquet" for number, each in enumerate(every) if each.name != f"{number:04}.parquet"]
+    if missing:
+        raise DataError(
+            f"{key}: {path} is one of the files of a table, up to {every[-1].name}, and {missing[0]} is not there",
+            "all of them in one folder",
+            "copy the others beside it",
+        )
+    return every
+
+
 def class_names(table: pyarrow.Table) -> pyarrow.Table:
     """The same table with the names of classes instead of their numbers, where the table has names; -1 is no class."""
-    from pyarrow import array, compute, int64, string, types
+    return with_names(table, _classes(table.schema.metadata or {}))
 
-    for name, classes in _classes(table.schema.metadata or {}).items():
+
+def with_names(table: pyarrow.Table, known: Mapping[str, Sequence[str]]) -> pyarrow.Table:
+    """The same table with these names of classes, by column, instead of numbers; -1 is no class."""
+    from pyarrow import array, compute, int64, string
+
+    for name, classes in known.items():
         place = table.schema.get_field_index(name)
-        if place < 0 or not types.is_integer(table.schema.field(name).type):
+        if place < 0 or not _is_numbered(table[name]):
             continue
         numbers = table[name].cast(int64())
         inside = compute.and_(compute.greater_equal(numbers, 0), compute.less(numbers, len(classes)))
         chosen = compute.if_else(inside, numbers, None)
         table = table.set_column(place, name, compute.take(array(classes, string()), chosen))
     return table
+
+
+def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
+    """Whether cells are whole numbers; those of a CSV are text if the labels of the job are."""
+    from pyarrow import compute, types
+
+    if types.is_integer(column.type):
+        return True
+    text = types.is_string(column.type) or types.is_large_string(column.type)
+    return text and bool(compute.all(compute.match_substring_regex(column, r"^-?\d{1,9}$")).as_py())
 
 
 def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:

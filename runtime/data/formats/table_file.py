@@ -12,7 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.data.formats import arrow_file, jsonl_file, other_files, parquet_file, table_splits, text_encoding
+from runtime.data.formats import (
+    arrow_file,
+    hub_classes,
+    jsonl_file,
+    other_files,
+    parquet_file,
+    table_splits,
+    text_encoding,
+)
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.csv_file import CsvReader
 from runtime.data.labels import listed
@@ -71,7 +79,7 @@ def read(
         check_wanted(names, wanted, path)
         chosen = [name for name in names if (name in wanted or not only) and name not in leave]
         written = [name for name in chosen if name in text]
-        table = _as_text(reader.read(chosen, written), written)
+        table = _as_text(hub_classes.named(reader.read(chosen, written), path), written)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
@@ -89,6 +97,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     suffix = _suffix(path, key)
     try:
         table, count = _reader(path, suffix, key, csv).head(rows)
+        table = hub_classes.named(table, path)
         _check_names(table.column_names, path, key)
         table.validate(full=True)
     except _failures() as error:

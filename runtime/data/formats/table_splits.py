@@ -58,6 +58,18 @@ def find(folder: Path, key: str) -> dict[str, str]:
     )
 
 
+def has_images(folder: Path) -> bool:
+    """Whether a folder given for images holds tables with them, and no folders of images: what the datasets library wrote."""
+    if any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json")):
+        return True
+    try:
+        folders = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        tables = {**_named(folder), **_named(folder, "data")}
+    except OSError:
+        return False
+    return folders <= {"data"} and any(path.lower().endswith((".parquet", ".arrow")) for path in tables.values())
+
+
 def table(folder: Path, key: str) -> Path:
     """The only table in a folder.
 

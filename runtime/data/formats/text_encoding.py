@@ -137,7 +137,8 @@ def _extract(line: bytes, name: str) -> str:
     """The part of a line around its first character beyond ASCII."""
     text = line.decode(name, "strict").strip()
     place = next((i for i, c in enumerate(text) if c > "\x7f"), 0)
-    return printable(text[max(0, place - 25) : place + 35])
+    first, end = max(0, place - 25), place + 35
+    return f"{'…' * (first > 0)}{printable(text[first:end])}{'…' * (end < len(text))}"
 
 
 def _is_western(lines: list[bytes]) -> bool:

@@ -7,6 +7,7 @@ antialiasing. A JPEG much larger than needed is decoded at 1/2, 1/4 or 1/8 scale
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
@@ -41,6 +42,8 @@ _GLANCE = 64
 """Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
 
+Source = str | bytes
+"""A path, or the content of an image file."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -60,11 +63,11 @@ class ImageHeader(NamedTuple):
     """Not square."""
 
 
-def pixels(path: str, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
+def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
     """The image as a square.
 
     Args:
-        path: an image file.
+        source: an image file, or its content.
         size: side of the square in pixels.
         channels: 1 for gray, 3 for red, green, blue.
         resize: how the image becomes square.
@@ -76,7 +79,7 @@ def pixels(path: str, size: int, channels: int, resize: Resize = USUAL) -> npt.N
         UnreadableImage: with the reason.
     """
     mode = "L" if channels == 1 else "RGB"
-    with _opened(path) as image:
+    with _opened(source) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
         enough = math.ceil(2 * size / resize.share)
         drafted = image.draft("L" if channels == 1 else None, (enough, enough))
@@ -103,13 +106,13 @@ def _square(flat: Image.Image, width: float, height: float, size: int, resize: R
     return square
 
 
-def look(path: str) -> ImageHeader:
+def look(source: Source) -> ImageHeader:
     """Decode the image once, and discard the pixels.
 
     Raises:
         UnreadableImage: with the reason.
     """
-    with _opened(path) as image:
+    with _opened(source) as image:
         short, oblong = min(image.size), image.width != image.height
         image.draft(None, (_GLANCE, _GLANCE))
         _flat(image, "RGB")
@@ -144,23 +147,24 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
+def _opened(source: Source) -> Iterator[Image.Image]:
     try:
         # Opening a pipe would block for ever.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             raise UnreadableImage("not a file")
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             yield image
     except (UnreadableImage, MemoryError):
         raise
     # Pillow raises nearly anything for a damaged file: OSError, SyntaxError, IndexError, struct.error, ...
     except Exception as error:
-        raise UnreadableImage(_reason(path, error)) from None
+        raise UnreadableImage(_reason(source, error)) from None
 
 
-def _reason(path: str, error: Exception) -> str:
+def _reason(source: Source, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "empty file" if os.path.getsize(path) == 0 else f"none of {', '.join(FORMATS)}"
+        size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
+        return "empty file" if size == 0 else f"none of {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels"
     if isinstance(error, OSError) and error.strerror:

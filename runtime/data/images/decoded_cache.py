@@ -26,7 +26,6 @@ import PIL
 import torch
 from torch import Tensor
 
-from runtime.data.fingerprint import stamp
 from runtime.data.images.image_files import Files
 from runtime.data.stateless_random import Ids
 from runtime.errors import StorageError
@@ -136,8 +135,8 @@ def kept(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
-    parts = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
-    parts += [(path, stamp(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
+    parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
+    parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""Image files on disk, decoded when they are used."""
+"""Image files on disk, or in a column of a table, decoded when they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from runtime.data.bad_samples import BadSample
+from runtime.data.fingerprint import stamp
 from runtime.data.images import decode
+from runtime.data.images.image_column import ImageCells
 from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -25,7 +27,7 @@ class Files:
 
     root: str
     names: Sequence[str]
-    """Paths, relative to `root` or absolute."""
+    """Paths, relative to `root` or absolute; of images in a table their titles."""
     short_sides: npt.NDArray[np.int64]
     """Shorter side in pixels; 0 for a file that cannot be used."""
     grey: npt.NDArray[np.bool_]
@@ -34,6 +36,8 @@ class Files:
     size: int = 0
     channels: int = 0
     resize: Resize = USUAL
+    cells: ImageCells | None = None
+    """The images in a table; None if they are files."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -54,7 +58,7 @@ class Files:
         """
         with decode.quiet():
             images = decode.every(
-                partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), self._paths(rows)
+                partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), self._sources(rows)
             )
         return torch.from_numpy(np.stack(images))
 
@@ -62,36 +66,45 @@ class Files:
         """All paths, normalized so that two lists can be compared."""
         return {os.path.normpath(os.path.join(os.path.abspath(self.root), name)) for name in self.names}
 
-    def _paths(self, rows: Ids) -> list[str]:
-        return [self.title(row) for row in rows.tolist()]
+    def stamps(self) -> list[object]:
+        """What changes if one of the images changes."""
+        if self.cells:
+            return self.cells.stamps()
+        return [(path, stamp(path)) for path in map(os.path.abspath, map(self.title, range(len(self))))]
+
+    def _sources(self, rows: Ids) -> list[tuple[str, decode.Source]]:
+        """Titles, and what is decoded."""
+        titles = [(row, self.title(row)) for row in rows.tolist()]
+        return [(title, self.cells.source(row) if self.cells else title) for row, title in titles]
 
 
-def checked(root: str, names: Sequence[str]) -> tuple[Files, dict[int, BadSample]]:
-    """Decode each file once; also returns the files that cannot be used, by row."""
+def checked(root: str, names: Sequence[str], cells: ImageCells | None = None) -> tuple[Files, dict[int, BadSample]]:
+    """Decode each file, or each image of a table, once; also returns those that cannot be used, by row."""
+
+    def look(row: int) -> decode.ImageHeader | str:
+        try:
+            return decode.look(cells.source(row) if cells else os.path.join(root, names[row]))
+        except decode.UnreadableImage as reason:
+            return str(reason)
+
     with decode.quiet():
-        looks = decode.every(_look, [os.path.join(root, name) for name in names])
+        looks = decode.every(look, range(len(names)))
     bad = {
         row: BadSample(os.path.join(root, names[row]), seen) for row, seen in enumerate(looks) if isinstance(seen, str)
     }
-    sides = [0 if isinstance(seen, str) else seen.short_side for seen in looks]
-    grey = [not isinstance(seen, str) and seen.grey for seen in looks]
-    oblong = [not isinstance(seen, str) and seen.oblong for seen in looks]
-    return Files(root, names, np.array(sides, np.int64), np.array(grey, np.bool_), np.array(oblong, np.bool_)), bad
+    sides = np.array([0 if isinstance(seen, str) else seen.short_side for seen in looks], np.int64)
+    grey = np.array([not isinstance(seen, str) and seen.grey for seen in looks], np.bool_)
+    oblong = np.array([not isinstance(seen, str) and seen.oblong for seen in looks], np.bool_)
+    return Files(root, names, sides, grey, oblong, cells=cells), bad
 
 
-def _look(path: str) -> decode.ImageHeader | str:
+def _pixels(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    title, source = image
     try:
-        return decode.look(path)
-    except decode.UnreadableImage as reason:
-        return str(reason)
-
-
-def _pixels(path: str, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
-    try:
-        return decode.pixels(path, size, channels, resize)
+        return decode.pixels(source, size, channels, resize)
     except decode.UnreadableImage as reason:
         raise DataError(
-            f"{path}: {reason}",
+            f"{title}: {reason}",
             "it could be decoded when the run began",
             "restore the file; a new run would skip it",
         ) from None

@@ -112,7 +112,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         prepare=preparer,
         decoded=not isinstance(train.images, Files),
         notes=[counts, *train.notes, *notes, *more],
-        files={key: images.names for key, images in read if isinstance(images, Files)},
+        files={key: images.names for key, images in read if isinstance(images, Files) and not images.cells},
     )
 
 
@@ -187,7 +187,11 @@ def _check_types(train: ImageSource, held: ImageSource) -> None:
 
 def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     """A note on images that are in both splits, which makes validation scores too good."""
-    if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
+    if (
+        not (isinstance(train.images, Files) and isinstance(held.images, Files))
+        or train.images.cells
+        or held.images.cells
+    ):
         return []
     both = train.images.whole_paths() & held.images.whole_paths()
     return [f"{len(both):,} validation images are also in the training data: {labels.listed(sorted(both), 3)}"] * bool(

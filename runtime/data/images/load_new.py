@@ -17,6 +17,7 @@ from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, source
 from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
 from runtime.data.images.label_form import LabelForm
 from runtime.data.images.load import ImageSplit
@@ -123,12 +124,14 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
     targets: ImageTargets | None = None
     absent: list[BadSample] = []
     notes: list[str] = []
+    cells: ImageCells | None = None
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
             rows = manifest.read(path, path_column, form, KEY, files)
-            names += [os.path.join(path.parent, name) for name in rows.names]
-            targets = rows.targets
+            names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
+            targets, cells = rows.targets, rows.cells or cells
             absent += rows.bad
+            notes += rows.notes
         elif form:
             _check_folder(path)
             source.check_folder(path, form, KEY)
@@ -138,7 +141,13 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
             notes += listing.notes
         else:
             names += list(_inside(path)) if path.is_dir() else [str(path)]
-    found, broken = image_files.checked("", names)
+    if cells and len(paths) > 1:
+        raise DataError(
+            f"{KEY}: {len(paths)} input paths, one of them a table with images in it",
+            "a single table with images, or any number of other files",
+            f"pass {cells.table} alone",
+        )
+    found, broken = image_files.checked("", names, cells)
     return _FoundImages(found, targets, broken, absent, notes)
 
 

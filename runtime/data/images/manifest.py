@@ -1,4 +1,4 @@
-"""Reads a manifest: a table with a path and a target in each row."""
+"""Reads a manifest: a table with a path, or an image, and a target in each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import image_targets, separated_labels
+from runtime.data.images import image_column, image_targets, separated_labels
+from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_targets import ClassTargets, ImageTargets, LabelSets
 from runtime.data.images.label_form import LabelForm
 from runtime.errors import DataError
@@ -35,6 +36,9 @@ class ManifestRows:
     """Names of groups as written, if the form has a column of them; empty text where there is none."""
     separator: str = ""
     """Between the labels of a cell, if there are several."""
+    cells: ImageCells | None = None
+    """The images, if they are in the table; `names` are then their titles."""
+    notes: list[str] = field(default_factory=list)
 
 
 def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
@@ -47,17 +51,25 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
     """
     columns = form.columns if form else ()
+    inside = image_column.find(file, path_column, key)
+    named, path_column = path_column, inside or path_column
     options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
     if form and form.groups:
         options |= {form.groups: "data.groups"}
     text = [
-        path_column,
+        *(() if inside else (path_column,)),
         *([form.groups] if form and form.groups else ()),
         *(columns if form and (form.kind == "class" or form.in_a_cell) else ()),
     ]
     table = table_file.read(file, key, wanted=options, only=True, text=text, csv=files)
     rows = ManifestRows()
-    paths = _text(table, path_column, file, key)
+    if inside:
+        empty = image_column.lacking(table[inside])
+        titles = image_column.titles(table[inside], file)
+        paths = ["" if nothing else title for nothing, title in zip(empty, titles, strict=True)]
+        rows.notes += [f'{key}: the images are those in column "{inside}"'] * (inside != named)
+    else:
+        paths = _text(table, path_column, file, key)
     wrong, take = _targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = [f"{path_column} is empty" if not path else "" for path in paths]
     for row, reason in wrong.items():
@@ -75,6 +87,8 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
             "check how the file was written",
         )
     rows.targets = take(keep) if take else None
+    if inside:
+        rows.cells = ImageCells(file, inside, table[inside], tuple(keep))
     if form and form.groups:
         names = _text(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]

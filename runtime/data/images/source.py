@@ -22,7 +22,8 @@ from runtime.job.data import ImageData
 
 Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
-    "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
+    "a folder of class folders; a .csv, .tsv, .jsonl or .parquet with paths and labels; a .parquet or .arrow with images and "
+    "labels; an .npz of images and labels"
 )
 
 
@@ -80,9 +81,9 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
         return _checked(key, found, ClassTargets(listing.labels), broken, [], listing.notes, data)
     if suffix in table_file.SUFFIXES:
         rows = manifest.read(path, data.path_column, form, key, files)
-        found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
+        found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names, rows.cells)
         assert rows.targets is not None
-        made = _checked(key, found, rows.targets, broken, rows.bad, [], data)
+        made = _checked(key, found, rows.targets, broken, rows.bad, rows.notes, data)
         made.separator, made.groups = rows.separator, rows.groups
         return made
     other_files.check(path, key)

@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.data.formats import column_values, row_lines
 from runtime.data.labels import listed
+from runtime.data.tables import date_texts
 from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
 from runtime.job.tables import TableData
@@ -93,6 +94,13 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     # Most text columns have few distinct values and no numbers, which is quick to check.
     if not np.isnan(column_values.numbers(array(found, string()))[0]).all():
         _check_spoilt(column, name, source, present)
+    if dates := date_texts.form(found):
+        raise DataError(
+            f'data.train: column "{name}" of {source} has dates as text, such as {found[0]}',
+            "numbers or categories",
+            f"add {name} to data.ignore, or to data.categorical, or name the numbers to make of it: data.dates: "
+            f"{{{name}: [year, month, weekday]}} with data.date_format: {' or '.join(map(repr, dates.split(' or ')))}",
+        )
     if len(found) > max(FEW, present / 2):
         raise DataError(
             f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',

@@ -23,7 +23,7 @@ from runtime.report.blocks import (
     Tile,
     Tone,
 )
-from runtime.report.formatting import number, share
+from runtime.report.formatting import aligned, share
 from runtime.report.log_series import Series
 from runtime.report.render.confusion_svg import matrix
 from runtime.report.render.curves_svg import SHADES, curves
@@ -123,7 +123,10 @@ def _block(block: Block, name: str) -> str:
         case Table():
             return _table(block)
         case Curves():
-            legend = "".join(_legend(series, i % SHADES + 1) for i, series in enumerate(block.series))
+            last = iter(aligned([series.ys[-1] for series in block.series if series]))
+            legend = "".join(
+                _legend(series, next(last) if series else "", i % SHADES + 1) for i, series in enumerate(block.series)
+            )
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
         case Scatter():
@@ -140,8 +143,8 @@ def _block(block: Block, name: str) -> str:
             return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
 
 
-def _legend(series: Series, shade: int) -> str:
-    value = f" {number(series.ys[-1])}" if series else ""
+def _legend(series: Series, last: str, shade: int) -> str:
+    value = f" {last}" if series else ""
     broken = f", {series.broken} not finite" if series.broken else ""
     return f'<span class="key line-{shade}">{escape(series.name)}<em>{value}</em>{broken}</span>'
 
@@ -149,7 +152,7 @@ def _legend(series: Series, shade: int) -> str:
 def _table(table: Table) -> str:
     kind = "wide" if _wide(table) else "narrow"
     lines = (table.columns, *table.rows)
-    short = [' class="short"' if max(map(len, cells)) <= SHORT else "" for cells in zip(*lines, strict=True)]
+    short = [_kind(cells) for cells in zip(*lines, strict=True)]
     head = "".join(f"<th{mark}>{escape(column)}</th>" for column, mark in zip(table.columns, short, strict=True))
     rows = []
     for index, row in enumerate(table.rows):
@@ -159,6 +162,13 @@ def _table(table: Table) -> str:
     body = "\n".join(rows)
     inner = f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
     return f'<div class="scroll">{inner}</div>'
+
+
+def _kind(cells: Sequence[str]) -> str:
+    """The class of a column, given its head and cells: single words, such as the names of runs, are never broken."""
+    if max(map(len, cells)) > SHORT:
+        return ""
+    return ' class="short"' if any(" " in text for text in cells[1:]) else ' class="short word"'
 
 
 def _matrix(block: ConfusionMatrix) -> str:

@@ -117,7 +117,7 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
   table.wide tr.warn { background: var(--warn-soft); padding: 8px; }
   tr.warn td:first-child { box-shadow: none; }
   table.narrow td, table.narrow th { padding-right: 9px; font-size: 12.5px; }
-  table.narrow td.short { white-space: normal; }
+  table.narrow td.short:not(.word, :first-child), table.narrow th.short { white-space: normal; }
 }
 @media print { body { background: none; } header, section { border: 0; break-inside: avoid; } }
 """

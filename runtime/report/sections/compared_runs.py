@@ -127,7 +127,7 @@ def frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
             wide = key.endswith("loss") and low > 0 and high > 50 * low
             yield Curves(f"{shown(key)}{' (log scale)' if wide else ''}", "step", lines, logarithmic=wide)
     speeds = tuple(
-        e.record.telemetry["samples_per_second"].scaled(e.name)
+        e.record.telemetry["samples_per_second"].scaled(e.name).positive()
         for e in entries
         if e.record.telemetry.get("samples_per_second")
     )

@@ -9,13 +9,13 @@ from pathlib import Path
 from runtime.errors import CheckpointError, SpecError
 from runtime.job import Job
 from runtime.job_spec.yaml_file import parse
-from runtime.supervisor import run_folder, same_inputs
+from runtime.supervisor import named_run, run_folder, same_inputs
 from runtime.supervisor.spec_difference import FREE, difference, spec_text
 from runtime.supervisor.sweep.study import Study
 from runtime.system.console import say
 from runtime.system.files import make_folder, write_text
 
-SPEC = "sweep.yaml"
+SPEC = named_run.SWEEP
 """The spec of all trials; job.yaml would make the folder a run."""
 MAY_CHANGE = (*(key for key in FREE if key != "sweep"), "sweep.trials", "sweep.max_time")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import DrivetrainError
 from runtime.job import Job, lower_is_better
 from runtime.job.custom import parts
+from runtime.job.hub_address import is_on_hub
 from runtime.job.sweep import assignments as values_set
 from runtime.job_spec.load import load
 from runtime.job_spec.spec_source import SpecSource
@@ -81,7 +82,7 @@ def _write_best(path: Path, best: Job, number: int) -> str:
     document = best.document
     for key, text in (*best.data_paths(), *best.model_paths()):
         there = best.resolve(text)
-        if not Path(os.path.expanduser(text)).is_absolute() and there.exists():
+        if not is_on_hub(text) and not Path(os.path.expanduser(text)).is_absolute() and there.exists():
             put_value(document, key, os.path.relpath(os.path.abspath(there), os.path.abspath(path.parent)), "")
     del document.data["sweep"]
     write_text(path, f"# Trial {number} of the sweep in this folder, the best one.\n{dump(document.data)}")

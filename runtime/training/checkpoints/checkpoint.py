@@ -1,7 +1,7 @@
 """Checkpoints without pickle: safetensors and JSON, with a manifest of SHA-256 digests that is written last.
 
     checkpoints/
-      step-120/   model.safetensors optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
+      step-120/   model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/    the weights of the best evaluation
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ from torch import Tensor
 from runtime.errors import CheckpointError
 from runtime.models import safetensors_file
 from runtime.models.safetensors_file import Tensors
-from runtime.system.files import parse_json, sha256, storage_error, sync_folder, write_json, write_text
-from runtime.training.checkpoints.manifest import FORMAT, MANIFEST, listed, verify
+from runtime.system.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
+from runtime.training.checkpoints import frozen_weights
+from runtime.training.checkpoints.manifest import FORMATS, MANIFEST, listed, verify
 
 OLD = ".old-"
+LEADER = "leader.json"
+"""In the folder of a process that does not lead: whether the leader's folder has a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,14 @@ class Loaded:
     state: dict[str, Any]
 
 
-def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]) -> Path:
-    """Write the checkpoint `folder/name` atomically.
+def save(
+    folder: Path,
+    name: str,
+    tensors: Mapping[str, Tensors],
+    state: Mapping[str, object],
+    frozen: Collection[str] = (),
+) -> Path:
+    """Write the checkpoint `folder/name` atomically; tensors of the model named in `frozen` are written once.
 
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
@@ -51,13 +60,18 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        for stem, group in tensors.items():
-            safetensors_file.write(beside / f"{stem}.safetensors", group)
+        groups = frozen_weights.split(tensors, frozen)
+        for stem, group in groups.items():
+            path = beside / f"{stem}.safetensors"
+            if stem == frozen_weights.STEM:
+                frozen_weights.put(folder, path, group)
+            else:
+                safetensors_file.write(path, group)
         # Not write_json, which would not keep infinity.
         write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
         parts = sorted(beside.iterdir())
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
-        write_json(beside / MANIFEST, {"format": FORMAT, "files": files})
+        write_json(beside / MANIFEST, {"format": FORMATS[frozen_weights.STEM in groups], "files": files})
         _put(beside, final)
     except OSError as error:
         raise storage_error(final, error) from None
@@ -112,7 +126,7 @@ def load(path: Path) -> Loaded:
             tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
             state = parse_json((path / "state.json").read_text(encoding="utf-8"))
             if isinstance(state, dict):
-                return Loaded(path, tensors, state)
+                return Loaded(path, frozen_weights.joined(tensors), state)
             wrong = "it cannot be read: state.json is empty or damaged"
         except (OSError, ValueError) as error:
             # The manifest only proves that the files are as they were written.
@@ -144,6 +158,12 @@ def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
             "start again with --new",
         )
     return None, passed
+
+
+def resumes(run: Path) -> bool:
+    """Whether the run of this folder has a checkpoint to resume from; only the leader's folder holds them."""
+    leader = read_json(run / LEADER)
+    return bool(leader["resumes"]) if leader else bool(steps(run / "checkpoints"))
 
 
 def steps(folder: Path, kind: str = "step") -> list[Path]:

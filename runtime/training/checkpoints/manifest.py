@@ -8,7 +8,8 @@ from typing import Any
 
 from runtime.system.files import read_json, sha256
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""Without and with a file of frozen weights, which versions before it would not have loaded."""
 MANIFEST = "MANIFEST.json"
 MOST_BYTES = 1 << 20
 """A manifest takes a few hundred bytes; a longer file is not a manifest."""
@@ -43,8 +44,8 @@ def listed(path: Path) -> dict[str, dict[str, Any]]:
     manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"{MANIFEST} is missing or incomplete")
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"format {manifest.get('format')}, this version reads {FORMAT}")
+    if manifest.get("format") not in FORMATS:
+        raise ValueError(f"format {manifest.get('format')}, this version reads {' and '.join(map(str, FORMATS))}")
     files: dict[str, dict[str, Any]] = manifest["files"]
     for name, entry in files.items():
         if not re.fullmatch(r"[a-z]+\.(safetensors|json)", name):

@@ -7,13 +7,13 @@ Sizes double while the next one is predicted to fit and the last two were faster
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import OutOfMemory
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import evidence
+from runtime.system import interpreter
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes as readable
@@ -90,4 +90,4 @@ def worded(speeds: dict[int, float], best: int, ceiling: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 
 from runtime.errors import Replanned
 from runtime.job_spec.spec_source import SpecSource
+from runtime.system import interpreter
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import child_main
@@ -34,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

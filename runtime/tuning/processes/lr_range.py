@@ -10,7 +10,6 @@ the center of the window in which the loss falls fastest, if it falls by more th
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from runtime.errors import NumericsError
 from runtime.job_spec.spec_source import SpecSource
+from runtime.system import interpreter
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
@@ -181,4 +181,4 @@ def _table(found: LrSweep, rows: int = 12) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

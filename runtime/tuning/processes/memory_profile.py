@@ -9,13 +9,13 @@ listed with their prediction.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.job_spec.spec_source import SpecSource
+from runtime.system import interpreter
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes
@@ -123,4 +123,4 @@ def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.hardware import facts
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
-from runtime.system import cpu_starvation
+from runtime.system import cpu_starvation, interpreter
 from runtime.system.files import read_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
@@ -130,4 +130,4 @@ def _most_resident() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.leave(main())

@@ -93,6 +93,17 @@ def test_a_folder_of_parquet_files(tmp_path: Path, inside: str) -> None:
         table_file.read(first, "k")
 
 
+def test_files_with_numbers_are_one_table_in_the_cache_of_the_hub_only(tmp_path: Path) -> None:
+    """Elsewhere 0001.parquet can be for validation: its rows would be trained with."""
+    cached = tmp_path / "datasets--a--b" / "snapshots" / ("0" * 40) / "default" / "train"
+    for folder, count in ((tmp_path / "own", 20), (cached, 40)):
+        folder.mkdir(parents=True)
+        for number in range(2):
+            parquet.write_table(rows(number * 20, 20), folder / f"{number:04}.parquet")
+        assert len(table_file.read(folder / "0000.parquet", "k")["label"]) == count
+        assert len(table_file.read(folder / "0001.parquet", "k")["label"]) == 20
+
+
 def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     for name in ("train", "val", "test"):

@@ -49,7 +49,10 @@ def flip(path: Path) -> None:
         (lambda p: (p / "state.json").unlink(), "state.json is missing"),
         (lambda p: (p / "MANIFEST.json").unlink(), "MANIFEST.json is missing or incomplete"),
         (lambda p: (p / "MANIFEST.json").write_text('{"format": 1'), "MANIFEST.json is missing or incomplete"),
-        (lambda p: (p / "MANIFEST.json").write_text('{"format": 9, "files": {}}'), "format 9, this version reads 1"),
+        (
+            lambda p: (p / "MANIFEST.json").write_text('{"format": 9, "files": {}}'),
+            "format 9, this version reads 1 and 2",
+        ),
     ],
 )
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:

@@ -1,0 +1,179 @@
+"""The other side of benchmarks/quality.py, in the environment of the peers: trains on files, prints scores on the test file.
+
+    PYTHON -m benchmarks.contest.quality_peers data ROW SEED FOLDER
+    PYTHON -m benchmarks.contest.quality_peers CONTENDER SEED FOLDER [SETTINGS]
+
+Every contender learns from train.csv alone. None looks at test.csv before its end; Hugging Face's Trainer keeps its last
+weights, as its defaults do. SETTINGS are JSON: layers, width, epochs, batch, rate.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import quality_data
+
+HEADS = ("section", "role")
+WARMUP = 50
+Scores = dict[str, float]
+Rows = list[dict[str, str]]
+
+
+def main() -> int:
+    """Make data, or train one contender."""
+    name, *rest = sys.argv[1:]
+    if name == "data":
+        quality_data.write(rest[0], int(rest[1]), Path(rest[2]))
+        return 0
+    seed, folder = int(rest[0]), Path(rest[1])
+    print(json.dumps(CONTENDERS[name](seed, folder, json.loads(rest[2]) if len(rest) > 2 else {})))
+    return 0
+
+
+def read(folder: Path, part: str) -> Rows:
+    """The rows of a part."""
+    with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def tfidf(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
+    """Words and pairs of words, weighted, and a logistic regression for each label column."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-not-found]
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-not-found]
+
+    train, test = read(folder, "train"), read(folder, "test")
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    known, new = words.fit_transform([row["text"] for row in train]), words.transform([row["text"] for row in test])
+    return {
+        head: float(
+            LogisticRegression(C=10, max_iter=300, random_state=seed)
+            .fit(known, [row[head] for row in train])
+            .score(new, [row[head] for row in test])
+        )
+        for head in HEADS
+    }
+
+
+def trees(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
+    """Gradient-boosted trees at their defaults."""
+    from sklearn import ensemble  # type: ignore[import-not-found]
+
+    return _table(
+        folder,
+        ensemble.HistGradientBoostingClassifier(random_state=seed),
+        ensemble.HistGradientBoostingRegressor(random_state=seed),
+    )
+
+
+def linear(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
+    """A linear model on scaled numbers."""
+    from sklearn import linear_model, pipeline, preprocessing  # type: ignore[import-not-found]
+
+    models = linear_model.LogisticRegression(max_iter=1000, random_state=seed), linear_model.RidgeCV()
+    return _table(folder, *(pipeline.make_pipeline(preprocessing.StandardScaler(), each) for each in models))
+
+
+def _table(folder: Path, classifier: Any, regressor: Any) -> Scores:
+    """Accuracy of the classifier, or R2 of the regressor where the targets are numbers."""
+    train, test = read(folder, "train"), read(folder, "test")
+    numbers = not train[0]["target"].startswith("class")
+    sides = []
+    for rows in (train, test):
+        inputs = [[float(value) for name, value in row.items() if name != "target"] for row in rows]
+        sides.append((inputs, [float(row["target"]) if numbers else row["target"] for row in rows]))
+    model = (regressor if numbers else classifier).fit(*sides[0])
+    return {"r2" if numbers else "accuracy": float(model.score(*sides[1]))}
+
+
+def huggingface(seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
+    """A BERT of the same size by the Trainer: lower case, no accents, warm-up and a cosine."""
+    import tokenizers
+    import torch
+    import transformers
+
+    transformers.set_seed(seed)
+    torch.set_num_threads(1)
+    train, test = read(folder, "train"), read(folder, "test")
+    words = tokenizers.BertWordPieceTokenizer(lowercase=True, strip_accents=True)
+    words.train_from_iterator([row["text"] for row in train], vocab_size=8000, min_frequency=2, show_progress=False)
+    classes = {head: sorted({row[head] for row in train + test}) for head in HEADS}
+    config = transformers.BertConfig(
+        vocab_size=words.get_vocab_size(),
+        hidden_size=settings["width"],
+        num_hidden_layers=settings["layers"],
+        num_attention_heads=4,
+        intermediate_size=4 * settings["width"],
+        attention_probs_dropout_prob=0.0,
+    )
+
+    class Heads(torch.nn.Module):
+        """The first token through the pooler, and one output for each head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = transformers.BertModel(config)
+            self.outputs = torch.nn.ModuleList(
+                torch.nn.Linear(config.hidden_size, len(classes[head])) for head in HEADS
+            )
+            for output in self.outputs:
+                torch.nn.init.normal_(output.weight, std=0.02)
+                torch.nn.init.zeros_(output.bias)
+
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> dict[str, Any]:
+            vector = torch.nn.functional.dropout(self.bert(input_ids, attention_mask).pooler_output, 0.1, self.training)
+            found = [output(vector) for output in self.outputs]
+            loss = sum(torch.nn.functional.cross_entropy(x, labels[:, i]) for i, x in enumerate(found))
+            return {"loss": loss, "logits": torch.stack([x.argmax(1) for x in found], dim=1)}
+
+    def samples(rows: Rows) -> list[dict[str, Any]]:
+        ids = [encoding.ids for encoding in words.encode_batch([row["text"] for row in rows])]
+        return [
+            {"input_ids": one, "labels": [classes[head].index(row[head]) for head in HEADS]}
+            for one, row in zip(ids, rows, strict=True)
+        ]
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = torch.tensor([row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows])
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids != 0).long(),
+            "labels": torch.tensor([r["labels"] for r in rows]),
+        }
+
+    options = transformers.TrainingArguments(
+        output_dir=str(folder / "huggingface"),
+        per_device_train_batch_size=settings["batch"],
+        per_device_eval_batch_size=256,
+        num_train_epochs=settings["epochs"],
+        learning_rate=settings["rate"],
+        lr_scheduler_type="cosine",
+        warmup_steps=WARMUP,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        seed=seed,
+    )
+    trainer = transformers.Trainer(Heads(), options, collate, samples(train))
+    trainer.train()
+    found = trainer.predict(samples(test))  # type: ignore[arg-type]
+    right = (found.predictions == found.label_ids).mean(axis=0)  # type: ignore[attr-defined]
+    return {head: float(share) for head, share in zip(HEADS, right, strict=True)}
+
+
+CONTENDERS: dict[str, Callable[[int, Path, dict[str, Any]], Scores]] = {
+    "hugging-face": huggingface,
+    "tf-idf": tfidf,
+    "trees": trees,
+    "linear": linear,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

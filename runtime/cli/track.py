@@ -1,0 +1,53 @@
+"""`drivetrain track`: send what a tracking server does not have of a run."""
+
+from __future__ import annotations
+
+import argparse
+
+from pydantic import ValidationError
+
+from runtime.errors import SpecError
+from runtime.job.track import Track
+from runtime.supervisor import named_run
+
+
+def track(given: argparse.Namespace) -> int:
+    """Send the rows, files and state that are missing there.
+
+    Raises:
+        CheckpointError: if there is no such run.
+        SpecError: if neither the run nor the command line names a server.
+        TrackerError: if the server cannot be reached, or refuses.
+    """
+    from runtime.tracking.run_tracker import open_tracker, stored_track
+
+    run = named_run.existing(given.run)
+    asked = _asked(given) or stored_track(run)
+    if asked is None:
+        raise SpecError(
+            f"{run}: its job file has no `track:`",
+            "the address of a server on the command line",
+            f"drivetrain track {run} --mlflow http://127.0.0.1:5000",
+        )
+    with open_tracker(run, asked.mlflow, asked.experiment) as copy:
+        copy.read()
+        count = len(copy.waiting)
+        copy.send()
+        unsent = copy.finish()
+    print(f"tracker: {count:,} rows sent" + f"; not sent: {unsent}" * bool(unsent))
+    print(f"tracker: {copy.page}")
+    return 0
+
+
+def _asked(given: argparse.Namespace) -> Track | None:
+    """The server of the command line."""
+    if given.mlflow is None:
+        return None
+    try:
+        return Track(mlflow=given.mlflow, experiment=given.experiment)
+    except ValidationError as error:
+        raise SpecError(
+            f"--mlflow {given.mlflow}" if "mlflow" in str(error) else f"--experiment {given.experiment}",
+            "an address without user and password, such as http://127.0.0.1:5000, and a name of up to 250 characters",
+            "correct it; user and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        ) from None

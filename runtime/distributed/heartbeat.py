@@ -1,0 +1,134 @@
+"""Signs of life: each process says every second where it is, so that a lost one is named within a minute.
+
+A collective of torch waits half an hour for a process that is frozen or cut off, and then does not say which one it was. The
+sign is given by a thread, so a long save or a slow batch does not silence it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from runtime.distributed import store as stores
+from runtime.errors import PeerError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+EVERY = 1.0
+"""Seconds between two signs."""
+SILENCE = 45.0
+"""Seconds without a sign after which a process counts as lost."""
+SUSPECT = 4 * EVERY
+"""Seconds without a sign that tell who is gone when a connection has broken."""
+ACTION = "run the same command again; it resumes from the last checkpoint; the log of that node says more"
+LEFT = "left"
+
+
+class Heartbeat:
+    """Gives this process's sign of life, and watches those of the others: rank 0 all, every other rank 0."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+        self.status: Callable[[], str] = lambda: "its start"
+        """Where this process is: step and phase."""
+        self._over = threading.Event()
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._store: Store = stores.watching_store()
+        self._say(0)
+        self._answered = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._guard = threading.Thread(target=self._watch_store, name="heartbeat-store", daemon=True)
+
+    def begin(self) -> None:
+        """Start to watch; every other process has given its first sign by now."""
+        self._answered = time.monotonic()
+        self._thread.start()
+        self._guard.start()
+
+    def end(self) -> None:
+        """Say that this process leaves, and watch no longer."""
+        if not self._over.is_set():
+            self._over.set()
+            self._thread.join(EVERY)
+
+    def lost(self) -> str:
+        """Who is gone, after a connection has broken: waits until the silence tells."""
+        end = time.monotonic() + 2 * SUSPECT
+        while time.monotonic() < end:
+            if found := self._found(SUSPECT):
+                return found
+            time.sleep(0.2)
+        return ""
+
+    def _watch(self) -> None:
+        number = 0
+        while not self._over.wait(EVERY):
+            number += 1
+            try:
+                self._say(number)
+                self._look()
+                self._answered = time.monotonic()
+            except RuntimeError as error:
+                if self._over.wait(EVERY):
+                    return
+                where = "rank 0, the leader, is lost" if self.rank else "the store of the starter is lost"
+                self._die(f"{where}: its store does not answer ({str(error).splitlines()[0][:100]})")
+            if found := self._found(SILENCE):
+                self._die(found)
+        with contextlib.suppress(RuntimeError):  # the leader may have left before us
+            self._store.set(f"sign/{self.rank}", LEFT)
+
+    def _watch_store(self) -> None:
+        """End this process if the store is silent: a question to a host that is frozen or cut off never returns."""
+        while not self._over.wait(EVERY):
+            silent = time.monotonic() - self._answered
+            if silent > SILENCE:
+                _, node, where = self._seen.get(0, ("0 ? its start", 0.0))[0].split(" ", 2)
+                lost = f"rank 0 on node {node} is lost or cut off from node {stores.node_name()}"
+                lost = lost if self.rank else "the store of the starter is lost"
+                self._die(f"{lost}: its store has not answered for {silent:.0f} s, last seen in {where}", told=False)
+
+    def _say(self, number: int) -> None:
+        self._store.set(f"sign/{self.rank}", f"{number} {stores.node_name()} {self.status()}")
+
+    def _look(self) -> None:
+        """Note which signs are new."""
+        watched = range(1, self.count) if self.rank == 0 else (0,)
+        values = self._store.multi_get([f"sign/{rank}" for rank in watched])
+        for rank, value in zip(watched, values, strict=True):
+            text = value.decode()
+            if self._seen.get(rank, ("", 0.0))[0] != text:
+                self._seen[rank] = (text, time.monotonic())
+        if self.rank and self._store.check(["lost"]):
+            self._die(self._store.get("lost").decode())
+
+    def _found(self, silence: float) -> str:
+        """The process that has been silent longest, if it was so long."""
+        now = time.monotonic()
+        silent = [
+            (since, rank, text) for rank, (text, since) in self._seen.items() if text != LEFT and now - since > silence
+        ]
+        if not silent:
+            return ""
+        since, rank, text = min(silent)
+        _, node, where = text.split(" ", 2)
+        return f"rank {rank} on node {node} is lost: no sign of life for {now - since:.0f} s, last seen in {where}"
+
+    def _die(self, text: str, *, told: bool = True) -> None:
+        """End this process at once: its main thread may wait in a collective that never ends."""
+        if self.rank == 0 and told:
+            self.publish(text)
+        print(PeerError(text, "all processes of the run", ACTION), file=sys.stderr, flush=True)
+        os._exit(PeerError.exit_code)
+
+    def publish(self, text: str) -> None:
+        """Let the others know who is lost, and give them time to read it."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set("lost", text)
+            time.sleep(2 * EVERY)

@@ -1,0 +1,137 @@
+"""`drivetrain reproduce`: trains a finished run again from its own records, and compares the result bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+from runtime.hardware.detect import detect
+from runtime.job import Job, extension
+from runtime.job_spec import load as job_spec
+from runtime.supervisor import run_folder, same_inputs, supervisor
+from runtime.system.console import say
+from runtime.system.files import read_json, read_lines, sha256
+from runtime.system.version import VERSION
+
+
+@dataclass(frozen=True)
+class ReproduceRequest:
+    """The options of `drivetrain reproduce`."""
+
+    run: Path
+    runs: Path = Path("runs")
+
+
+def reproduce(request: ReproduceRequest) -> int:
+    """Train again under the recorded spec and plan; returns 0 if the result has the same bits.
+
+    Raises:
+        CheckpointError: if the run cannot be trained again from its records, or the result differs.
+        DrivetrainError: as `train`.
+    """
+    run = request.run
+    _check_finished(run)
+    folder = Path((read_json(run / "state.json") or {}).get("source", "")).parent
+    job = job_spec.load(run / "job.yaml", folder=folder)
+    _check_inputs(run, job)
+    unlike = list(_differences(run, request.runs))
+    for line in unlike:
+        say(f"warning: {line}")
+    name = f"{job.name[:52]}-reproduced"
+    code = supervisor.train(
+        supervisor.TrainRequest(
+            run / "job.yaml",
+            (f"name={name}", "track=null"),
+            request.runs,
+            plan=run / "plan.json",
+            batch_size=_batch_size(run, job),
+            folder=folder,
+        )
+    )
+    if code:
+        say("the same command resumes it")
+        return code
+    again = run_folder.numbered(request.runs, name)[-1]
+    if found := _first_difference(run, again):
+        raise CheckpointError(
+            f"{again} has not the same bits as {run}: {found}",
+            "the same bits on the same chip, with the same libraries, threads and files",
+            f"drivetrain compare {run} {again}" + "".join(f"; {line}" for line in unlike),
+        )
+    say(f"reproduced: {again} has the weights and the metrics of {run}, bit for bit")
+    return 0
+
+
+def _check_finished(run: Path) -> None:
+    if run_folder.status(run) != "done" or not (run / "job.yaml").is_file():
+        raise CheckpointError(
+            f"{run} is not a finished run (status: {run_folder.status(run) or 'not recorded'})",
+            "a run that was trained to its end by `drivetrain train`",
+            "train it to its end first",
+        )
+    if made := extension.read(run):
+        raise CheckpointError(
+            f"{run} continues {made.run}, and began with its weights",
+            "a run that began with its first epoch",
+            f"drivetrain reproduce {run.parent / made.run}, then extend the result in the same way",
+        )
+    if not (run / "plan.json").is_file():
+        raise CheckpointError(
+            f"{run} has no plan.json, so its settings are unknown", "the file as the run wrote it", "restore it"
+        )
+
+
+def _check_inputs(run: Path, job: Job) -> None:
+    if changed := same_inputs.changed(run, job):
+        raise CheckpointError(
+            f"{changed} is not the file that {run} was trained with",
+            "the files with the digests in its data.json and code.json",
+            "restore the file",
+        )
+
+
+def _differences(run: Path, runs: Path) -> Iterator[str]:
+    """What is not as it was, and can change the last bits."""
+    before: dict[str, Any] = read_json(run / "hardware.json") or {}
+    now: dict[str, Any] = detect(runs).to_json()
+    made: dict[str, Any] = read_json(run / "provenance.json") or {}
+    for what, old, new in (
+        ("drivetrain", made.get("drivetrain", VERSION), VERSION),
+        ("torch", *((each.get("torch") or {}).get("version") for each in (before, now))),
+        ("the processor", *(each.get("cpu", {}).get("model") for each in (before, now))),
+        ("the instruction set", *(" ".join(each.get("cpu", {}).get("flags", [])) for each in (before, now))),
+        ("the GPUs", *(", ".join(gpu["name"] for gpu in each.get("gpus", [])) for each in (before, now))),
+    ):
+        if old != new:
+            yield f"{what} was {old or 'none'} and is {new or 'none'}"
+
+
+def _batch_size(run: Path, job: Job) -> int | None:
+    """The number that was measured for `train.batch_size: auto`."""
+    if job.train.batch_size != "auto":
+        return None
+    stored = read_json(run / "batch_size.json") or {}
+    size = stored.get("batch_size")
+    return size if isinstance(size, int) else None
+
+
+def _first_difference(run: Path, again: Path) -> str:
+    """The first row of the metrics that differs, or else the weights; empty if all is the same."""
+    for old, new in zip_longest(*(read_lines(each / "metrics.jsonl") for each in (run, again)), fillvalue={}):
+        if old != new and not _equal_with_nan(old, new):
+            names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            values = ", ".join(f"{name} {old.get(name)} and {new.get(name)}" for name in names[:3])
+            return f"step {old.get('step', new.get('step'))}: {values}"
+    weights = [each / "model" / "model.safetensors" for each in (run, again)]
+    missing = next((path for path in weights if not path.is_file()), None)
+    if missing:
+        return f"{missing} is missing"
+    return "" if sha256(weights[0]) == sha256(weights[1]) else "the metrics are equal, the weights are not"
+
+
+def _equal_with_nan(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    return str(old) == str(new)

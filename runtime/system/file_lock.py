@@ -1,0 +1,37 @@
+"""A lock on a file, which the kernel gives up with its process, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+EVERY = 0.1
+"""Seconds between two attempts."""
+
+
+def acquire(path: Path, patience: float) -> int | None:
+    """Lock a file, which is made if it is missing; returns the open file that holds the lock until it is closed.
+
+    Args:
+        path: the file.
+        patience: seconds to wait for another process.
+
+    Returns:
+        None if another process still holds it then.
+
+    Raises:
+        OSError: if the file cannot be opened.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if time.monotonic() >= end:
+                os.close(handle)
+                return None
+        time.sleep(EVERY)

@@ -1,0 +1,167 @@
+"""Requests to an MLflow server: plain REST, version 2.0 of its API, and what its refusals mean."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from runtime.system import web
+from runtime.system.secrets import masked
+from runtime.system.version import VERSION
+from runtime.tracking.tracker import TrackerError
+
+VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+"""From which MLflow's own client takes the same."""
+PATIENCE = 10.0
+"""Seconds to wait for an answer."""
+_PASSING = (408, 425, 429)
+
+
+class MlflowServer:
+    """The way to one server.
+
+    Args:
+        address: such as http://127.0.0.1:5000.
+        identity: the file that keeps which run on the server is ours, for messages.
+        environ: where user and password, or the token, come from.
+    """
+
+    def __init__(self, address: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self.address = address.rstrip("/")
+        self.identity = identity
+        self.until: float | None = None
+        self.authorization = _authorization(environ)
+        self.opener: OpenerDirector = build_opener(
+            ProxyHandler(web.proxies()), HTTPSHandler(context=web.certificates()), _NoRedirects()
+        )
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a POST request.
+
+        Raises:
+            TrackerError: as all methods.
+        """
+        return self.request("POST", path, json.dumps(body).encode())
+
+    def request(self, method: str, path: str, data: bytes | None = None) -> dict[str, Any]:
+        """The JSON object that answers a request."""
+        headers = {"Content-Type": "application/json"} if data else {}
+        text = self._open(Request(f"{self.address}/api/2.0/mlflow/{path}", data, headers, method=method))
+        try:
+            found = json.loads(text or b"{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._stranger()
+        return found
+
+    def put(self, path: str, file: Path) -> None:
+        """Send a file, unless it is gone."""
+        address = f"{self.address}/api/2.0/mlflow-artifacts/artifacts/{quote(path)}"
+        try:
+            data = file.read_bytes()
+        except OSError:
+            return  # removed meanwhile
+        self._open(Request(address, data, {"Content-Type": "application/octet-stream"}, method="PUT"))
+
+    def _open(self, request: Request) -> bytes:
+        request.add_header("User-Agent", f"drivetrain/{VERSION}")
+        if self.authorization:
+            request.add_header("Authorization", self.authorization)
+        try:
+            with self.opener.open(request, timeout=self._patience()) as answer:
+                found: bytes = answer.read()
+                return found
+        except HTTPError as error:
+            with error:
+                raise self._refused(error) from None
+        except URLError as error:
+            raise self._silent(error.reason) from None
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+
+    def _patience(self) -> float:
+        return PATIENCE if self.until is None else max(0.2, min(PATIENCE, self.until - time.monotonic()))
+
+    def _refused(self, error: HTTPError) -> TrackerError:
+        try:
+            found = json.loads(error.read(1 << 20))
+        except (ValueError, OSError, HTTPException):
+            found = {}
+        found = found if isinstance(found, dict) else {}
+        text = masked(str(found.get("message", ""))[:300])
+        if found.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+            return Missing(
+                f"track.mlflow: {self.address}: {text}",
+                "an experiment and a run that exist there",
+                f"remove {self.identity} to begin a new run on the server",
+                passing=False,
+            )
+        if error.code in (401, 403):
+            return TrackerError(
+                f"track.mlflow: {self.address} answers {error.code}: "
+                + ("the user or the token is refused" if self.authorization else "it wants a user or a token"),
+                "a user who may write there",
+                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}",
+                passing=False,
+            )
+        if 300 <= error.code < 400:
+            return TrackerError(
+                f"track.mlflow: {self.address} redirects to another address",
+                "the address of the server itself",
+                f"use the address that it names: {masked(error.headers.get('Location', ''))[:200]}",
+                passing=False,
+            )
+        if error.code == 404 and not found:
+            return self._stranger()
+        return TrackerError(
+            f"track.mlflow: {self.address} answers {error.code}{f': {text}' if text else ''}",
+            "an MLflow server that is well",
+            "see its log",
+            passing=error.code >= 500 or error.code in _PASSING,
+        )
+
+    def _stranger(self) -> TrackerError:
+        return TrackerError(
+            f"track.mlflow: what answers at {self.address} is no MLflow server",
+            "the address that `mlflow server` prints",
+            "correct it; a proxy or a login page may answer instead",
+            passing=False,
+        )
+
+    def _silent(self, cause: object) -> TrackerError:
+        late = isinstance(cause, TimeoutError)
+        why = "no answer in time" if late else str(getattr(cause, "strerror", None) or cause)
+        return TrackerError(
+            f"track.mlflow: {self.address} cannot be reached: {masked(why)[:200]}",
+            "a server that answers",
+            "check the address, and whether the server runs",
+            passing=True,
+        )
+
+
+class Missing(TrackerError):
+    """The server does not know what was named."""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirected POST would become a GET, and another host would get the token."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _authorization(environ: Mapping[str, str]) -> str:
+    token, user, password = (environ.get(name, "").strip() for name in VARIABLES)
+    if token:
+        return f"Bearer {token}"
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""

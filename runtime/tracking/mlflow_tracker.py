@@ -1,0 +1,166 @@
+"""The MLflow adapter: plain REST (version 2.0 of its API), without MLflow's client and its forty packages.
+
+Limits of a request are those of https://mlflow.org/docs/latest/rest-api.html: 1,000 numbers, 100 parameters, 100 tags.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from runtime.system.files import read_json, write_json
+from runtime.system.secrets import masked
+from runtime.tracking.mlflow_server import Missing, MlflowServer
+from runtime.tracking.tracker import Row, RunDescription, TrackerError
+
+POINTS, PARAMETERS, TAGS = 1000, 100, 100
+LONGEST_PARAMETER, LONGEST_TAG, LONGEST_KEY = 6000, 5000, 250
+STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_KEY = "drivetrain.key"
+"""The tag by which a run is found that was created just before a crash."""
+_UNFIT = re.compile(r"[^A-Za-z0-9_\-. :/]")
+
+
+class MlflowTracker:
+    """One run on an MLflow server."""
+
+    most = POINTS
+
+    def __init__(self, address: str, experiment: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
+        """
+        Args:
+            address: of the server, such as http://127.0.0.1:5000.
+            experiment: its name on the server; created if it is missing.
+            identity: the file that keeps which run on the server is ours.
+            environ: where user and password, or the token, come from.
+        """
+        self.server = MlflowServer(address, identity, environ)
+        self.address = self.server.address
+        self.experiment = experiment
+        self.identity = identity
+        self.known: dict[str, str] = read_json(identity) or {}
+
+    @property
+    def until(self) -> float | None:
+        """The moment until which all requests must have ended."""
+        return self.server.until
+
+    @until.setter
+    def until(self, moment: float | None) -> None:
+        self.server.until = moment
+
+    def begin(self, run: RunDescription) -> str:
+        """Create the run, or find the one that was created before; returns the address of its page."""
+        if "run" not in self.known:
+            self._keep(key=self.known.get("key") or uuid.uuid4().hex)
+            self._keep(experiment=self._experiment())
+            info = self._created_before() or self._create(run)
+            self._log_parameters(info["run_id"], run.parameters)
+            self._keep(run=info["run_id"], files=info.get("artifact_uri", ""))
+        self.server.post("runs/update", {"run_id": self.known["run"], "status": "RUNNING"})
+        self.describe(run.tags)
+        return f"{self.address}/#/experiments/{self.known['experiment']}/runs/{self.known['run']}"
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Send the metrics of some steps; the server keeps equal points once."""
+        points = [
+            {"key": _key(name), "value": _number(value), "timestamp": row.milliseconds, "step": row.step}
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for start in range(0, len(points), POINTS):
+            self.server.post("runs/log-batch", {"run_id": self.known["run"], "metrics": points[start : start + POINTS]})
+
+    def describe(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        items = [{"key": _key(name), "value": text[:LONGEST_TAG]} for name, text in tags.items()]
+        for start in range(0, len(items), TAGS):
+            self.server.post("runs/log-batch", {"run_id": self.known["run"], "tags": items[start : start + TAGS]})
+
+    def end(self, status: str, ended: int | None, files: Mapping[str, Path]) -> str:
+        """Send files and the status; returns what was not sent, and why."""
+        folder = self.known.get("files", "")
+        unsent = ""
+        if folder.startswith("mlflow-artifacts:"):
+            for name, path in files.items():
+                self.server.put(f"{urlsplit(folder).path.lstrip('/')}/{name}", path)
+        elif files:
+            unsent = (
+                f"files: the server keeps them at {masked(folder)}, and only a server that hands files on takes them"
+            )
+        body: dict[str, Any] = {"run_id": self.known["run"], "status": STATUS.get(status, "FAILED")}
+        self.server.post("runs/update", body | ({"end_time": ended} if ended else {}))
+        return unsent
+
+    def _experiment(self) -> str:
+        if found := self._find_experiment():
+            return found
+        try:
+            return str(self.server.post("experiments/create", {"name": self.experiment})["experiment_id"])
+        except TrackerError:
+            if found := self._find_experiment():  # another run has just created it
+                return found
+            raise
+
+    def _find_experiment(self) -> str:
+        try:
+            answer = self.server.request(
+                "GET", f"experiments/get-by-name?experiment_name={quote(self.experiment, safe='')}"
+            )
+        except Missing:
+            return ""
+        found = answer["experiment"]
+        if found.get("lifecycle_stage") == "deleted":
+            raise TrackerError(
+                f"track.experiment: {self.experiment!r} is deleted on {self.address}",
+                "an experiment that is not deleted, or a new name",
+                f"restore it (`mlflow experiments restore --experiment-id {found['experiment_id']}`), or choose another",
+                passing=False,
+            )
+        return str(found["experiment_id"])
+
+    def _created_before(self) -> dict[str, Any] | None:
+        """The run that was created before its number could be kept."""
+        text = f"tags.`{_KEY}` = '{self.known['key']}'"
+        found = self.server.post("runs/search", {"experiment_ids": [self.known["experiment"]], "filter": text})
+        runs = found.get("runs", [])
+        return runs[0]["info"] if runs else None
+
+    def _create(self, run: RunDescription) -> dict[str, Any]:
+        body = {
+            "experiment_id": self.known["experiment"],
+            "run_name": run.name,
+            "start_time": run.started,
+            "tags": [{"key": _KEY, "value": self.known["key"]}],
+        }
+        info: dict[str, Any] = self.server.post("runs/create", body)["run"]["info"]
+        return info
+
+    def _log_parameters(self, run: str, parameters: Mapping[str, str]) -> None:
+        items = [
+            {"key": _key(name), "value": text[:LONGEST_PARAMETER]} for name, text in parameters.items() if text != ""
+        ]
+        for start in range(0, len(items), PARAMETERS):
+            self.server.post("runs/log-batch", {"run_id": run, "params": items[start : start + PARAMETERS]})
+
+    def _keep(self, **values: str) -> None:
+        self.known |= values
+        write_json(self.identity, self.known)
+
+
+def _key(name: str) -> str:
+    """A name as MLflow accepts it."""
+    return _UNFIT.sub("_", name)[:LONGEST_KEY]
+
+
+def _number(value: float) -> float | str:
+    """JSON has no NaN and no infinity; MLflow takes them as text."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

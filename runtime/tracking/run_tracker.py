@@ -1,0 +1,191 @@
+"""Copies a run to a tracking server while it is trained, from the files of its folder: the server can only lag behind.
+
+It runs in a process of its own beside the trainer (`tracker_process`), or after the run (`drivetrain track`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime.errors import SpecError
+from runtime.job.track import Track
+from runtime.job_spec.yaml_file import parse
+from runtime.system.files import parse_row, read_json
+from runtime.system.version import VERSION
+from runtime.tracking.mlflow_tracker import MlflowTracker
+from runtime.tracking.sent_rows import RowReader, SentRows
+from runtime.tracking.tracker import Row, RunDescription, Tracker
+
+FILES = (
+    "job.yaml",
+    "plan.json",
+    "hardware.json",
+    "data.json",
+    "events.jsonl",
+    "result.json",
+    "report.html",
+    "report.md",
+    "report.json",
+)
+"""Of a run folder; its weights stay there."""
+OTHER = ("step", "epoch")
+"""Of a row of metrics.jsonl, what is no metric."""
+
+
+@contextlib.contextmanager
+def open_tracker(run: Path, address: str, experiment: str | None = None) -> Iterator[RunTracker]:
+    """The copy of a run folder on the MLflow server of this address, for this process alone.
+
+    Raises:
+        StorageError: if the run folder cannot be written.
+        Busy: if another process copies this run.
+    """
+    spec = _spec(run)
+    place = run / "tracker" / hashlib.sha256(address.encode()).hexdigest()[:8]
+    rows = SentRows(place / "sent.jsonl")
+    try:
+        name = experiment or str(spec.get("name") or run.name)
+        yield RunTracker(run, MlflowTracker(address, name, place / "run.json"), rows)
+    finally:
+        rows.close()
+
+
+def stored_track(run: Path) -> Track | None:
+    """What the job of a run says about tracking."""
+    found = _spec(run).get("track")
+    try:
+        return Track.model_validate(found) if found else None
+    except ValidationError:
+        return None
+
+
+class RunTracker:
+    """A run folder, and its copy on one server."""
+
+    def __init__(self, run: Path, tracker: Tracker, sent: SentRows) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.sent = sent
+        self.reader = RowReader(run / "metrics.jsonl")
+        self.waiting: list[str] = []
+        """Rows that were read and not sent."""
+        self.page = ""
+        """The address of the copy, once it exists."""
+
+    def read(self) -> None:
+        """Look for new rows."""
+        lines = list(self.reader.new())
+        if self.reader.from_beginning:  # rows that a resume has removed are not sent, and no row waits twice
+            self.waiting.clear()
+        self.waiting += self.sent.missing(lines)
+
+    def send(self, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Send the rows that wait, as long as `go_on`.
+
+        Raises:
+            TrackerError: if the server refuses them or gives no answer; they go on waiting.
+            StorageError: if the journal cannot be written.
+        """
+        if not self.page:
+            self.page = self.tracker.begin(_description(self.run))
+        while self.waiting and go_on():
+            count = _fitting(self.waiting, self.tracker.most)
+            chunk = self.waiting[:count]
+            times = self.sent.note(chunk, time.time_ns() // 1_000_000)
+            rows = list(_rows(chunk, times))
+            if rows:
+                self.tracker.log(rows)
+            self.sent.confirm()
+            del self.waiting[:count]
+
+    def finish(self) -> str:
+        """Send the plan as it became, the files and the status; returns what was not sent, and why.
+
+        Raises:
+            TrackerError: as `send`.
+        """
+        self.tracker.describe(_tags(self.run))
+        state = read_json(self.run / "state.json") or {}
+        files = {name: self.run / name for name in FILES if (self.run / name).is_file()}
+        return self.tracker.end(str(state.get("status")), _milliseconds(state.get("ended")), files)
+
+
+def _fitting(lines: list[str], most: int) -> int:
+    """How many of the first lines hold at most so many numbers; one at least."""
+    numbers, count = 0, 0
+    for line in lines:
+        numbers += max(0, len(parse_row(line) or {}) - len(OTHER))
+        if numbers > most and count:
+            break
+        count += 1
+    return count
+
+
+def _rows(lines: list[str], times: list[int]) -> Iterator[Row]:
+    for line, milliseconds in zip(lines, times, strict=True):
+        row = parse_row(line) or {}
+        values = {
+            name: float(value)
+            for name, value in row.items()
+            if name not in OTHER and isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if values and isinstance(row.get("step"), int):
+            yield Row(int(str(row["step"])), milliseconds, values)
+
+
+def _description(run: Path) -> RunDescription:
+    state = read_json(run / "state.json") or {}
+    started = _milliseconds(state.get("started")) or time.time_ns() // 1_000_000
+    return RunDescription(run.name, started, dict(_flat(_spec(run))), _tags(run))
+
+
+def _tags(run: Path) -> dict[str, str]:
+    plan = (read_json(run / "plan.json") or {}).get("decisions", [])
+    hardware = read_json(run / "hardware.json") or {}
+    result = read_json(run / "result.json") or {}
+    best = result.get("best") or {}
+    return {
+        "drivetrain.version": VERSION,
+        "mlflow.source.name": "drivetrain train",
+        "hardware.cpu": str((hardware.get("cpu") or {}).get("model", "")),
+        **({"best": f"{best['metric']} {best['value']:.6g} at step {best['step']}"} if _is_best(best) else {}),
+        **{f"plan.{each['name']}": f"{each['value']} ({each['source']}: {each['reason']})" for each in plan},
+    }
+
+
+def _is_best(best: Mapping[str, Any]) -> bool:
+    return isinstance(best.get("value"), int | float) and math.isfinite(best["value"])
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Every value of the spec by its dotted key, without those that are not set."""
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{above}{key}.")
+        elif item is not None:
+            yield f"{above}{key}", item if isinstance(item, str) else json.dumps(item)
+
+
+def _spec(run: Path) -> Mapping[str, Any]:
+    try:
+        return parse((run / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data
+    except (OSError, ValueError, SpecError):
+        return {}
+
+
+def _milliseconds(text: object) -> int | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,194 @@
+"""The first words between the processes of a run: all train the same job, in the same image, from the leader's records.
+
+The leader's run folder is the truth. Every other process has a folder of its own, perhaps on another machine, and gets
+from the leader what its training depends on: the plan, what was computed from the data, and whether the run resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runtime.distributed import store as stores
+from runtime.distributed.world import NODES, RANK, WORLD_SIZE
+from runtime.errors import DeviceError, DrivetrainError, PeerError, SpecError
+from runtime.job import Job
+from runtime.system.files import read_json, write_json, write_text
+from runtime.system.version import VERSION
+from runtime.training.checkpoints import checkpoint
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+FILES = ("plan.json", "data.json", "preprocessing.json", "extension.json")
+"""What a process reads of the leader's folder before it trains."""
+TELL_EVERY = 20
+"""Seconds between two lines that say who is missing."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks."""
+READ_WITHIN = 10.0
+"""Seconds that the leader waits until all others have read why the run does not begin."""
+SHOWN = 3
+"""Largest number of different keys that are listed."""
+ERRORS: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
+
+
+def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
+    """Wait until all processes of the run are there, and give each the leader's records; nothing with one process.
+
+    Args:
+        folder: of this process.
+        job: the spec as this process has read it.
+        say: prints a line while others are missing.
+
+    Raises:
+        SpecError: if a process has another spec or another number of processes.
+        DeviceError: if a process has another image, torch, GPU or CPU.
+        PeerError: if a process does not come.
+    """
+    count = int(os.environ.get(WORLD_SIZE, "1"))
+    if count == 1:
+        return
+    rank, store = int(os.environ[RANK]), stores.meeting_store()
+    if rank == 0:
+        _lead(folder, job, count, store, say)
+    else:
+        _follow(folder, job, rank, store, say)
+
+
+def _lead(folder: Path, job: Job, count: int, store: Store, say: Callable[[str], None]) -> None:
+    files = {name: (folder / name).read_text(encoding="utf-8") for name in FILES if (folder / name).exists()}
+    store.set(
+        "leader",
+        json.dumps(_own(folder, job) | {"files": files, "resumes": bool(checkpoint.steps(folder / "checkpoints"))}),
+    )
+    problem = None
+    for rank in range(1, count):
+        where = f"rank {rank} of {count}"
+        answer = json.loads(_awaited(store, f"hello/{rank}", f"{where} has not come yet", say))
+        problem = problem or answer
+    store.set("go", json.dumps(problem))
+    if problem:
+        # The store ends with this process, and the others must have read why.
+        end = time.monotonic() + READ_WITHIN
+        while not store.check([f"read/{rank}" for rank in range(1, count)]) and time.monotonic() < end:
+            time.sleep(LOOK_EVERY)
+    _raise(problem)
+
+
+def _follow(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str], None]) -> None:
+    leader = json.loads(_awaited(store, "leader", "the leader has not come yet", say))
+    store.set(f"hello/{rank}", json.dumps(_unlike(leader, _own(folder, job), rank)))
+    # The leader may be waiting for others for as long as we have waited for it.
+    problem = json.loads(_awaited(store, "go", "the leader waits for the others", say))
+    store.set(f"read/{rank}", "")
+    _raise(problem)
+    for name in FILES:
+        if name in leader["files"]:
+            write_text(folder / name, leader["files"][name])
+        else:
+            (folder / name).unlink(missing_ok=True)
+    write_json(folder / checkpoint.LEADER, {"resumes": leader["resumes"]})
+
+
+def _own(folder: Path, job: Job) -> dict[str, Any]:
+    machine = read_json(folder / "hardware.json")
+    gpus = sorted({gpu["name"] for gpu in machine["gpus"]})
+    # Rounding depends on the processor's instructions where it computes.
+    chip = ", ".join(gpus) if gpus else machine["cpu"]["model"]
+    return {
+        "node": stores.node_name(),
+        "processes": f"{os.environ[WORLD_SIZE]} on {os.environ.get(NODES, '1')}",
+        "spec": job.dumped(),
+        "drivetrain": VERSION,
+        "image": machine["image"] or "none",
+        "torch": str(torch.__version__),
+        "GPU" if gpus else "CPU": chip,
+    }
+
+
+def _unlike(leader: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+    """The parts of the error about how this process differs from the leader; None if it does not."""
+    who = f"rank {rank} on node {own['node']}"
+    if keys := list(_different(leader["spec"], own["spec"])):
+        listed = "; ".join(keys[:SHOWN]) + (f"; and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
+        return {
+            "exit_code": SpecError.exit_code,
+            "parts": [
+                f"{who} has another job than the leader on node {leader['node']}: {listed}",
+                "one job file for all nodes, with the same --set",
+                "copy the leader's job file to that node",
+            ],
+        }
+    if own["processes"] != leader["processes"]:
+        return {
+            "exit_code": SpecError.exit_code,
+            "parts": [
+                f"{who} expects {own['processes']} nodes in all, and the leader on node {leader['node']} "
+                f"{leader['processes']}",
+                "the same number of nodes and of processes on each of them",
+                "use nodes with as many GPUs, or set limits.gpus or limits.processes",
+            ],
+        }
+    for key in ("drivetrain", "image", "torch", "GPU", "CPU"):
+        one, two = leader.get(key, "none"), own.get(key, "none")
+        if one != two:
+            return {
+                "exit_code": DeviceError.exit_code,
+                "parts": [
+                    f"{key} on node {own['node']} (rank {rank}) is {two}, and {one} on node {leader['node']}, which leads",
+                    "the same software on the same kind of chip on all nodes: results round alike there",
+                    "start that node with the leader's image, or leave it out",
+                ],
+            }
+    return None
+
+
+def _different(one: Any, two: Any, place: str = "") -> list[str]:
+    """Keys in which two specs differ, with both values."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return [
+            line
+            for key in {**one, **two}
+            for line in _different(one.get(key), two.get(key), f"{place}.{key}".lstrip("."))
+        ]
+    return [] if one == two else [f"{place} is {json.dumps(two)}, there {json.dumps(one)}"]
+
+
+def _awaited(store: Store, key: str, missing: str, say: Callable[[str], None]) -> bytes:
+    """The value of a key, as soon as it is there."""
+    for second in range(int(stores.COMES.total_seconds())):
+        if second and second % TELL_EVERY == 0:
+            say(f"waiting for the other nodes: {missing}")
+        # `store.wait` would print a warning each time, and let no signal in.
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            try:
+                if store.check([key]):
+                    return bytes(store.get(key))
+            except RuntimeError as error:
+                raise _lost(str(error)) from None
+            time.sleep(LOOK_EVERY)
+    raise PeerError(
+        f"{missing}, after {stores.COMES.total_seconds() / 60:.0f} minutes",
+        "all processes of the run",
+        "look at the log of that node, and run the same command again on all",
+    )
+
+
+def _lost(why: str) -> PeerError:
+    return PeerError(
+        f"the leader is gone: {why.splitlines()[0][:120]}", "all processes of the run", "look at the leader's log"
+    )
+
+
+def _raise(problem: Mapping[str, Any] | None) -> None:
+    """Raise what one of the processes has found, in all of them."""
+    if problem:
+        raise ERRORS[problem["exit_code"]](*problem["parts"])

@@ -1,0 +1,107 @@
+"""Several machines train one network: network namespaces stand for them, each with folders of its own."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import nodes
+from tests.distributed.test_ranks import until
+from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+
+pytestmark = pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
+PORT = 29400
+
+
+class Cluster:
+    """The same job on several machines that share no files."""
+
+    def __init__(self, machines: Sequence[nodes.Node], job: Path, folder: Path) -> None:  # noqa: F811
+        self.machines = machines
+        self.homes = [folder / machine.name for machine in machines]
+        for home in self.homes:
+            home.mkdir()
+            for file in (job, job.parent / "images.npz"):
+                shutil.copy(file, home)
+        self.spec = job.name
+
+    def start(self, *options: str, last: Sequence[str] = ()) -> list[subprocess.Popen[bytes]]:
+        """Train on all of them; the last machine gets more options."""
+        meet = f"{self.machines[0].address}:{PORT}"
+        started = []
+        for number, (machine, home) in enumerate(zip(self.machines, self.homes, strict=True)):
+            words = [*options, *(last if number == len(self.homes) - 1 else ())]
+            words += ["--nodes", str(len(self.homes)), "--node", str(number), "--meet", meet]
+            started.append(machine.start(command(home / self.spec, *words), home / "log"))
+        return started
+
+    def codes(self, *options: str, last: Sequence[str] = ()) -> list[int]:
+        """The exit codes of all machines."""
+        return [process.wait(120) for process in self.start(*options, last=last)]
+
+    def logs(self) -> list[str]:
+        """What each machine printed in the last attempt."""
+        return [(home / "log").read_text() for home in self.homes]
+
+
+def listeners(process: int) -> set[str]:
+    """The addresses on which anything listens in the network of a process, as the kernel writes them: in hex."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        lines = Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]
+        found |= {row[1].split(":")[0] for row in map(str.split, lines) if row[3] == "0A"}
+    return found
+
+
+def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(
+    job: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    assert train(job, "--set", "limits.processes=2").returncode == 0
+    with nodes.network(2) as machines:
+        cluster = Cluster(machines, job, tmp_path)
+        started = cluster.start()
+        until(lambda: "epoch 1/4  step 1/" in cluster.logs()[0])
+        assert listeners(started[0].pid) == {"01004D0A"}, "10.77.0.1 alone"
+        assert [process.wait(120) for process in started] == [0, 0], cluster.logs()
+        first = cluster.homes[0] / "runs" / "tiny-001"
+        assert same(job.parent / "runs" / "tiny-001", first)
+        assert rows(job.parent / "runs" / "tiny-001") == rows(first)
+        assert not (cluster.homes[1] / "runs" / "tiny-001").exists()
+
+        assert cluster.codes("--new", last=["--set", "train.seed=5"]) == [2, 2]
+        for log in cluster.logs():
+            assert "rank 1 on node node1 has another job than the leader on node node0: train.seed is 5" in log
+        data = (cluster.homes[1] / "images.npz").read_bytes()
+        (cluster.homes[1] / "images.npz").write_bytes(data + b"\0" * 20)  # a zip file may have more behind it
+        assert cluster.codes("--new") == [3, 3]
+        for log in cluster.logs():
+            assert "other data than on the leader's machine: rank 1 on node node1: " in log
+            assert "images.npz has other content" in log
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["frozen", "cut off"])
+def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path, fault: str) -> None:  # noqa: F811
+    with nodes.network(3) as machines:
+        cluster = Cluster(machines, job, tmp_path)
+        started = cluster.start("--set", "train.epochs=100000")
+        until(lambda: "epoch 3/" in cluster.logs()[0])
+        if fault == "frozen":
+            trainer = psutil.Process(started[1].pid).children(recursive=True)[-1]
+            trainer.send_signal(signal.SIGSTOP)
+        else:
+            machines[1].cut()
+        begin = time.monotonic()
+        assert [process.wait(90) for process in started] == [8, 8, 8], cluster.logs()
+        print(f"{fault}: all ended after {time.monotonic() - begin:.0f} s")
+        for log in (cluster.logs()[0], cluster.logs()[2]):
+            assert "rank 1 on node node1 is lost: no sign of life for " in log
+            assert "last seen in step " in log

@@ -1,0 +1,175 @@
+"""A supervisor's place among several: from options, or from the variables that each engine sets."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from runtime.distributed import find_placement, network, world
+from runtime.distributed.find_placement import first_host
+from runtime.distributed.placement import ALONE, Options, Placement, parse_meet
+from runtime.errors import DeviceError, SpecError
+from runtime.hardware.facts import load
+from runtime.job import Job
+from tests import tiny
+from tests.paths import ROOT
+
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "29511"}
+TORCHRUN |= {"LOCAL_WORLD_SIZE": "2"}
+KUBEFLOW = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "29500"}
+KUBEFLOW |= {"PET_MASTER_ADDR": "t-node-0-0.t"}
+SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6"}
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "77"}
+SLURM |= {"SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_STEP_NUM_TASKS": "2"}
+INDEXED = {"JOB_COMPLETION_INDEX": "1"}
+
+
+def job(nodes: int | None = None, processes: int | None = None) -> Job:
+    made = tiny.job()
+    return made.model_copy(update={"limits": made.limits.model_copy(update={"nodes": nodes, "processes": processes})})
+
+
+def found(environ: dict[str, str], options: Options = ALONE, nodes: int | None = None) -> Placement | None:
+    return find_placement.find(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "place"),
+    [
+        (TORCHRUN, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
+        (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 2, (4, 3, ("10.0.0.5", 29511), 1, 2, True)),
+        (KUBEFLOW, None, (2, 1, ("t-node-0-0.t", 29500), 0, 1, False)),
+        (SKYPILOT, 2, (2, 0, ("10.0.0.5", 29500), 0, 1, False)),
+        (SLURM | {"MASTER_PORT": "29400"}, 2, (2, 1, ("gpu03", 29400), 0, 1, False)),
+        (INDEXED, 2, (2, 1, ("t-0.service.default.svc.cluster.local", 29500), 0, 1, False)),
+        (TORCHRUN | SLURM | KUBEFLOW, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
+    ],
+)
+def test_each_engine_says_where_this_is(environ: dict[str, str], nodes: int | None, place: tuple[object, ...]) -> None:
+    here = found(environ, nodes=nodes)
+    assert here is not None
+    assert (
+        here.supervisors,
+        here.index,
+        here.meet,
+        here.local_index,
+        here.local_supervisors,
+        here.starter_hosts,
+    ) == place
+    assert f"{here.index} of {here.supervisors}" in here.words()
+    assert here.source in here.words()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"PET_NNODES": "1"},
+        {"SKYPILOT_NUM_NODES": "1"},
+        # A batch script, and the shell of salloc: no step of srun.
+        {key: value for key, value in SLURM.items() if key != "SLURM_STEP_ID"},
+        INDEXED,
+    ],
+)
+def test_one_machine_trains_alone(environ: dict[str, str]) -> None:
+    assert found(environ) is None
+    assert found(environ, Options(1)) is None
+
+
+def test_slurm_jobs_have_ports_of_their_own() -> None:
+    ports = []
+    for number in range(20):
+        here = found(SLURM | {"SLURM_JOB_ID": str(number)})
+        assert here is not None
+        ports.append(here.meet[1])
+    assert len(set(ports)) == 20
+    assert all(find_placement.PORTS[0] <= port < find_placement.PORTS[1] for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "nodes", "words"),
+    [
+        ({}, Options(2), None, "only --nodes given"),
+        ({}, Options(node=1), None, "only --node given"),
+        ({}, Options(2, 2, "a:1"), None, "this is number 2 of 2 (--nodes)"),
+        ({}, Options(2, -1, "a:1"), None, "this is number -1 of 2"),
+        ({}, Options(0, 0, "a:1"), None, "--nodes 0"),
+        ({}, Options(2, 0, "a:b"), None, "--meet 'a:b'"),
+        (TORCHRUN, Options(2, 0, "a:1"), None, "--nodes 2, and RANK=3 WORLD_SIZE=4 in the environment"),
+        (TORCHRUN | {"RANK": "4"}, ALONE, None, "this is number 4 of 4"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, ALONE, None, "MASTER_ADDR is missing"),
+        (KUBEFLOW | {"PET_NNODES": "1:2"}, ALONE, None, "PET_NNODES=1:2 is elastic"),
+        ({"SKYPILOT_NUM_NODES": "2"}, ALONE, None, "SKYPILOT_NODE_RANK is missing"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, ALONE, None, "Slurm starts 8 tasks on 2 nodes"),
+        (SKYPILOT, ALONE, 3, "limits.nodes: is 3, and SKYPILOT_* variables says 2"),
+        ({}, ALONE, 2, "limits.nodes: is 2, and nothing says which node this is"),
+    ],
+)
+def test_contradictions_are_refused(environ: dict[str, str], options: Options, nodes: int | None, words: str) -> None:
+    with pytest.raises(SpecError) as error:
+        found(environ, options, nodes)
+    assert words in str(error.value)
+    assert "possible:" in str(error.value)
+    assert "do:" in str(error.value)
+
+
+@pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])
+def test_another_number_of_processes_is_refused(environ: dict[str, str], processes: int) -> None:
+    with pytest.raises(SpecError, match=r"limits\.processes: is"):
+        find_placement.find(ALONE, environ, job(processes=processes), "host")
+
+
+def test_an_indexed_job_needs_a_name_for_its_first_pod() -> None:
+    with pytest.raises(SpecError, match="headless service"):
+        find_placement.find(ALONE, INDEXED, job(2), "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "meet"), [("a:1", ("a", 1)), ("10.0.0.5", ("10.0.0.5", 29500)), ("[fd00::1]:80", ("fd00::1", 80))]
+)
+def test_meeting_places(text: str, meet: tuple[str, int]) -> None:
+    assert parse_meet(text, "--meet") == meet
+
+
+@pytest.mark.parametrize(
+    ("names", "first"), [("n1", "n1"), ("n[03-07,12],m1", "n03"), ("r[1-2]n[4,6]", "r1n4"), ("a,b", "a")]
+)
+def test_the_first_host_of_a_list(names: str, first: str) -> None:
+    assert first_host(names) == first
+
+
+def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refused_by_others() -> None:
+    real = [a for a in network.addresses() if ":" not in a and not ipaddress.ip_address(a).is_loopback]
+    debian = ("node0", 29500)
+
+    def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.1.1"]
+
+    if len(real) == 1:
+        assert network.own_address(debian, leads=True, resolve=resolve) == real[0]
+    else:
+        with pytest.raises(SpecError, match="which says not which network"):
+            network.own_address(debian, leads=True, resolve=resolve)
+    with pytest.raises(SpecError, match=r"is 127\.0\.1\.1 on this node, which is the node itself"):
+        network.own_address(debian, leads=False, resolve=resolve)
+    if real:
+        assert network.own_address(("x", 1), leads=True, resolve=lambda host, port: [real[0]]) == real[0]
+        assert network.interface(real[0]) not in ("", network.LOOPBACK)
+
+
+def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
+    place = found(TORCHRUN)
+    assert place is not None
+    machine = load(ROOT / "tests" / "machines" / "a100.json")
+    two = world.shared(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
+    assert two.shared_by == 2
+    assert world.own_gpus([4, 5], two, place) == [5]
+    assert world.own_gpus("none", two, place) == "none"
+    one = machine.__class__(**{**two.__dict__, "gpus": machine.gpus[:1]})
+    assert world.own_gpus("auto", one, place) == "auto", "the starter shows each process its own"
+    with pytest.raises(DeviceError, match="2 processes were started on this machine, and they have 1 GPUs"):
+        world.own_gpus([0], two, place)
+    assert world.trainers(job(), one) == 1
+    assert world.local_ranks(job(), one) == 2

@@ -1,0 +1,37 @@
+"""The page of defaults is what the program decides today; every setting and every class of chip is on it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from docs.generate.defaults_page import EVIDENCE
+from runtime import optimizations
+from runtime.hardware import facts
+from runtime.plan.chip_profiles import profile
+from tests.paths import MACHINES, ROOT
+
+PAGE = ROOT / "docs/defaults.md"
+
+
+def test_the_page_is_what_its_command_prints() -> None:
+    command = [sys.executable, "-m", "docs.generate.defaults_page", "tests/machines"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert made == PAGE.read_text(encoding="utf-8"), "make it again: the command stands on top of the page"
+
+
+def test_every_setting_has_every_recorded_class_once_or_more() -> None:
+    classes = {profile(facts.load(path)).name for path in MACHINES.glob("*.json")}
+    sections = PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert [section.splitlines()[0] for section in sections] == [one.name for one in optimizations.every()]
+    for section in sections:
+        cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
+        assert {name.strip() for cell in cells for name in cell.split(",")} == classes, section
+
+
+def test_evidence_is_of_settings_that_exist_and_its_pages_too() -> None:
+    assert set(EVIDENCE) <= {one.name for one in optimizations.every()}
+    for text in EVIDENCE.values():
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (ROOT / "docs" / link).exists(), link

@@ -1,0 +1,127 @@
+"""The file of a calibration: it comes back as it was, and a file that cannot be used says why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.hardware import calibration_file, facts
+from runtime.hardware.calibration import Probe
+from runtime.hardware.facts import Hardware
+from tests import calibrated, paths
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Hardware:
+    found = facts.load(paths.MACHINES / "vm-2core-cgroup1.json")
+    return replace(found, storage=replace(found.storage, cache=str(tmp_path / "cache")))
+
+
+def stored(machine: Hardware) -> Path:
+    made = calibrated.machine(machine, calibrated.probes(1.5)).calibration
+    assert made is not None
+    calibration_file.store(machine, made)
+    return calibration_file.path(machine)
+
+
+def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(machine)
+    known = calibrated.machine(machine, calibrated.probes(1.5))
+    assert calibration_file.load(machine) == (known.calibration, None)
+    monkeypatch.setenv(calibration_file.SWITCH, "on")
+    assert calibration_file.attached(machine) == known
+    monkeypatch.setenv(calibration_file.SWITCH, "off")
+    assert calibration_file.attached(machine) == machine
+
+
+def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
+    known = calibrated.machine(machine, calibrated.probes(1.5))
+    assert facts.from_json(json.loads(json.dumps(known.to_json()))) == known
+
+
+def test_without_a_file_there_is_none_and_nothing_is_wrong(machine: Hardware) -> None:
+    assert calibration_file.load(machine) == (None, None)
+
+
+def truncated(file: Path) -> None:
+    file.write_text(file.read_text()[:200])
+
+
+def binary(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00")
+
+
+def listed(file: Path) -> None:
+    file.write_text("[1, 2]")
+
+
+def newer(file: Path) -> None:
+    data = json.loads(file.read_text())
+    data["probes"][0]["unit"] = "s"
+    file.write_text(json.dumps(data))
+
+
+def not_a_number(file: Path) -> None:
+    data = json.loads(file.read_text())
+    data["probes"][0]["ratio"] = None
+    file.write_text(json.dumps(data))
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("damage", [truncated, binary, listed, newer, not_a_number, folder])
+def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
+    file = stored(machine)
+    damage(file)  # type: ignore[operator]
+    found, wrong = calibration_file.load(machine)
+    assert found is None
+    assert wrong is not None
+    assert str(file) in wrong
+    assert "cannot be read" in wrong
+
+
+def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
+    file = stored(machine)
+    data = json.loads(file.read_text())
+    data["key"] = "0" * 32
+    file.write_text(json.dumps(data))
+    assert calibration_file.load(machine) == (None, f"the calibration {file} is of another machine or version")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda m: replace(m, cpu=replace(m.cpu, model="another chip")),
+        lambda m: replace(m, cpu=replace(m.cpu, flags=("avx2",), capped="ONEDNN_MAX_CPU_ISA")),
+        lambda m: replace(m, cpu=replace(m.cpu, budget=1)),
+        lambda m: replace(m, cpu=replace(m.cpu, quota=1.5)),
+        lambda m: replace(m, torch=replace(m.torch, version="9.9")),
+        lambda m: replace(m, libraries=replace(m.libraries, tcmalloc="/usr/lib/other.so")),
+        lambda m: replace(m, place="docker" if m.place != "docker" else "host"),
+    ],
+)  # fmt: skip
+def test_it_holds_for_one_chip_limit_and_version(machine: Hardware, other: object) -> None:
+    assert calibration_file.key(other(machine)) != calibration_file.key(machine)  # type: ignore[operator]
+    used = replace(machine, memory=replace(machine.memory, used=machine.memory.used + 1))
+    assert calibration_file.key(used) == calibration_file.key(machine)
+
+
+def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hardware) -> None:
+    narrow = calibrated.probe("precision", "bf16", "fp32", "linear", 0.8, calibrated.NARROW)
+    wide = calibrated.probe("precision", "bf16", "fp32", "linear", 1.7, calibrated.WIDE)
+    other = calibrated.probe("precision", "bf16", "fp32", "recurrent", 3.0, 200_000)
+    found = calibrated.machine(machine, (narrow, wide, other)).calibration
+    assert found is not None
+
+    def nearest(size: int) -> tuple[Probe, ...]:
+        return found.nearest("precision", "linear", size)  # type: ignore[union-attr]
+
+    assert nearest(1) == nearest(50_000) == (narrow,)
+    assert nearest(200_000) == nearest(10_000_000) == (wide,)
+    assert found.nearest("precision", "attention", 1) == ()

@@ -1,0 +1,34 @@
+"""A child process loads the same job as its parent."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from runtime.job_spec import spec_source
+from runtime.job_spec.spec_source import SpecSource
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SpecSource(Path("jobs/a.yaml")),
+        SpecSource(Path("jobs/a.yaml"), ["train.epochs=3", "name=b"], 64),
+        SpecSource(Path("runs/a-001/job.yaml"), [], None, Path("jobs")),
+    ],
+)
+def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
+    """Programs that measure have a `folder` of their own, which is not the one of the spec's paths."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    spec_source.add_options(parser)
+    given = parser.parse_args(["scratch", str(source.spec), *source.options()])
+    found = SpecSource.from_arguments(given)
+    assert (found.spec, list(found.assignments), found.batch_size, found.folder) == (
+        source.spec,
+        list(source.assignments),
+        source.batch_size,
+        source.folder,
+    )

@@ -1,0 +1,477 @@
+"""Data by its name on the hub: its splits, fetched once, pinned to a commit, and what a hub can do wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from runtime.cli.main import main
+from runtime.data.load import load
+from runtime.errors import DrivetrainError, SpecError
+from runtime.job import Job
+from runtime.job.hub_address import HubAddress, parse
+from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
+from runtime.launch import network
+from runtime.pretrained import hub_connection, hub_download
+from tests.hub_double import COMMIT
+from tests.hub_server import Fault, Hub, serving
+
+NAME = "casa/frases"
+OTHER = "89abcdef0123456789abcdef0123456789abcdef"
+SPEC = """
+name: frases
+task: text-classification
+data: {{train: '{train}', text: text, labels: label{more}}}
+model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
+train: {{epochs: 2, batch_size: 8}}
+checkpoint: {{every: epoch}}
+optimize: {{cpu_threads: 1}}
+"""
+README = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path: data/test-*
+dataset_info:
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': neg
+          '1': pos
+---
+# Frases
+"""
+
+
+def table(rows: int, start: int = 0, **features: object) -> bytes:
+    """Rows of a text and a class number, as Parquet."""
+    made = pyarrow.table(
+        {
+            "text": [f"{'malo' if i % 2 else 'bueno'} caso {i}" for i in range(start, start + rows)],
+            "label": [i % 2 for i in range(start, start + rows)],
+        }
+    )
+    if features:
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    out = io.BytesIO()
+    parquet.write_table(made, out)
+    return out.getvalue()
+
+
+FILES = {
+    "README.md": README.encode(),
+    ".gitattributes": b"x",
+    "data/train-00000-of-00002.parquet": table(24),
+    "data/train-00001-of-00002.parquet": table(16, 24),
+    "data/test-00000-of-00001.parquet": table(10, 100),
+    "notes.csv": b"a,b\n1,2\n",
+}
+NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of this test, no token of the user, and short pauses."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+def spec(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Path:
+    path = folder / "job.yaml"
+    path.write_text(SPEC.format(train=train, more=more))
+    return path
+
+
+def found(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Job:
+    """The job, with its data downloaded."""
+    return SpecSource(spec(folder, train, more)).load()
+
+
+def refused(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        found(folder, train, more)
+    return caught.value
+
+
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "hub" / "datasets--casa--frases"
+
+
+def test_addresses() -> None:
+    assert parse("hf://datasets/casa/frases") == HubAddress("casa/frases")
+    assert parse("hf://datasets/imdb") == HubAddress("imdb")
+    assert parse("hf://datasets/a/b@refs/convert/parquet/c") == HubAddress("a/b", "refs/convert/parquet", "c")
+    assert parse("hf://datasets/a/b@refs%2Fpr%2F1/c/d.csv") == HubAddress("a/b", "refs/pr/1", "c/d.csv")
+    assert [parse(str(each)) for each in (HubAddress("a/b", "refs/pr/1", "c"),)] == [
+        HubAddress("a/b", "refs/pr/1", "c")
+    ]
+    for wrong in ("hf://a/b", "hf://datasets/", "hf://datasets/a/b/../c", "hf://datasets/a/b//c", "hf:datasets/a/b"):
+        assert parse(wrong) is None, wrong
+
+
+def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.page = 2
+    job = found(tmp_path)
+    at = f"hf://datasets/{NAME}@{COMMIT}"
+    assert (job.data.train, job.data.test) == (
+        f"{at}/data/train-00000-of-00002.parquet",
+        f"{at}/data/test-00000-of-00001.parquet",
+    )
+    assert job.notes == (
+        f"data.train: casa/frases, main is commit {COMMIT[:12]}: data/train-00000-of-00002.parquet for training, "
+        "data/test-00000-of-00001.parquet for the final test",
+    )
+    folder = root(tmp_path) / "snapshots" / COMMIT
+    there = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert there == {name: FILES[name] for name in NEEDED}, "and nothing else"
+    assert f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files" in capsys.readouterr().out
+    dataset = load(job)
+    assert dataset.heads[""].classes == ("neg", "pos"), "the names of the README"
+    assert len(dataset.train) + len(dataset.validation) == 40
+    hub.asked.clear()
+    assert found(tmp_path).data == job.data
+    assert hub.asked == []
+
+
+def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    found(tmp_path)
+    place = huggingface_hub.hf_hub_download(
+        NAME,
+        "data/test-00000-of-00001.parquet",
+        repo_type="dataset",
+        cache_dir=tmp_path / "home" / "hub",
+        local_files_only=True,
+    )
+    assert Path(place).read_bytes() == FILES["data/test-00000-of-00001.parquet"]
+
+
+def test_class_names_of_the_table_come_first(hub: Hub, tmp_path: Path) -> None:
+    label = {"_type": "ClassLabel", "names": ["mal", "bien"]}
+    hub.files["data/train-00000-of-00002.parquet"] = table(24, label=label)
+    hub.files["data/train-00001-of-00002.parquet"] = table(16, 24, label=label)
+    hub.files["data/test-00000-of-00001.parquet"] = table(10, 100, label=label)
+    assert load(found(tmp_path)).heads[""].classes == ("bien", "mal")
+
+
+def test_class_names_of_a_csv(hub: Hub, tmp_path: Path) -> None:
+    rows = "".join(f"{'malo' if i % 2 else 'bueno'} {i},{i % 2}\n" for i in range(40))
+    hub.files = {"README.md": README.replace("configs", "other").encode(), "train.csv": f"text,label\n{rows}".encode()}
+    assert load(found(tmp_path)).heads[""].classes == ("neg", "pos")
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "validation", "test"),
+    [
+        (["train.csv", "valid.csv", "test.csv"], "train.csv", "valid.csv", "test.csv"),
+        (["frases_training.csv", "frases-eval.csv"], "frases_training.csv", 0.1, "frases-eval.csv"),
+        (["default/train/0000.parquet", "default/train/0001.parquet", "default/dev/0000.parquet"],
+         "default/train/0000.parquet", "default/dev/0000.parquet", None),
+        (["all.jsonl"], "all.jsonl", 0.1, None),
+        (["train.csv", "train.parquet", "trainer_log.csv"], "train.parquet", 0.1, None),
+    ],
+)  # fmt: skip
+def test_splits_by_names(
+    hub: Hub, tmp_path: Path, names: list[str], train: str, validation: str | float, test: str | None
+) -> None:
+    def content(name: str, start: int) -> bytes:
+        if name.endswith("parquet"):
+            return table(20, start)
+        rows = range(start, start + 30)
+        if name.endswith("csv"):
+            return ("text,label\n" + "".join(f"caso {i},{i % 2}\n" for i in rows)).encode()
+        return "".join(f'{{"text": "caso {i}", "label": {i % 2}}}\n' for i in rows).encode()
+
+    hub.files = {name: content(name, 100 * number) for number, name in enumerate(names)}
+    job = found(tmp_path)
+
+    def path(text: object) -> object:
+        return text.partition(f"{COMMIT}/")[2] if isinstance(text, str) else text
+
+    assert (path(job.data.train), path(job.data.validation), path(job.data.test)) == (train, validation, test)
+    assert len(load(job).train) > 10
+
+
+def test_a_file_a_folder_and_a_validation_of_ones_own(hub: Hub, tmp_path: Path) -> None:
+    job = found(tmp_path, f"hf://datasets/{NAME}@{COMMIT}/data/test-00000-of-00001.parquet")
+    assert (job.data.validation, job.data.test) == (0.1, None)
+    assert not (root(tmp_path) / "snapshots" / COMMIT / "data" / "train-00000-of-00002.parquet").exists()
+    both = found(
+        tmp_path,
+        f"hf://datasets/{NAME}/data",
+        f", validation: 'hf://datasets/{NAME}/data/test-00000-of-00001.parquet', test: null",
+    )
+    assert both.data.test is None
+    assert len(load(both).validation) == 10
+    assert len(load(both).train) == 40
+
+
+def test_groups_and_a_validation_split_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    """The split may tear groups apart; that is said before anything is downloaded."""
+    hub.files = {
+        f"{name}.csv": b"x,kind,who\n" + b"1,a,p\n2,a,p\n1,b,q\n2,b,q\n" * 9 for name in ("train", "validation")
+    }
+    job = tmp_path / "job.yaml"
+    text = f"name: t\ntask: tabular-classification\ndata: {{train: hf://datasets/{NAME}, target: kind, groups: who"
+    job.write_text(text + "}\n")
+    with pytest.raises(SpecError, match=r"data\.groups: is 'who', and hf://datasets/.* has a split for validation"):
+        SpecSource(job).load()
+    assert not hub.paths(".csv")
+    job.write_text(text + ", validation: 0.5}\n")
+    made = SpecSource(job).load()
+    assert made.data.validation == 0.5
+    assert any(note.startswith("groups of who: ") for note in load(made).notes)
+
+
+def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {
+        "README.md": b"---\nconfigs:\n- config_name: es\n  data_files: es/*.csv\n- config_name: fr\n  data_files:\n"
+        b"  - {split: train, path: fr/a.csv}\n  - {split: test, path: [fr/b.csv]}\n---\n",
+        **dict.fromkeys(("es/x.csv", "fr/a.csv", "fr/b.csv"), b"text,label\na,0\n"),
+    }
+    error = str(refused(tmp_path))
+    assert f"job.yaml:4:8: data.train: hf://datasets/{NAME}: has 2 configurations: es, fr" in error
+    assert f"es: train: hf://datasets/{NAME}/es/x.csv" in error
+    assert f"fr: train: hf://datasets/{NAME}/fr/a.csv, test: hf://datasets/{NAME}/fr/b.csv" in error
+    assert found(tmp_path, f"hf://datasets/{NAME}/fr/a.csv").data.train.endswith(f"@{COMMIT}/fr/a.csv")
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "action"),
+    [
+        ({"frases.py": b"print(1)", "raw/train.csv": b"a,b\n1,2\n"}, "is made by a script, frases.py, which is code that is not run",
+         "@refs%2Fconvert%2Fparquet; or name a file: hf://datasets/casa/frases/raw/train.csv"),
+        ({"frases.py": b"print(1)"}, "is made by a script, frases.py", "@refs%2Fconvert%2Fparquet"),
+        ({"a.zip": b"x", "b.zip": b"x"}, "has no data that can be read; it has 2 .zip", "use another dataset"),
+        ({"train/a.csv": b"a,b\n", "train/b.csv": b"a,b\n"}, "has 2 files for training: train/a.csv, train/b.csv",
+         "name one: data.train: hf://datasets/casa/frases/train/a.csv"),
+        ({"test.csv": b"a,b\n"}, "has the splits test, and none for training", "name a file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used(hub: Hub, tmp_path: Path, files: dict[str, bytes], given: str, action: str) -> None:
+    hub.files = files
+    error = refused(tmp_path)
+    assert given in str(error)
+    assert action in str(error)
+    assert hub.paths("resolve") == [], "nothing is downloaded"
+
+
+def test_the_branch_of_parquet_files(hub: Hub, tmp_path: Path) -> None:
+    hub.revisions["refs/convert/parquet"] = COMMIT
+    hub.files = {f"{config}/train/0000.parquet": table(20) for config in ("es", "fr")}
+    address = f"hf://datasets/{NAME}@refs%2Fconvert%2Fparquet"
+    assert (
+        f"has 2 configurations: es, fr\n  possible: one of them\n  do:       name one as the path: {address}/es"
+        in str(refused(tmp_path, address))
+    )
+    assert found(tmp_path, f"{address}/fr").data.train == f"hf://datasets/{NAME}@{COMMIT}/fr/train/0000.parquet"
+
+
+@pytest.mark.parametrize("text", ["hf://datasets/casa/frases/../x", "hf://casa/frases", "hf://spaces/a/b"])
+def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
+    assert "hf://datasets/OWNER/NAME, with @REVISION" in str(refused(tmp_path, text))
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "given"),
+    [
+        (401, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (401)"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (404)"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "the hub has no such revision of it"),
+        (403, {"X-Error-Code": "GatedRepo"}, "the hub answers 403: this dataset is gated"),
+        (429, {"Retry-After": "3600"}, "the hub answers 429, too many requests, and asks to wait 3,600 s"),
+        (500, {}, "the hub answers 500, an error of its own"),
+    ],
+)
+def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], given: str) -> None:
+    hub.faults = [Fault(status=status, headers=headers)]
+    error = str(refused(tmp_path))
+    assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {given}" in error
+    assert "model" not in error
+
+
+def test_a_private_dataset_needs_the_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "t0ken123"
+    assert "write environment: [HF_TOKEN] into the job" in str(refused(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert found(tmp_path).unfetched() == []
+
+
+def test_a_busy_hub_passes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
+    hub.faults = [Fault(path="/tree/", status=429, headers={"Retry-After": "7"}, times=1)]
+    assert found(tmp_path).unfetched() == []
+    assert slept == [7.0]
+
+
+def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) -> None:
+    part = "train-00001"
+    hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
+    assert "ends after 0.0 of 0.0 MB" in str(refused(tmp_path))
+    assert not (root(tmp_path) / "snapshots").exists()
+    hub.faults, hub.asked[:] = [], []
+    assert len(load(found(tmp_path)).train) == 36
+    assert [headers.get("Range") for path, headers in hub.asked if part in path] == ["bytes=100-"]
+    assert not hub.paths("train-00000"), "what was complete is not fetched again"
+
+
+def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.faults = [Fault(path="test-00000", spoil=True, times=1)]
+    found(tmp_path)
+    assert (
+        "test-00000-of-00001.parquet has another hash than the hub says; downloading it again"
+        in capsys.readouterr().out
+    )
+    shutil.rmtree(root(tmp_path))
+    hub.faults = [Fault(path="README.md", spoil=True)]
+    assert "README.md has another hash than the hub says, in two downloads" in str(refused(tmp_path))
+
+
+def test_a_slow_link_is_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_download, "EVERY", 0.05)
+    hub.faults = [Fault(path="train-00000", pause=0.05)]
+    found(tmp_path)
+    assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)
+
+
+def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = str(refused(tmp_path))
+    assert f"at revision main is not in the cache {tmp_path / 'home' / 'hub'}, and HF_HUB_OFFLINE is set" in error
+    assert f"where there is a network, `drivetrain fetch {tmp_path}/job.yaml` fills the cache" in error
+    assert hub.asked == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    found(tmp_path)
+    shutil.rmtree(root(tmp_path) / "drivetrain")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert len(load(found(tmp_path)).train) == 36, "as if another program had fetched it"
+
+
+def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(spec(tmp_path))]) == 0
+    assert (
+        f"data.train: hf://datasets/{NAME} is not in the cache of the Hugging Face hub; `drivetrain fetch"
+        in capsys.readouterr().out
+    )
+    assert hub.asked == []
+    assert network.told(job_spec.load(spec(tmp_path))) == (
+        True,
+        f"network: on, for data.train: hf://datasets/{NAME} is on the Hugging Face hub",
+    )
+
+
+def test_fetch_and_update(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["fetch", str(spec(tmp_path))]) == 0
+    told = capsys.readouterr().out
+    assert f"{NAME}: fetched 4 files" in told
+    assert "  data/train-00001-of-00002.parquet" in told
+    assert f"commit {COMMIT}\nin {root(tmp_path)}/snapshots/{COMMIT}\n" in told
+    hub.asked.clear()
+    assert main(["fetch", str(spec(tmp_path))]) == 0
+    assert f"{NAME}: everything is there, 4 files" in capsys.readouterr().out
+    assert hub.asked == []
+    hub.revisions["main"] = OTHER
+    assert main(["fetch", str(spec(tmp_path)), "--update"]) == 0
+    assert f"commit {OTHER}" in capsys.readouterr().out
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert OTHER in found(tmp_path).data.train
+
+
+def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "runtime", "train", str(folder / "job.yaml"), "--runs", str(folder / "runs"), *more]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
+    spec(tmp_path)
+    first = trained(tmp_path, "--set", "train.max_time=0.01s")
+    assert first.returncode == 75, first.stdout + first.stderr
+    run = tmp_path / "runs" / "frases-001"
+    assert f"train: hf://datasets/{NAME}@{COMMIT}/data/train-00000-of-00002.parquet" in (run / "job.yaml").read_text()
+    # The branch has moved, other files have other names, and the cache has lost the old commit.
+    hub.earlier = {COMMIT: dict(hub.files)}
+    hub.revisions["main"] = OTHER
+    hub.files = {"train.csv": b"text,label\n" + b"".join(b"x %d,%d\n" % (i, i % 2) for i in range(30))}
+    shutil.rmtree(root(tmp_path))
+    assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
+    done = trained(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"continues with the commit that it began with: data.train=hf://datasets/{NAME}@{COMMIT}" in done.stdout
+    new = trained(tmp_path, "--new")
+    assert new.returncode == 0, new.stdout + new.stderr
+    assert f"@{OTHER}/train.csv" in (tmp_path / "runs" / "frases-002" / "job.yaml").read_text()
+
+
+def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(path="train-00000", pause=0.02)]
+    path, failed = spec(tmp_path), list[DrivetrainError]()
+
+    def load_it() -> None:
+        try:
+            SpecSource(path).load()
+        except DrivetrainError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=load_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(hub.paths("train-00000")) == 1
+
+
+def test_a_folder_of_images_by_split(hub: Hub, tmp_path: Path) -> None:
+    path = tmp_path / "one.png"
+    hub.files = {}
+    for split, count in (("train", 6), ("test", 2)):
+        for kind, color in (("day", (250, 250, 240)), ("night", (10, 10, 30))):
+            for number in range(count):
+                Image.new("RGB", (20, 20), (color[0], color[1], number)).save(path)
+                hub.files[f"{split}/{kind}/{number}.png"] = path.read_bytes()
+    (tmp_path / "job.yaml").write_text(
+        f"name: sky\ntask: image-classification\ndata: {{train: 'hf://datasets/{NAME}', image_size: 16}}\n"
+    )
+    job = SpecSource(tmp_path / "job.yaml").load()
+    at = f"hf://datasets/{NAME}@{COMMIT}"
+    assert (job.data.train, job.data.test) == (f"{at}/train", f"{at}/test")
+    dataset = load(job)
+    assert dataset.heads[""].classes == ("day", "night")
+    assert len(dataset.train) + len(dataset.validation) == 12

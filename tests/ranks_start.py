@@ -1,0 +1,38 @@
+"""Starts the processes of a run without a supervisor, as it would: with a store that rank 0 keeps on the loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from runtime.distributed.local_processes import Local
+from runtime.distributed.network import LOOPBACK, listening
+from tests.paths import ROOT
+
+
+def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
+    """What each of so many processes printed; all must end with 0."""
+    with listening() as listener:
+        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
+        here = Local(count, 0, count, 1, meeting, LOOPBACK, listener)
+        started = [
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "DRIVETRAIN_RANK": "0", "DRIVETRAIN_RANKS": "1"}
+                | here.environment(rank),
+                pass_fds=here.open_files() if rank == 0 else (),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+    try:
+        said = [process.communicate(timeout=seconds)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * count, "\n".join(said)
+    return said

@@ -1,0 +1,95 @@
+"""A finished run says from what it was made, and can be made again with the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.supervisor import provenance, reproduce
+from runtime.system.files import sha256
+from tests.faults import trained
+
+SETS = ("--set", "train.epochs=3")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job of a run that finished."""
+    job = trained.written(tmp_path_factory.mktemp("finished"))
+    trained.finish(job, *SETS)
+    return job
+
+
+def again(run: Path) -> int:
+    return main.main(["reproduce", str(run), "--runs", str(run.parent)])
+
+
+def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = trained.run(finished)
+    assert again(run) == 0
+    copy = run.parent / "small-reproduced-001"
+    assert f"{copy} has the weights and the metrics of {run}, bit for bit" in capfd.readouterr().out
+    made, other = (json.loads((folder / "provenance.json").read_text()) for folder in (run, copy))
+    assert made | {"spec": ""} == other | {"spec": ""}
+    assert made["model"] == sha256(run / "model" / "model.safetensors")
+    assert list(made["data"]) == ["data.train"]
+    # A run that was made with another seed, as its changed record says.
+    text = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    row = json.loads(text[4])
+    text[4] = json.dumps(row | {"train/loss": row["train/loss"] + 1e-9}) + "\n"
+    (copy / "metrics.jsonl").write_text("".join(text))
+    assert reproduce._first_difference(run, copy).startswith("step 5: train/loss ")
+    text.pop()
+    (copy / "metrics.jsonl").write_text("".join(text[:4]))
+    assert reproduce._first_difference(run, copy).startswith("step 5: ")
+
+
+def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, images = trained.run(finished), finished.parent / "images.npz"
+    before = images.read_bytes()
+    images.write_bytes(before + b"more")
+    assert again(run) == 4
+    assert f"{images} is not the file that {run} was trained with" in capfd.readouterr().err
+    images.write_bytes(before)
+    state = run / "state.json"
+    text = state.read_text()
+    state.write_text(text.replace('"done"', '"stopped"'))
+    assert again(run) == 4
+    assert "is not a finished run (status: stopped)" in capfd.readouterr().err
+    state.write_text(text)
+    extension = {"run": "small-000", "step": 8, "epoch": 1, "schedule": "continues", "origin": 0}
+    (run / "extension.json").write_text(json.dumps(extension))
+    assert again(run) == 4
+    assert "drivetrain reproduce" in capfd.readouterr().err
+    (run / "extension.json").unlink()
+
+
+def test_what_is_no_longer_as_it_was_is_named(finished: Path) -> None:
+    run = trained.run(finished)
+    hardware = run / "hardware.json"
+    text = hardware.read_text()
+    hardware.write_text(text.replace('"version": "', '"version": "1.').replace('"avx2",', ""))
+    try:
+        found = list(reproduce._differences(run, run.parent))
+    finally:
+        hardware.write_text(text)
+    assert found[0].startswith("torch was 1.")
+    assert len(found) == (2 if '"avx2",' in text else 1)
+
+
+def test_the_commit_of_a_folder(tmp_path: Path) -> None:
+    assert provenance.commit(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "job.yaml").write_text("name: a\n")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    clean = provenance.commit(tmp_path)
+    assert clean
+    assert len(clean) == 40
+    (tmp_path / "job.yaml").write_text("name: b\n")
+    assert provenance.commit(tmp_path) == f"{clean}-changed"

@@ -1,0 +1,80 @@
+"""What each process of a run imports: large libraries only where they are used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+NEVER = {
+    "matplotlib", "pyarrow", "pandas", "scipy", "transformers", "tokenizers", "timm", "torchvision", "torchmetrics",
+    "onnx", "onnxruntime", "optuna", "docker", "sympy", "absl", "fsspec", "torch._dynamo", "torch._inductor",
+    "tensorboard.backend", "tensorboard.summary", "tensorboard.plugins",
+}  # fmt: skip
+"""What a job of arrays with a network of ours needs in none of its processes."""
+HEAVY = {"torch", "numpy", "PIL", "tensorboard", "google", "safetensors"}
+"""What only the trainer needs."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """The modules of supervisor, trainer and report, in this order, of a run from command to report."""
+    folder = tmp_path_factory.mktemp("loaded")
+    path = write_job(folder)
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "runtime", "train", str(path), "--runs", str(folder / "runs")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list(folder.glob("runs/*/report.html"))) == 1
+    processes: list[set[str]] = []
+    for line in done.stderr.splitlines():
+        if line.endswith("| imported package"):
+            processes.append(set())
+        elif found := re.search(r"import time: +\d+ \| +\d+ \| +(\S+)", line):
+            processes[-1].add(found[1])
+    return processes
+
+
+def write_job(folder: Path) -> Path:
+    import numpy as np
+
+    values = np.random.default_rng(0)
+    np.savez(folder / "data.npz", images=values.integers(0, 255, (64, 8, 8), dtype=np.uint8), labels=np.arange(64) % 2)
+    path = folder / "job.yaml"
+    path.write_text(
+        "name: small\ntask: image-classification\ndata: {train: data.npz, validation: 0.25}\n"
+        "model: {name: small-cnn, width: 4}\ntrain: {epochs: 1, batch_size: 16}\n"
+    )
+    return path
+
+
+def within(modules: set[str], packages: set[str]) -> set[str]:
+    return {package for package in packages if any(f"{name}.".startswith(f"{package}.") for name in modules)}
+
+
+def test_a_run_has_three_processes(loaded: list[set[str]]) -> None:
+    assert len(loaded) == 3
+    supervisor, trainer, report = loaded
+    assert "runtime.supervisor.supervisor" in supervisor
+    assert "runtime.training.loop" in trainer
+    assert "runtime.report.write" in report
+
+
+@pytest.mark.parametrize("process", [0, 1, 2])
+def test_no_process_loads_what_the_job_does_not_use(loaded: list[set[str]], process: int) -> None:
+    assert within(loaded[process], NEVER) == set()
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_supervisor_and_report_are_light(loaded: list[set[str]], process: int) -> None:
+    assert within(loaded[process], HEAVY - {"PIL"} if process else HEAVY) == set()
+
+
+def test_the_report_needs_no_supervisor(loaded: list[set[str]]) -> None:
+    assert within(loaded[2], {"runtime.supervisor", "runtime.cli", "runtime.training"}) == set()

@@ -1,0 +1,352 @@
+"""The copy of a run on a tracking server: every number is there, once, whatever failed in between."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.errors import Busy
+from runtime.job.track import Track
+from runtime.tracking import sent_rows
+from runtime.tracking.run_tracker import open_tracker
+from runtime.tracking.tracker import TrackerError
+from runtime.tracking.tracker_child import TrackerChild, beside, following
+from tests.faults import trained
+from tests.mlflow_double import Answer, MlflowDouble, serving
+
+SPEC = "name: small\ntrain: {epochs: 2, seed: 0}\nlimits: {cpus: 2.0, gpus: null}\ntrack: {mlflow: ADDRESS}\n"
+
+
+@pytest.fixture
+def server() -> Iterator[MlflowDouble]:
+    with serving(MlflowDouble()) as double:
+        yield double
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def folder(tmp_path: Path, address: str, rows: int = 30) -> Path:
+    run = tmp_path / "runs" / "small-001"
+    run.mkdir(parents=True)
+    (run / "job.yaml").write_text(SPEC.replace("ADDRESS", address))
+    (run / "state.json").write_text(json.dumps({"status": "running", "started": "2026-11-23T10:00:00+00:00"}))
+    decision = {"name": "precision", "value": "bf16", "source": "measured", "reason": "1.4x"}
+    (run / "plan.json").write_text(json.dumps({"decisions": [decision]}))
+    grow(run, 1, rows + 1)
+    return run
+
+
+def grow(run: Path, first: int, end: int, shift: float = 0.0) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(first, end):
+            file.write(json.dumps({"step": step, "epoch": 0, "train/loss": 1 / step + shift, "lr": 0.1}) + "\n")
+
+
+def expected(run: Path) -> dict[tuple[str, int], list[str]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {(name, row["step"]): [str(row[name])] for row in rows for name in row if name not in ("step", "epoch")}
+
+
+def copy(run: Path, address: str, *, most: int = 1000) -> None:
+    """One process that copies what is there and ends."""
+    with open_tracker(run, address) as tracker:
+        tracker.tracker.most = most
+        tracker.read()
+        tracker.send()
+        tracker.finish()
+
+
+def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address)
+    (run / "report.html").write_text("the report")
+    (run / "state.json").write_text(
+        json.dumps({"status": "done", "started": "2026-11-23T10:00:00+00:00", "ended": "2026-11-23T10:01:00+00:00"})
+    )
+    copy(run, server.address)
+    found = server.runs["run1"]
+    assert server.experiments == {"small": "1"}
+    assert found["info"] | {"artifact_uri": ""} == {
+        "run_id": "run1",
+        "artifact_uri": "",
+        "run_name": "small-001",
+        "status": "FINISHED",
+        "end_time": 1795428060000,
+    }
+    assert found["params"]["train.epochs"] == "2"
+    assert "limits.gpus" not in found["params"]
+    assert found["tags"]["plan.precision"] == "bf16 (measured: 1.4x)"
+    assert server.files["report.html"] == b"the report"
+    assert {"job.yaml", "plan.json"} < server.files.keys()
+    assert server.rows() == expected(run)
+
+
+@pytest.mark.parametrize("kind", ["cut before", "cut after", "503"])
+def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble, tmp_path: Path, kind: str) -> None:
+    """Each request in turn is the one that fails, and its process ends; the next process goes on."""
+    run = folder(tmp_path, server.address)
+    failed = []
+    for failing in range(1, 12):
+        server.seen.clear()
+        answer: Answer | str = (503, {}, b"busy") if kind == "503" else kind
+        server.fault = lambda number, path, failing=failing, answer=answer: answer if number == failing else None
+        try:
+            copy(run, server.address, most=7)
+        except TrackerError as error:
+            failed.append(error.passing)
+        grow(run, 20 * failing + 11, 20 * failing + 31)
+    assert len(failed) > 8
+    assert all(failed)
+    copy(run, server.address)
+    assert len(server.runs) == 1
+    assert server.rows() == expected(run)
+
+
+def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, opened: ExitStack) -> None:
+    """A resume removes rows and writes them again: the same ones are not sent again, others are."""
+    run = folder(tmp_path, server.address)
+    tracker = opened.enter_context(open_tracker(run, server.address))
+    for first, shift in ((21, 0.0), (26, 0.5)):
+        tracker.read()
+        tracker.send()
+        kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[: first - 1]
+        beside_it = run / "other"
+        beside_it.write_text("".join(kept))
+        beside_it.replace(run / "metrics.jsonl")
+        tracker.read()
+        grow(run, first, 31, shift)
+    tracker.read()
+    tracker.send()
+    found = server.rows()
+    assert {key: values[-1:] for key, values in found.items()} == expected(run) | {
+        ("train/loss", step): [str(max(1 / step, 1 / step + 0.5))] for step in range(26, 31)
+    }
+    assert [len(found["train/loss", step]) for step in range(1, 31)] == [1] * 25 + [2] * 5
+
+
+def test_steps_that_are_trained_again_while_the_server_is_away(
+    server: MlflowDouble, tmp_path: Path, opened: ExitStack
+) -> None:
+    """Rows that waited and were removed are not sent, and those that stayed are sent once."""
+    run = folder(tmp_path, server.address)
+    tracker = opened.enter_context(open_tracker(run, server.address))
+    tracker.tracker.most = 7
+    server.fault = lambda number, path: (503, {}, b"busy")
+    tracker.read()
+    with pytest.raises(TrackerError):
+        tracker.send()
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:20]
+    (run / "other").write_text("".join(kept))
+    (run / "other").replace(run / "metrics.jsonl")
+    grow(run, 21, 31, 0.5)
+    server.fault = lambda number, path: None
+    tracker.read()
+    tracker.send()
+    assert server.rows() == expected(run)
+
+
+def test_a_line_that_is_not_complete_and_numbers_that_are_none(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address, rows=1)
+    values = {"nan": math.nan, "high": math.inf, "low": -math.inf, "a(b)": 1.0, "text": "x", "yes": True}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "epoch": 0, **values}) + "\nnonsense\n" + '{"step": 3, "epoch": 0, "trai')
+    copy(run, server.address)
+    assert {key: values for key, values in server.rows().items() if key[1] > 1} == {
+        ("nan", 2): ["NaN"],
+        ("high", 2): ["Infinity"],
+        ("low", 2): ["-Infinity"],
+        ("a_b_", 2): ["1.0"],
+    }
+
+
+def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address)
+    copy(run, server.address)
+    (journal,) = run.glob("tracker/*/sent.jsonl")
+    journal.write_text(journal.read_text()[:-9])  # within the last confirmation
+    grow(run, 31, 40)
+    copy(run, server.address)
+    assert server.rows() == expected(run)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((401, {}, b"no"), "answers 401: it wants a user or a token"),
+        ((403, {}, b"no"), "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ((404, {}, b"<html>"), "is no MLflow server"),
+        ((200, {}, b"<html>"), "is no MLflow server"),
+        ((302, {"Location": "https://login.example/"}, b""), "redirects to another address"),
+        ((500, {}, b'{"message": "database is locked"}'), "answers 500: database is locked"),
+        ((500, {}, b"[1]"), "answers 500\n"),
+    ],
+)
+def test_what_a_server_refuses(
+    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Answer, words: str
+) -> None:
+    run = folder(tmp_path, server.address)
+    server.fault = lambda number, path: answer
+    assert main.main(["track", str(run)]) == 7
+    text = capsys.readouterr().err
+    assert words in text
+    assert "  possible: " in text
+
+
+def test_an_experiment_that_was_deleted_and_a_run_that_was(
+    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder(tmp_path, server.address)
+    server.experiments["small"] = "deleted"
+    assert main.main(["track", str(run)]) == 7
+    assert "'small' is deleted on" in capsys.readouterr().err
+    assert main.main(["track", str(run), "--mlflow", server.address, "--experiment", "other"]) == 0
+    assert "tracker: 30 rows sent" in capsys.readouterr().out
+    server.runs.clear()
+    assert main.main(["track", str(run)]) == 7
+    assert "to begin a new run on the server" in capsys.readouterr().err
+
+
+def test_commands_that_name_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder(tmp_path, "http://127.0.0.1:9")
+    assert main.main(["track", str(run)]) == 7
+    assert "cannot be reached: Connection refused" in capsys.readouterr().err
+    assert main.main(["track", str(run), "--mlflow", "http://me:secret@host"]) == 2
+    assert "an address without user and password" in capsys.readouterr().err
+    (run / "job.yaml").write_text("name: small\n")
+    assert main.main(["track", str(run)]) == 2
+    assert f"drivetrain track {run} --mlflow http://127.0.0.1:5000" in capsys.readouterr().err
+
+
+def test_the_token_is_sent_and_in_no_file(
+    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder(tmp_path, server.address)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
+    assert main.main(["track", str(run)]) == 0
+    assert {given for _, given in server.seen} == {"Bearer very-secret-token"}
+    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
+    server.fault = lambda number, path: (401, {}, b"no")
+    assert main.main(["track", str(run)]) == 7
+    assert server.seen[-1][1].startswith("Basic ")
+    texts = [path.read_text() for path in run.rglob("*") if path.is_file()]
+    assert not [text for text in (*texts, *capsys.readouterr()) if "very-secret" in text]
+
+
+def test_beside_a_run_whose_server_is_away_and_comes_back(tmp_path: Path) -> None:
+    with serving(MlflowDouble()) as double:
+        pass
+    run = folder(tmp_path, double.address)
+    child = TrackerChild(run, Track(mlflow=double.address))
+    _wait(lambda: "training goes on" in _events(run))
+    child.process.send_signal(signal.SIGINT)
+    with serving(double, int(double.address.rpartition(":")[2])):
+        grow(run, 31, 41)
+        child.finish()
+    assert child.process.returncode == 0
+    assert double.rows() == expected(run)
+
+
+def test_killed_with_its_run_the_command_sends_the_rest(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address)
+    child = TrackerChild(run, Track(mlflow=server.address))
+    _wait(lambda: len(server.points.get("run1", ())) == 60)
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.finish()
+    grow(run, 31, 41)
+    assert main.main(["track", str(run)]) == 0
+    assert server.rows() == expected(run)
+
+
+def test_a_server_that_stays_away_is_told_at_the_end(tmp_path: Path) -> None:
+    run = folder(tmp_path, "http://127.0.0.1:9")
+    TrackerChild(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)
+    assert "30 rows were not sent" in _events(run)
+    assert f"`drivetrain track {run}` sends it" in _events(run)
+
+
+def test_a_server_that_accepts_and_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        run = folder(tmp_path, address)
+        child = TrackerChild(run, Track(mlflow=address))
+        connection, _ = deaf.accept()  # the first request is in flight
+        with connection:
+            child.finish(stopped=True)
+            assert child.process.returncode is not None
+            assert "training goes on" not in _events(run), "it did not wait until its request had failed"
+    assert f"`drivetrain track {run}` sends the rest" in _events(run)
+
+
+def test_one_process_copies_a_run(
+    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
+) -> None:
+    """Two would make two runs on the server, and number their batches alike."""
+    monkeypatch.setattr(sent_rows, "PATIENCE", 0.1)
+    run = folder(tmp_path, server.address)
+    opened.enter_context(open_tracker(run, server.address))
+    with pytest.raises(Busy, match="another process copies this run"):
+        opened.enter_context(open_tracker(run, server.address))
+    opened.close()
+    copy(run, server.address)
+
+
+def test_more_numbers_in_a_row_than_a_request_takes(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address, rows=1)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "epoch": 0, **{f"class/{number}": 0.5 for number in range(1203)}}) + "\n")
+    copy(run, server.address)
+    assert server.rows() == expected(run)
+
+
+def test_runs_in_a_container_are_copied_by_their_starter(
+    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track = Track(mlflow=server.address, experiment="both")
+    runs = [folder(tmp_path / name, server.address) for name in "ab"]
+    with following(track) as opened:
+        for run in runs:
+            opened(run)
+    assert [len(points) for points in server.points.values()] == [60, 60]
+    assert server.experiments == {"both": "1"}
+    monkeypatch.setenv("DRIVETRAIN_TRACKER", "host")
+    assert beside(runs[0], track) is None
+
+
+def test_a_training_with_its_tracker(server: MlflowDouble, tmp_path: Path) -> None:
+    """Killed in the middle and resumed, as one run on the server."""
+    job = trained.written(tmp_path)
+    job.write_text(job.read_text() + f"track: {{mlflow: '{server.address}', experiment: mine}}\n")
+    trained.finish(job, expected=137, FAULT="runtime.training.loop:_advance:12:kill")
+    said = trained.finish(job)
+    run = trained.run(job)
+    assert "/#/experiments/1/runs/run1" in said
+    assert server.runs[server.run()]["info"]["status"] == "FINISHED"
+    assert server.files["report.html"] == (run / "report.html").read_bytes()
+    assert server.rows() == expected(run)
+
+
+def _events(run: Path) -> str:
+    path = run / "events.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def _wait(done: object) -> None:
+    end = time.monotonic() + 30
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,171 @@
+"""The calibration itself: real probes within their time, once, and nothing that goes wrong stops a training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.hardware import calibration_file
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.tuning.calibration import calibrate
+from tests import calibrated
+from tests.paths import ROOT
+
+COMMAND = [sys.executable, "-m", "runtime", "calibrate", "--json"]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hardware]:
+    """This machine with a cache of the tests, and calibrations switched on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(calibration_file.SWITCH, "on")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.chdir(tmp_path_factory.mktemp("work"))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield detect(Path("runs"))
+
+
+@pytest.fixture(scope="module")
+def two(machine: Hardware) -> list[subprocess.CompletedProcess[str]]:
+    """The command, twice at once on a machine that is not calibrated yet."""
+    running = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = [process.communicate(timeout=120) for process in running]
+    return [subprocess.CompletedProcess([], p.returncode, *text) for p, text in zip(running, texts, strict=True)]
+
+
+def test_real_probes_end_within_their_time(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
+    assert [(done.returncode, done.stderr) for done in two] == [(0, ""), (0, "")]
+    found = json.loads(two[0].stdout)
+    assert found["key"] == calibration_file.key(machine)
+    assert found["probes"]
+    for probe in found["probes"]:
+        assert 0 < probe["low"] <= probe["ratio"] <= probe["high"]
+    told = {probe["work"] for probe in found["probes"]} | {line.split(" ")[0].strip(":") for line in found["missing"]}
+    assert {"linear", "convolution", "attention", "recurrent", "dropout"} <= told
+
+
+def test_of_two_at_once_one_measures_and_both_have_the_same(two: list[subprocess.CompletedProcess[str]]) -> None:
+    assert json.loads(two[0].stdout) == json.loads(two[1].stdout)
+
+
+def test_afterwards_nothing_is_measured(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
+    said = list[str]()
+    before = calibration_file.path(machine).read_text()
+    made = calibrate.at_first_use(machine, "linear", said.append, said.append)
+    assert said == []
+    assert json.dumps(made.to_json()["calibration"]) == json.dumps(json.loads(before))
+
+
+class Fake:
+    """Instead of the process: a calibration at once, or none."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, machine: Hardware, code: int = 0, *, writes: bool = True
+    ) -> None:
+        self.calls = 0
+        text = json.dumps(calibrated.machine(machine, calibrated.probes(1.5)).to_json()["calibration"])
+        program = "import sys, pathlib\n"
+        program += f"pathlib.Path(sys.argv[1], 'calibration.json').write_text({text!r})\n" * writes
+        program += f"sys.exit({code})"
+
+        def command(folder: Path, seconds: float, *words: str) -> list[str]:
+            self.calls += 1
+            return [sys.executable, "-c", program, str(folder)]
+
+        monkeypatch.setattr(calibrate, "command", command)
+
+
+@pytest.fixture
+def fresh(machine: Hardware, tmp_path: Path) -> Hardware:
+    return replace(machine, storage=replace(machine.storage, cache=str(tmp_path / "cache"), cache_writable=True))
+
+
+def first_use(machine: Hardware) -> tuple[Hardware, list[str], list[str]]:
+    said, events = list[str](), list[str]()
+    return calibrate.at_first_use(machine, "linear", said.append, events.append), said, events
+
+
+def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, fresh)
+    made, said, events = first_use(fresh)
+    assert made.calibration is not None
+    assert events == []
+    assert said[0] == "calibrate: measuring this machine once, for up to 10 s"
+    count = len(calibrated.probes(1.5))
+    assert said[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
+    assert first_use(fresh) == (made, [], [])
+    assert fake.calls == 1
+
+
+def test_again_measures_again(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, fresh)
+    for _ in range(2):
+        assert not calibrate.calibrated(fresh, again=True).kept
+    assert fake.calls == 2
+    assert calibrate.calibrated(fresh).kept
+
+
+def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake(monkeypatch, fresh)
+    file = calibration_file.path(fresh)
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    made, _, events = first_use(fresh)
+    assert made.calibration is not None
+    assert events[0].startswith(f"the calibration {file} cannot be read: ")
+    assert calibration_file.load(fresh) == (made.calibration, None)
+
+
+def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake(monkeypatch, fresh)
+    Path(fresh.storage.cache).write_text("a file in its place")
+    outcome = calibrate.calibrated(fresh)
+    assert outcome.found is not None
+    assert outcome.events[0].startswith("the calibration could not be kept, it serves this run only: ")
+
+
+def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, fresh)
+    locked = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
+    made, said, events = first_use(locked)
+    assert (made.calibration, events, fake.calls) == (None, [], 0)
+    assert said == [f"calibrate: skipped, {fresh.storage.cache} is not writable, so every run would repeat it"]
+
+
+def test_a_process_that_dies_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake(monkeypatch, fresh, code=3, writes=False)
+    made, _, events = first_use(fresh)
+    assert made.calibration is None
+    assert events == ["calibration failed: its process ended with exit code 3 before any comparison"]
+
+
+def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake(monkeypatch, fresh, code=3)
+    made, _, events = first_use(fresh)
+    assert made.calibration is not None
+    assert events == ["calibration incomplete: its process ended with exit code 3"]
+
+
+def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"])
+    found = calibrate.calibrated(fresh, limit=calibrate.Limit(0.5, 1.0)).found
+    assert found is not None
+    assert found.probes == ()
+    assert "no comparison ended within 1 s" in found.missing[0]
+    made, said, events = first_use(fresh)
+    assert (said, events) == ([], [])
+    assert calibration_file.note(made).startswith("this machine was too busy to be calibrated; ")
+
+
+def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, fresh)
+    monkeypatch.setenv(calibration_file.SWITCH, "off")
+    assert first_use(fresh) == (fresh, [], [])
+    assert fake.calls == 0

@@ -1,0 +1,73 @@
+"""A run too short to be measured: what the calibration chose is checked first, and trains as the plain run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.job import Job
+from runtime.models import inspection
+from runtime.models.build import build
+from runtime.optimizations import precision
+from runtime.plan import evidence, plan
+from runtime.training import run
+from runtime.training.phase_timer import PhaseTimer
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants, vetted_plans
+from tests import calibrated, tiny
+from tests.tuning.test_tuner import machine
+from tests.tuning.test_vetted_plans import wrong_where
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetted_plans, "LONGEST", 600.0)
+
+
+def made(folder: Path, asked: Job, ratio: float | None) -> tuple[run.Run, dict[str, evidence.Measurement], list[str]]:
+    """The run of a machine on which every probe has this ratio, what was turned off before it, and what was said."""
+    here, data, said = machine(folder), tiny.dataset(), list[str]()
+    here = here if ratio is None else calibrated.machine(here, calibrated.probes(ratio))
+    network = build(asked, data)
+    chosen = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    found = tune.measured(asked, here, chosen, data, network, folder, tiny.Quiet(), said.append)
+    return run.assemble(asked, here, chosen, folder, data, network, tiny.Quiet(), PhaseTimer()), found, said
+
+
+def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None:
+    asked = tiny.job(train="optimizer: {lr: 1e-3}", optimize="compile: false")
+    here, found, said = made(tmp_path, asked, 1.6)
+    assert here.plan.row("channels_last").source == "calibrated"
+    if "bf16" in precision.formats(here.hardware):
+        assert (here.plan.value("precision"), here.step.dtype is not None) == ("bf16", True)
+    assert found == {}
+    assert said[-1].endswith("calibrated; loss ok in 2 steps")
+    plain = tiny.losses(tiny.assembled(tmp_path, asked), 12)
+    assert tiny.losses(here, 12) == pytest.approx(plain, rel=variants.SHORT_FORMAT)
+    assert plain[-1] < plain[0]
+
+
+def test_a_calibrated_value_with_wrong_numbers_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tiny.job(optimize="compile: false, precision: fp32")
+    wrong_where(monkeypatch, lambda self, chosen: chosen.value("channels_last"))
+    _, found, said = made(tmp_path, asked, 1.6)
+    assert found["channels_last"].value is False
+    assert found["channels_last"].vetoed
+    assert any("channels_last true vetoed: " in line for line in said), said
+
+
+@pytest.mark.parametrize(("epochs", "checked"), [(3, False), (60, True)])
+def test_defaults_are_checked_where_two_steps_hardly_delay_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, checked: bool
+) -> None:
+    asked = tiny.job(optimize="compile: false, precision: fp32", epochs=epochs)
+    wrong_where(monkeypatch, lambda self, chosen: chosen.value("channels_last"))
+    _, found, said = made(tmp_path, asked, None)
+    assert ("channels_last" in found) is checked, said
+
+
+def test_off_checks_nothing_and_uses_no_calibration(tmp_path: Path) -> None:
+    here, found, said = made(tmp_path, tiny.job(optimize="measure: off"), 1.6)
+    assert all(row.source != "calibrated" for row in here.plan.decisions)
+    assert (found, said) == ({}, [])
