@@ -27,19 +27,27 @@ SILENCE = 45.0
 SUSPECT = 4 * EVERY
 """Seconds without a sign that tell who is gone when a connection has broken."""
 ACTION = "run the same command again; it resumes from the last checkpoint; the log of that node says more"
+LEAVES = 2 * SUSPECT
+"""Seconds for which rank 0 waits at the end until the others have left."""
 LEFT = "left"
 
 
 class Heartbeat:
     """Gives this process's sign of life, and watches those of the others: rank 0 all, every other rank 0."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, prefix: str = "") -> None:
+        """
+        Args:
+            rank: of this process.
+            count: of all processes.
+            prefix: of the keys, so that nobody reads the signs of an earlier group of these processes.
+        """
         self.rank, self.count = rank, count
         self.status: Callable[[], str] = lambda: "its start"
         """Where this process is: step and phase."""
         self._over = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
-        self._store: Store = stores.watching_store()
+        self._store: Store = stores.watching_store(prefix)
         self._say(0)
         self._answered = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -52,10 +60,9 @@ class Heartbeat:
         self._guard.start()
 
     def end(self) -> None:
-        """Say that this process leaves, and watch no longer."""
-        if not self._over.is_set():
-            self._over.set()
-            self._thread.join(EVERY)
+        """Say that this process leaves, and watch no longer; rank 0 waits for the others, who would lose its store."""
+        self._over.set()
+        self._thread.join(EVERY if self.rank else EVERY + LEAVES)
 
     def lost(self) -> str:
         """Who is gone, after a connection has broken: waits until the silence tells."""
@@ -83,6 +90,16 @@ class Heartbeat:
                 self._die(found)
         with contextlib.suppress(RuntimeError):  # the leader may have left before us
             self._store.set(f"sign/{self.rank}", LEFT)
+            self._await_others()
+
+    def _await_others(self) -> None:
+        """In rank 0: until all others have left, or at least know that it leaves."""
+        end = time.monotonic() + LEAVES
+        while self.rank == 0 and time.monotonic() < end:
+            self._look()
+            if all(text == LEFT for text, _ in self._seen.values()):
+                return
+            time.sleep(0.02)
 
     def _watch_store(self) -> None:
         """End this process if the store is silent: a question to a host that is frozen or cut off never returns."""
@@ -105,6 +122,8 @@ class Heartbeat:
             text = value.decode()
             if self._seen.get(rank, ("", 0.0))[0] != text:
                 self._seen[rank] = (text, time.monotonic())
+        if self.rank and self._seen[0][0] == LEFT:
+            self._over.set()  # its store may end at any time, and nothing is exchanged any more
         if self.rank and self._store.check(["lost"]):
             self._die(self._store.get("lost").decode())
 

@@ -192,7 +192,9 @@ ALONE = Ranks()
 
 
 _joined: list[Ranks] = []
-"""This process's place; a process joins once, however many runs it assembles."""
+"""This process's place in each group that it has joined, last the current one, however many runs it assembles; the keys
+of each group have a prefix of their own, or a process would find the addresses of a group that is gone.
+"""
 
 
 def join_ranks(device: torch.device) -> Ranks:
@@ -205,18 +207,18 @@ def join_ranks(device: torch.device) -> Ranks:
     if count == 1:
         return ALONE
     if not _joined or not torch.distributed.is_initialized():
-        _joined[:] = [_join(int(os.environ[RANK]), count, device)]
-    return _joined[0]
+        _joined.append(_join(int(os.environ[RANK]), count, device, f"group-{len(_joined)}"))
+    return _joined[-1]
 
 
-def _join(number: int, count: int, device: torch.device) -> Ranks:
+def _join(number: int, count: int, device: torch.device, prefix: str) -> Ranks:
     backend = "gloo"
     if device.type == "cuda":
         # CUDA tensors without an explicit device go to this one; Python numbers are sent between hosts.
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    meeting, heartbeat = store.meeting_store(), Heartbeat(number, count)
-    group = torch.distributed.PrefixStore("group", meeting)  # type: ignore[attr-defined]
+    meeting, heartbeat = store.meeting_store(), Heartbeat(number, count, prefix)
+    group = torch.distributed.PrefixStore(prefix, meeting)  # type: ignore[attr-defined]
     try:
         torch.distributed.init_process_group(backend, store=group, rank=number, world_size=count, timeout=PATIENCE)
     except RuntimeError as error:

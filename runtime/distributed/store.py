@@ -39,9 +39,9 @@ def meeting_store() -> Store:
     return _connected(COMES, int(given) if given and os.environ[RANK] == "0" else None)
 
 
-def watching_store() -> Store:
+def watching_store(prefix: str = "") -> Store:
     """Another connection to the same store, for a thread: one connection serves one question at a time."""
-    return _connected(ANSWERS)
+    return torch.distributed.PrefixStore(prefix, _connected(ANSWERS))  # type: ignore[attr-defined]
 
 
 def _connected(timeout: timedelta, listens: int | None = None) -> Store:

@@ -61,6 +61,8 @@ class Calibration:
     """Wall-clock time that it took."""
     waited: float
     """Share of the time that threads of the probes were ready without a CPU, or stolen by the hypervisor."""
+    throttled: float = 0.0
+    """Share of the time for which the CPU quota was used up; part of `waited`."""
     probes: tuple[Probe, ...]
     rates: tuple[Rate, ...] = ()
     missing: tuple[str, ...] = ()
@@ -68,8 +70,15 @@ class Calibration:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes took too much of the CPUs to compare numbers of threads."""
+        """Whether other processes or the quota took too much of the CPUs to compare numbers of threads."""
         return self.waited > BUSY
+
+    @property
+    def disturbance(self) -> str:
+        """Why the probes waited: `other processes took 40% of the CPU time`, or the quota was used up."""
+        if self.throttled > self.waited / 2:
+            return f"the CPU quota was used up for {self.throttled:.0%} of the time"
+        return f"other processes took {self.waited:.0%} of the CPU time"
 
     def rate(self, name: str) -> float | None:
         """A rate by name; None if it was not measured."""

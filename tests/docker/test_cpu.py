@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -193,13 +194,16 @@ def test_compose_up_with_a_bad_spec(project: Path) -> None:
 
 @pytest.mark.cgroup
 def test_a_quota_gives_one_thread_and_is_recorded(container: Run, tmp_path: Path) -> None:
-    """The plan keeps within half a CPU; what the kernel holds back all the same is in the run's telemetry."""
+    """The plan keeps within half a CPU; what the kernel holds back all the same is in the run's telemetry.
+
+    Which precision pays is up to the processor; that the quota held the probes back must not pass for busy neighbors.
+    """
     tmp_path.chmod(0o777)
     options = ("--cpus=0.5", "-v", f"{ROOT}/jobs:/workspace/jobs:ro", "-v", f"{tmp_path}:/workspace/runs")
     done = container("train", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "name=quota", options=options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "cpu: 1 thread, fp32, oneDNN" in done.stdout
-    assert "libiomp5" in done.stdout
+    assert re.search(r"cpu: 1 thread, (fp32|bf16), oneDNN .*, libiomp5", done.stdout)
+    assert re.search(r"calibrate: \d+ comparisons in .* s; the CPU quota was used up for \d+% of the time", done.stdout)
     rows = [json.loads(line) for line in (tmp_path / "quota-001" / "telemetry.jsonl").read_text().splitlines()]
     held = [row["throttled_seconds"] for row in rows]
     assert held == sorted(held)

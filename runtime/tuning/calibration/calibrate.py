@@ -203,7 +203,7 @@ def summary(found: Calibration) -> str:
     """In one line: how many comparisons, and what is missing."""
     words = f"{len(found.probes)} comparisons in {found.seconds:.0f} s"
     if found.is_busy:
-        words += f"; the machine was busy ({found.waited:.0%} of the CPU time taken by others)"
+        words += f"; {found.disturbance}"
     if found.missing:
         words += f"; not measured: {len(found.missing)}"
     return f"{words}; `drivetrain calibrate` shows them"

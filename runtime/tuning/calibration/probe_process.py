@@ -17,7 +17,8 @@ import torch
 
 from runtime.hardware import calibration_file
 from runtime.hardware import facts as hardware
-from runtime.hardware.calibration import BUSY, Calibration
+from runtime.hardware.calibration import Calibration
+from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.hardware.facts import Hardware
 from runtime.optimizations import cpu_threads, precision
 from runtime.plan import evidence
@@ -94,11 +95,10 @@ class Session:
         share = (end - RATES - self.start) * (0.7 if several else 1.0)
         every = sorted(comparisons(machine, device), key=lambda row: not row[0].startswith(first))
         self._all(every, self.start + share)
-        self._update(waited=round(self.waiting.share(), 3), missing=(*self.found.missing, *others.missing))
-        if several and self.found.waited > BUSY:
-            busy = (
-                f"threads, OpenMP runtimes and allocators: other processes took {self.found.waited:.0%} of the CPU time"
-            )
+        waited, throttled = self.waiting.shares()
+        self._update(waited=waited, throttled=throttled, missing=(*self.found.missing, *others.missing))
+        if several and self.found.is_busy:
+            busy = f"threads, OpenMP runtimes and allocators: {self.found.disturbance}"
             self._update(missing=(*self.found.missing, busy))
         else:
             self._all(several, end - RATES)
@@ -126,20 +126,21 @@ class _Waiting:
     """The counters of waiting for a CPU at one moment, in seconds."""
 
     waited: float
-    stolen: float
+    throttled: float
     at: float
 
     @classmethod
     def now(cls) -> _Waiting:
         """The counters now."""
-        waited, stolen = cpu_starvation.seconds_waited(), cpu_starvation.seconds_stolen()
-        return cls(waited or 0.0, stolen or 0.0, time.monotonic())
+        waited = (cpu_starvation.seconds_waited() or 0.0) + (cpu_starvation.seconds_stolen() or 0.0)
+        return cls(waited, ProcessCgroup().throttled() or 0.0, time.monotonic())
 
-    def share(self) -> float:
-        """The share of the time since then that this process, on one thread, was ready without a CPU."""
+    def shares(self) -> tuple[float, float]:
+        """Shares of the time since then that this process, on one thread, was ready without a CPU, and throttled."""
         now = _Waiting.now()
-        lost = now.waited - self.waited + now.stolen - self.stolen
-        return min(1.0, max(0.0, lost) / max(1e-9, now.at - self.at))
+        span = max(1e-9, now.at - self.at)
+        waited, throttled = (now.waited - self.waited) / span, (now.throttled - self.throttled) / span
+        return round(min(1.0, max(0.0, waited)), 3), round(min(1.0, max(0.0, throttled)), 3)
 
 
 def _disk(machine: Hardware) -> Path:

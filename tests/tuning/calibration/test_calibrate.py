@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.hardware import calibration_file
+from runtime.hardware.calibration import Calibration
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.tuning.calibration import calibrate
@@ -169,3 +170,16 @@ def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.Monke
     monkeypatch.setenv(calibration_file.SWITCH, "off")
     assert first_use(fresh) == (fresh, [], [])
     assert fake.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("waited", "throttled", "words"),
+    [
+        (0.4, 0.0, "other processes took 40% of the CPU time"),
+        (0.9, 0.1, "other processes took 90% of the CPU time"),
+        (0.87, 0.85, "the CPU quota was used up for 85% of the time"),
+    ],
+)
+def test_a_quota_is_not_called_a_busy_machine(waited: float, throttled: float, words: str) -> None:
+    made = Calibration(key="k", date="2026-11-23", seconds=8.0, waited=waited, throttled=throttled, probes=())
+    assert calibrate.summary(made) == f"0 comparisons in 8 s; {words}; `drivetrain calibrate` shows them"
