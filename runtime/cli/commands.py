@@ -73,8 +73,10 @@ def plan(given: argparse.Namespace) -> int:
 def train(given: argparse.Namespace) -> int:
     """Train or resume."""
     from runtime.distributed.placement import Options
+    from runtime.plan import show_plan
     from runtime.supervisor import supervisor
     from runtime.supervisor.extended_run import ExtendRequest
+    from runtime.supervisor.train_request import TrainRequest
 
     if word := os.environ.get("DRIVETRAIN_IMAGE"):
         image_contents.check_in_container(word)
@@ -82,7 +84,7 @@ def train(given: argparse.Namespace) -> int:
         return contained.train(given)
     extend = ExtendRequest(given.extend, given.restart_schedule) if given.extend else None
     return supervisor.train(
-        supervisor.TrainRequest(
+        TrainRequest(
             given.job,
             tuple(given.set),
             given.runs,
@@ -92,6 +94,7 @@ def train(given: argparse.Namespace) -> int:
             extend,
             given.trace,
             place=Options(given.nodes, given.node, given.meet),
+            shown=Path(shown) if (shown := os.environ.get(show_plan.SHOWN)) else None,
         )
     )
 

@@ -1,12 +1,14 @@
-"""Renders the plan as a table, for terminals of 100 columns and for logs."""
+"""Renders the plan for terminals of any width and for logs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +17,9 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Decision, Plan, written
 from runtime.system.units import format_bytes
+
+WIDE = 96
+"""Columns from which on the reasons have a column of their own."""
 
 
 def machine(hardware: Hardware) -> str:
@@ -42,7 +47,7 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> 
     idle = {} if whole else _idle(plan, job, hardware)
     parts: list[RenderableType] = [_head(plan, job, hardware)]
     rows = [row for row in plan.decisions if row.name not in idle]
-    parts.append(_rows(rows))
+    parts.append(_Rows(rows))
     if any(row.provisional for row in rows):
         parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
     if idle:
@@ -69,7 +74,7 @@ def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Har
     count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
     head.append(f"{count} {file}\n  machine  {machine(hardware)}", style="not bold")
     fresh = [note for note in plan.notes if note not in before.notes]
-    return Group(head, *([_rows(rows)] if rows else []), *_notes(fresh))
+    return Group(head, *([_Rows(rows)] if rows else []), *_notes(fresh))
 
 
 def _idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
@@ -86,18 +91,38 @@ def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
     return head
 
 
-def _rows(decisions: Iterable[Decision]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
-    for title in ("setting", "value", "source", "effect", "reason"):
-        table.add_column(title, no_wrap=title != "reason", overflow="fold")
-    off = optimizations.off_values()
-    for row in decisions:
-        value = written(row.value) + (" ?" if row.provisional else "")
-        reason = f"{row.reason} [{row.evidence}]" if row.evidence else row.reason
-        table.add_row(
-            row.name, value, row.source, row.effect, reason, style="dim" if row.value == off[row.name] else ""
-        )
-    return table
+@dataclass(frozen=True)
+class _Rows:
+    """The decisions as a table; in a terminal too narrow for it, each reason follows its decision."""
+
+    decisions: Sequence[Decision]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= WIDE:
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+            for title in ("setting", "value", "source", "effect", "reason"):
+                table.add_column(title, no_wrap=title != "reason", overflow="fold")
+            for row in self.decisions:
+                table.add_row(*_cells(row), _reason(row), style=_style(row))
+            yield table
+            return
+        for row in self.decisions:
+            setting, value, source, effect = _cells(row)
+            yield Text(f"{setting}: {value} ({source}, {effect})", style=_style(row))
+            yield Padding(Text(_reason(row), style=_style(row)), (0, 0, 0, 4))
+
+
+def _cells(row: Decision) -> tuple[str, str, str, str]:
+    value = written(row.value) + (" ?" if row.provisional else "")
+    return row.name, value, row.source, row.effect
+
+
+def _reason(row: Decision) -> str:
+    return f"{row.reason} [{row.evidence}]" if row.evidence else row.reason
+
+
+def _style(row: Decision) -> str:
+    return "dim" if row.value == optimizations.off_values()[row.name] else ""
 
 
 def _notes(notes: Iterable[str]) -> Iterator[Text]:

@@ -183,11 +183,15 @@ def _trained(call: Call, dataset: Dataset, signals: Signals) -> Trained:
         raise
     finally:
         lifecycle.end(code)
-        extended_run.discard_refused(place, code)
+        refused = extended_run.is_refused(place, code)
+        if tracker and refused:
+            tracker.cancel()
+        if refused:
+            extended_run.discard(place)
         os.close(place.lock)
         if code in run_lifecycle.STATUS:
             lifecycle.report(output=subprocess.DEVNULL)
-        if tracker:
+        if tracker and not refused:
             tracker.finish(stopped=code == Stopped.exit_code)
     return _finished(call, place.path, reason)
 

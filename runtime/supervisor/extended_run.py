@@ -149,16 +149,19 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def discard_refused(run: RunFolder, code: int) -> bool:
-    """Remove a copy whose trainer refused it before its first step; the finished run can then be extended again."""
+def is_refused(run: RunFolder, code: int) -> bool:
+    """Whether this run is a copy that the trainer refused before its first step."""
     extension = records.read(run.path) if run.extends else None
     if extension is None or code not in REFUSALS:
         return False
-    if any(int(place.name.rpartition("-")[2]) > extension.step for place in run.path.glob("checkpoints/step-*")):
-        return False
+    trained = (int(place.name.rpartition("-")[2]) for place in run.path.glob("checkpoints/step-*"))
+    return all(step <= extension.step for step in trained)
+
+
+def discard(run: RunFolder) -> None:
+    """Remove a copy that was refused; the finished run can then be extended again."""
     shutil.rmtree(run.path, ignore_errors=True)
     say(f"run {run.path} is removed, since nothing was trained in it; {run.extends} is as it was")
-    return True
 
 
 def offer(runs: Path, job: Job, command: str) -> str | None:

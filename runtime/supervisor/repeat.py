@@ -17,6 +17,7 @@ from runtime.job.data import Data
 from runtime.job_spec.spec_source import SpecSource
 from runtime.report import repeated
 from runtime.supervisor import run_folder, same_inputs, supervisor
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
 from runtime.system.files import make_folder
 
@@ -63,8 +64,13 @@ def repeat(request: RepeatRequest) -> int:
             say(f"{variant}: {done} is done")
         else:
             say(f"{variant}: run {len(found) + 1} of {len(variants)}")
-            wanted = supervisor.TrainRequest(
-                request.spec, assignments, request.runs, plain=request.plain, new=request.new
+            wanted = TrainRequest(
+                request.spec,
+                assignments,
+                request.runs,
+                plain=request.plain,
+                new=request.new,
+                shown=next((run / "plan.json" for run in found.values()), None),
             )
             if code := supervisor.train(wanted):
                 say(

@@ -13,6 +13,7 @@ from runtime.hardware.detect import detect
 from runtime.job import Job, extension
 from runtime.job_spec import load as job_spec
 from runtime.supervisor import run_folder, same_inputs, supervisor
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
 from runtime.system.files import read_json, read_lines, sha256
 from runtime.system.version import VERSION
@@ -43,7 +44,7 @@ def reproduce(request: ReproduceRequest) -> int:
         say(f"warning: {line}")
     name = f"{job.name[:52]}-reproduced"
     code = supervisor.train(
-        supervisor.TrainRequest(
+        TrainRequest(
             run / "job.yaml",
             (f"name={name}", "track=null"),
             request.runs,

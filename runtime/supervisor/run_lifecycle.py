@@ -64,6 +64,14 @@ class RunLifecycle:
         if code == 0:
             provenance.write(self.run.path, self.state["source"])
 
+    def saved(self) -> str:
+        """What was saved of a run that ended at once, and where the same command goes on."""
+        names = (path.name.removeprefix("step-") for path in self.run.path.glob("checkpoints/step-*"))
+        steps = [int(name) for name in names if name.isdigit()]
+        if steps:
+            return f"saved up to step {max(steps):,}, where the same command resumes"
+        return "nothing was saved yet; the same command begins at the first step"
+
     def report(
         self, seconds: float | None = None, *, output: int | None = None, begin: Callable[[], None] | None = None
     ) -> None:

@@ -12,11 +12,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.distributed import find_placement, local_processes, world
-from runtime.distributed.placement import ALONE, Options, Placement
+from runtime.distributed.placement import Placement
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.cgroup_usage import is_killed_as_one
@@ -24,12 +24,11 @@ from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.environment import check_environment
-from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
 from runtime.supervisor import extended_run, follower_folder, hub_revisions, run_folder
-from runtime.supervisor.extended_run import ExtendRequest
 from runtime.supervisor.run_lifecycle import RunLifecycle
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system import child_process, exit_codes, signals
 from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
@@ -47,32 +46,6 @@ KILLED_AS_ONE = (
     "memory.oom.group is set (Kubernetes does it): at the memory limit the kernel kills the whole container, and no "
     "smaller micro-batch can be tried; optimize.micro_batch: auto measures one that fits"
 )
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """The options of `drivetrain train`."""
-
-    spec: Path
-    assignments: Sequence[str] = ()
-    runs: Path = Path("runs")
-    plain: bool = False
-    plan: Path | None = None
-    new: bool = False
-    extend: ExtendRequest | None = None
-    """The finished run that this one continues."""
-    trace: bool = False
-    """Whether a few steps are profiled."""
-    place: Options = ALONE
-    """The options about several machines."""
-    batch_size: int | None = None
-    """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
-    folder: Path | None = None
-    """Where relative paths of the spec start; its own folder if None."""
-
-    def source(self) -> SpecSource:
-        """The spec, for this process and its children."""
-        return SpecSource(self.spec, self.assignments, self.batch_size, self.folder)
 
 
 def train(request: TrainRequest) -> int:
@@ -121,7 +94,7 @@ def train(request: TrainRequest) -> int:
     )
     if stored:
         plan = plans.carried(plan, stored)
-    show_plan.show(plan, job, machine, run.path / "plan.json", stored)
+    show_plan.show(plan, job, machine, run.path / "plan.json", stored, request.shown)
     return _run(request, job, machine, plan, run, asked, place)
 
 
@@ -157,7 +130,13 @@ def _run(
     code = _attempts(request, job, machine, plan, run, place)
     kernel_crash.tidy(run.path)
     lifecycle.end(code)
-    if leads and code not in signals.AT_ONCE and not extended_run.discard_refused(run, code):
+    if extended_run.is_refused(run, code):
+        if tracker:
+            tracker.cancel()
+        extended_run.discard(run)
+    elif code in signals.AT_ONCE:
+        say(f"ended at once by another {signals.signal_name(code - 128)}: {lifecycle.saved()}")
+    elif leads:
         seconds = STOPPED_REPORT if code == Stopped.exit_code else None
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
         if tracker:

@@ -51,6 +51,11 @@ class TrackerChild:
                 pipe.write(f"{seconds}\n".encode())
                 pipe.close()
 
+    def cancel(self) -> None:
+        """End it at once, for a run whose folder is removed."""
+        self.process.kill()
+        self.process.wait()
+
     def finish(self, *, stopped: bool = False) -> None:
         """Let it send the rest, and wait for it."""
         seconds = STOPPED_REST if stopped else REST

@@ -89,6 +89,9 @@ def test_what_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     assert "has no images in class folders" in refused(capsys, "empty")
     assert "nothing is not there" in refused(capsys, "nothing")
+    Path("photos").mkdir()
+    assert 'did you mean "photos"?' in refused(capsys, "fotos")
+    assert f'did you mean "{Path("photos").absolute()}"?' in refused(capsys, Path("photoz").absolute())
     Path("letter.docx").write_bytes(b"PK\3\4")
     assert "is of no known kind" in refused(capsys, "letter.docx")
     for name in ("zero.csv", "zero.jsonl", "zero.parquet", "zero.npz"):

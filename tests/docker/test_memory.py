@@ -116,6 +116,7 @@ STAND_IN = """
 import json, subprocess, sys
 from pathlib import Path
 from runtime.supervisor import supervisor
+from runtime.supervisor.train_request import TrainRequest
 
 def train(request, count, environment, forward, run, words=(), place=None):
     plan = json.loads((run.path / "plan.json").read_text())
@@ -125,7 +126,7 @@ def train(request, count, environment, forward, run, words=(), place=None):
 
 supervisor._trainers = train
 sets = ("train.epochs=1", "optimize.measure=off")
-sys.exit(supervisor.train(supervisor.TrainRequest(Path("jobs/digits.yaml"), sets, Path("/job/runs"))))
+sys.exit(supervisor.train(TrainRequest(Path("jobs/digits.yaml"), sets, Path("/job/runs"))))
 """
 """The supervisor over a trainer without torch, that takes more than there is unless the micro-batch is small."""
 

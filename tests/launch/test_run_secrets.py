@@ -13,6 +13,7 @@ from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import parse
 from runtime.launch import run_secrets
 from runtime.supervisor import supervisor
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system import secrets
 from tests.paths import ROOT
 
@@ -72,7 +73,7 @@ def test_a_missing_variable_is_refused_where_it_stands(monkeypatch: pytest.Monke
         "  do:       export MY_KEY=..., or remove the name from the job"
     )
     monkeypatch.delenv("MY_KEY", raising=False)
-    request = supervisor.TrainRequest(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",), tmp_path)
+    request = TrainRequest(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",), tmp_path)
     with pytest.raises(SpecError, match="environment: MY_KEY is not set here"):
         supervisor.train(request)
     assert list(tmp_path.iterdir()) == []

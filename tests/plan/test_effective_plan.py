@@ -17,6 +17,7 @@ from runtime.models.build import build
 from runtime.models.inspection import inspect_workload
 from runtime.plan import effective_plan, final_plan, plan
 from runtime.supervisor import supervisor
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system import signals
 from runtime.system.files import read_json, write_json
 from runtime.training.checkpoints import resume
@@ -81,7 +82,7 @@ def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str
     monkeypatch.setattr(supervisor, "_trainers", trainers)
     monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
     run = supervisor.run_folder.RunFolder(trainers.run, False, -1)
-    request = supervisor.TrainRequest(trainers.run.parent / "tiny.yaml")
+    request = TrainRequest(trainers.run.parent / "tiny.yaml")
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 

@@ -19,7 +19,7 @@ from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import parse
-from runtime.plan import final_plan, plan
+from runtime.plan import final_plan, plan, show_plan
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan_table import render, render_changes
 from tests.paths import MACHINES
@@ -316,3 +316,31 @@ def test_a_plan_is_refined_by_what_was_measured_and_by_what_is_known() -> None:
     assert rows["cpu_threads"] == (1, "job")
     assert rows["denormals"] == (False, "crash")
     assert not any(row.provisional for row in made.decisions)
+
+
+@pytest.mark.parametrize("width", [40, 80, 95])
+def test_a_narrow_terminal_breaks_reasons_between_words(width: int) -> None:
+    wanted, here = job(), machine()
+    made = plan.resolve(wanted, here)
+    screen = Console(file=io.StringIO(), width=width)
+    screen.print(render(made, wanted, here))
+    text = cast(io.StringIO, screen.file).getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    words = set(text.split())
+    for row in made.decisions:
+        if f"{row.name}:" in words:
+            assert {word for word in row.reason.split() if len(word) <= width - 4} <= words
+
+
+def test_a_plan_of_another_run_that_the_same_command_has_shown_is_not_shown_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted, here, file = job(), machine(), tmp_path / "plan.json"
+    made = plan.resolve(wanted, here)
+    file.write_text(json.dumps(made.to_json()))
+    one = wanted.model_copy(update={"name": "a-seed1"})
+    show_plan.show(made, one, here, tmp_path / "other.json", None, file)
+    assert capsys.readouterr().out.startswith("plan for a-seed1 (image-classification): unchanged from ")
+    two = wanted.model_copy(update={"name": "a-seed2"})
+    show_plan.show(made, two, here, tmp_path / "other.json", None, tmp_path / "missing.json")
+    assert "cpu_threads" in capsys.readouterr().out

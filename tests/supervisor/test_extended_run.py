@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from runtime.cli import main
 from runtime.job import extension
 from runtime.supervisor import named_run
+from tests import mlflow_double
 from tests.faults import trained
 
 SHORT, LONG = "train.epochs=6", "train.epochs=14"
@@ -184,6 +186,20 @@ def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
     assert "continues small-001, and its data has changed since it started" in said
     assert "is removed, since nothing was trained in it" in said
     assert trained.run(job).name == "small-001"
+
+
+def test_a_copy_that_is_removed_is_not_tracked_on(job: Path) -> None:
+    """The tracker writes to the folder too; in the middle of a request, it would complain that it is gone."""
+    data = job.parent / "images.npz"
+    data.write_bytes(data.read_bytes() + b"more")
+    with mlflow_double.serving(mlflow_double.MlflowDouble()) as server:
+        # The server answers late, so the tracker is in the middle of a request when the copy is removed.
+        server.fault = lambda number, path: time.sleep(1)
+        text = f"track={{mlflow: '{server.address}'}}"
+        said = trained.finish(job, "--extend", str(first(job)), *sets(LONG, text), expected=4)
+        assert "is removed, since nothing was trained in it" in said
+    assert "tracker:" not in said, "it has nothing to write about any more"
+    assert [path.name for path in sorted((job.parent / "runs").iterdir()) if path.is_dir()] == ["small-001"]
 
 
 def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

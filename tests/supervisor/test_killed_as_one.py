@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from runtime.supervisor import supervisor
+from runtime.supervisor.train_request import TrainRequest
 real = supervisor.detect
 def detect(runs):
     machine = real(runs)
@@ -23,7 +24,7 @@ def detect(runs):
 supervisor.detect = detect
 supervisor.is_killed_as_one = lambda: sys.argv[3] == "1"
 supervisor._trainers = lambda *given, **named: 137
-sys.exit(supervisor.train(supervisor.TrainRequest(Path(sys.argv[1]), tuple(sys.argv[4:]), Path(sys.argv[2]))))
+sys.exit(supervisor.train(TrainRequest(Path(sys.argv[1]), tuple(sys.argv[4:]), Path(sys.argv[2]))))
 """
 
 

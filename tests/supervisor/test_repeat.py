@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ from runtime.supervisor import repeat as repeating
 from runtime.supervisor import same_inputs
 from runtime.supervisor.repeat import RepeatRequest, _notes
 from runtime.supervisor.spec_difference import spec_text
-from runtime.supervisor.supervisor import TrainRequest
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system.exit_codes import KILLED
 from tests import own_job
 from tests.faults import trained
@@ -81,6 +82,9 @@ def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
     said = repeat(job, "--seeds", "2")
     assert "run " + str(runs / "small-seed0-001") + " resumes" in said
     assert "run " + str(runs / "small-seed1-001") + " starts" in said
+    second = " ".join(said.split("seed 1:")[1].split())
+    assert re.search(r"plan for small-seed1 .* from \S*/small-seed0-001/plan.json", second)
+    assert "openmp_runtime" not in second, "shown once"
     folders = [runs / f"small-seed{seed}-001" for seed in (0, 1)]
     values = [trained.read(folder, "result.json")["best"]["metrics"][ACCURACY] for folder in folders]
     found = trained.read(runs / "repeat-small", "repeat.json")

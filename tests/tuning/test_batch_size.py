@@ -19,6 +19,7 @@ from runtime.job_spec import spec_source
 from runtime.job_spec.spec_source import SpecSource
 from runtime.supervisor import supervisor
 from runtime.supervisor.spec_difference import spec_text
+from runtime.supervisor.train_request import TrainRequest
 from runtime.system import signals
 from runtime.system.files import write_json
 from runtime.tuning import batch_size, measuring_child
@@ -109,7 +110,7 @@ def test_the_measured_number_travels_as_a_value(
         write_json(Path(words[0]), {"batch_size": 64, "text": "64, the fastest"})
         return 0
 
-    def trainers(request: supervisor.TrainRequest, *rest: object) -> int:
+    def trainers(request: TrainRequest, *rest: object) -> int:
         given.append(request.source())
         return 0
 
@@ -120,7 +121,7 @@ def test_the_measured_number_travels_as_a_value(
     assert before in path.read_text()
     block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
     path.write_text(path.read_text().replace(before, block))
-    assert supervisor.train(supervisor.TrainRequest(path, sets, tmp_path / "runs")) == 0
+    assert supervisor.train(TrainRequest(path, sets, tmp_path / "runs")) == 0
     assert [source.batch_size for source in given] == [batch_size.FIRST, 64]
     trainer = argparse.ArgumentParser()
     spec_source.add_options(trainer)

@@ -26,6 +26,7 @@ from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.data.survey.table_sample import TableSample
 from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft, Entry, scalar
+from runtime.job.user_files import nearest_path
 
 FILES = (*table_file.SUFFIXES, ".npz")
 SHORT = 15
@@ -45,7 +46,8 @@ def look(request: SurveyRequest) -> Draft:
     path = request.path
     try:
         if not os.path.lexists(path):
-            raise DataError(f"{KEY}: {path} is not there", POSSIBLE, "check the spelling")
+            near = nearest_path([Path("/" if path.is_absolute() else ".")], str(path))
+            raise DataError(f"{KEY}: {path} is not there", POSSIBLE, near or "check the spelling")
         if path.is_dir():
             return _folder(request, path)
         return _file(request, path)

@@ -125,8 +125,9 @@ class _Sweep:
         run = run_folder.finished(self.place.path, job)
         code, ended = 0, False
         if run is None:
+            shown = (self._folder(0) or self.place.path) / "plan.json"
             code, ended = trial.train(
-                self.request.spec, options, forward, lambda: self._folder(number), self.metric, note
+                self.request.spec, options, forward, lambda: self._folder(number), self.metric, note, shown
             )
         if ended:
             return self._pruned(number)

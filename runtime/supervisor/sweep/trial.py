@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.plan import show_plan
 from runtime.system import child_process
 from runtime.system.files import parse_row
 from runtime.system.signals import SignalForwarder
@@ -60,6 +61,7 @@ def train(
     path: Callable[[], Path | None],
     metric: str,
     note: Note,
+    shown: Path,
 ) -> tuple[int, bool]:
     """Train, or resume; returns the exit code, and whether the trial was ended early.
 
@@ -70,6 +72,7 @@ def train(
         path: its run folder, once there is one.
         metric: to watch.
         note: decides after each epoch.
+        shown: the plan of the first trial, which is not shown again.
     """
     reader: EpochReader | None = None
     ended = False
@@ -91,5 +94,5 @@ def train(
                     child.send_signal(signal.SIGTERM)
 
     command = [sys.executable, "-m", "runtime", "train", str(spec), *options]
-    code = child_process.child(command, {}, forward, wait=wait)
+    code = child_process.child(command, {show_plan.SHOWN: str(shown)}, forward, wait=wait)
     return code, ended or look()
