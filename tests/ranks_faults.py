@@ -5,7 +5,6 @@ Each fault is a whole run of a tiny job; how it ended in this process is written
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import ranks, store
+from runtime.distributed import ranks
 from runtime.errors import DrivetrainError
 from runtime.training import run, train
 from runtime.training.evaluation import validation
@@ -171,13 +170,8 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
 def main() -> None:
     ranks.PATIENCE = timedelta(seconds=60)
     folder, found = Path(sys.argv[1]), {}
-    meeting, watching = store.meeting_store(), store.watching_store
-    for number, case in enumerate(sys.argv[2:]):
+    for case in sys.argv[2:]:
         fault, _, who = case.partition("@")
-        # Each case is a run of its own, with keys of its own in the one store.
-        keys = functools.partial(torch.distributed.PrefixStore, str(number))  # type: ignore[attr-defined]
-        store.meeting_store = lambda keys=keys: keys(meeting)  # type: ignore[assignment]
-        store.watching_store = lambda keys=keys: keys(watching())  # type: ignore[assignment]
         found[case] = ended(folder / case, fault, who)
         (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
 

@@ -34,5 +34,6 @@ def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[s
     finally:
         for process in started:
             process.kill()
+            process.communicate()
     assert [process.returncode for process in started] == [0] * count, "\n".join(said)
     return said
