@@ -14,6 +14,8 @@ from tests.paths import ROOT
 
 MISSING = "" if os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare") else "needs root and iproute2"
 """Why there can be no namespaces here."""
+HOSTS = Path("/etc/netns")
+"""Where `ip netns exec` finds the files that replace those of /etc."""
 
 
 def _ip(*words: str) -> None:
@@ -53,8 +55,13 @@ class Node:
 
 
 @contextlib.contextmanager
-def network(count: int) -> Iterator[list[Node]]:
-    """So many machines on one network; they and it are gone after the block."""
+def network(count: int, *, names: bool = False) -> Iterator[list[Node]]:
+    """So many machines on one network; they and it are gone after the block.
+
+    Args:
+        count: the number of machines.
+        names: whether they find each other by name; else by address alone.
+    """
     tag = f"dt{secrets.token_hex(2)}"
     spaces: list[str] = []
     nodes: list[Node] = []
@@ -68,6 +75,10 @@ def network(count: int) -> Iterator[list[Node]]:
             space, address = f"{tag}n{number}", f"10.77.0.{number + 1}"
             _ip("netns", "add", space)
             spaces.append(space)
+            if names:
+                hosts = HOSTS / space / "hosts"
+                hosts.parent.mkdir(parents=True)
+                hosts.write_text("127.0.0.1 localhost\n" + "".join(f"10.77.0.{i + 1} node{i}\n" for i in range(count)))
             _ip("-n", tag, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("-n", tag, "link", "set", f"port{number}", "master", "switch", "up")
             _ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")
@@ -81,3 +92,4 @@ def network(count: int) -> Iterator[list[Node]]:
             process.wait()
         for space in spaces:
             subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
+            shutil.rmtree(HOSTS / space, ignore_errors=True)

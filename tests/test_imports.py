@@ -24,6 +24,7 @@ LIGHT = [
     "runtime.hardware.image_selection",
     "runtime.supervisor.supervisor",
     "runtime.launch.container",
+    "runtime.launch.clusters.cluster_launch",
     "runtime.supervisor.run_folder",
     "runtime.job.workload",
     "runtime.inference.predict",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli import csv_option
+from runtime.cli import cluster_options, csv_option
 from runtime.cli.command_parser import CommandParser
 from runtime.job import JOBS
 from runtime.supervisor import named_run
@@ -107,7 +107,8 @@ def _add_training(add: Add) -> None:
     made = _with_job(
         add(
             "launch",
-            "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
+            "train in a Docker container under the job's resource limits, or on a cluster (use this on the host, not "
+            "inside a container)",
         )
     )
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)")
@@ -118,6 +119,7 @@ def _add_training(add: Add) -> None:
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
     made.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
+    cluster_options.add(made)
 
 
 def _add_nodes(made: argparse.ArgumentParser) -> None:

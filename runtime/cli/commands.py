@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli import contained, csv_option
+from runtime.cli import cluster_options, contained, csv_option
 from runtime.cli.fetch import fetch
 from runtime.cli.init import init
 from runtime.cli.repeat import repeat, sweep
@@ -100,7 +100,10 @@ def train(given: argparse.Namespace) -> int:
 
 
 def launch(given: argparse.Namespace) -> int:
-    """Train in a container."""
+    """Train in a container, or on a cluster."""
+    if given.on:
+        return cluster_options.launch(given)
+    cluster_options.check_absent(given)
     from runtime.launch import container
 
     flags = contained.flags(given)

@@ -71,7 +71,7 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
         SpecError: if one of them may not be mounted, or cannot be found from inside.
     """
     named = [("the spec", Path(os.path.abspath(path)))]
-    for key, text in _paths(job):
+    for key, text in named_paths(job):
         blame = f"{job.document.place(key)}: {dotted(key)}"
         _same_inside(blame, text, job, root)
         given = Path(os.path.abspath(job.resolve(text)))
@@ -153,7 +153,7 @@ def _homes() -> set[Path]:
     return {place for home in known if home.is_absolute() for place in (home, home.resolve()) if len(place.parts) > 1}
 
 
-def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+def named_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every existing path in the spec, with its key: data, and pretrained weights."""
     yield from ((key, text) for key, text in job.data_paths() if not is_on_hub(text))
     yield from ((key, text) for key, text in job.model_paths() if os.path.exists(job.resolve(text)))

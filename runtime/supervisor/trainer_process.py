@@ -36,7 +36,7 @@ def main() -> int:
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(scheduled=world.NODES in os.environ), SpecSource.from_arguments(given)
+            signals, source = Signals(scheduled=_is_scheduled()), SpecSource.from_arguments(given)
             return train(
                 given.run,
                 source.load(),
@@ -50,6 +50,11 @@ def main() -> int:
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _is_scheduled() -> bool:
+    """Whether a scheduler repeats SIGTERM: to every process of a step of Slurm, and through the supervisor."""
+    return world.NODES in os.environ or "SLURM_STEP_ID" in os.environ
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -124,6 +126,23 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     assert "run the same command again to resume from there" in err
     assert "Traceback" not in err
     assert json.loads((run / "state.json").read_text())["status"] == "stopped"
+
+
+def test_a_scheduler_repeats_its_signal_to_every_process(job: Path) -> None:
+    """Slurm signals all processes of a step, and the supervisor hands its own on: no second wish to stop."""
+    job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
+    environ = {**os.environ, "SLURM_STEP_ID": "0"}
+    running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
+    run = job.parent / "runs" / "tiny-001"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    every = [*psutil.Process(running.pid).children(recursive=True), psutil.Process(running.pid)]
+    while running.poll() is None:
+        for process in every:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        time.sleep(0.02)
+    _, err = running.communicate()
+    assert running.returncode == 75, err.decode()
 
 
 def test_a_signal_before_the_first_step(job: Path) -> None:

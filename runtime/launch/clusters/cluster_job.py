@@ -1,0 +1,115 @@
+"""A job that trains on a cluster: how many nodes and processes, and the command that each node runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job_spec import load as spec
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """The options of `drivetrain launch --on ENGINE`."""
+
+    engine: str
+    spec: Path
+    assignments: Sequence[str] = ()
+    device: str = "cpu"
+    flags: Sequence[str] = ()
+    """Options that are passed on to `train`."""
+    extend: Path | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    site: Path | None = None
+    output: Path | None = None
+    submit: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """What is to run, whatever the engine."""
+
+    job: Job
+    spec: Path
+    """The job file, absolute."""
+    folder: Path
+    """The working folder, whose runs/ gets the run."""
+    nodes: int
+    per_node: int
+    """Processes on each node, one for each GPU."""
+    gpus: bool
+    options: tuple[str, ...]
+    """What follows `drivetrain train JOB`."""
+
+    def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
+        """The command of each node.
+
+        Args:
+            start: the words that start drivetrain; this Python environment if None.
+            spec: the path of the job file there, if it is another one.
+        """
+        program = list(start) if start else [sys.executable, "-m", "runtime"]
+        return [*program, "train", spec or str(self.spec), *self.options]
+
+
+def resolve(request: ClusterRequest) -> ClusterJob:
+    """The job with its number of nodes and processes.
+
+    Raises:
+        DrivetrainError: if the job is invalid, or contradicts the options.
+    """
+    job = spec.load(request.spec, request.assignments)
+    nodes = _agreed(job, "nodes", request.nodes) or 1
+    processes = _agreed(job, "processes", request.per_node)
+    gpus = request.device == "gpu"
+    if gpus and job.limits.gpus == "none":
+        raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "remove one")
+    per_node = processes or (len(job.limits.gpus) if gpus and isinstance(job.limits.gpus, list) else 1)
+    sizes = {"nodes": str(nodes)}
+    if not gpus:
+        sizes |= {"processes": str(per_node), "gpus": "none"}
+    elif job.limits.gpus == "auto":
+        sizes["gpus"] = "all"  # the engine hands out as many as it is asked for
+    words = [word for each in request.assignments for word in ("--set", each)]
+    words += [word for key, value in sizes.items() for word in ("--set", f"limits.{key}={value}")]
+    words += [*request.flags, *(["--extend", str(request.extend.resolve())] if request.extend else [])]
+    _check_batch(job, nodes, per_node)
+    return ClusterJob(job, request.spec.resolve(), Path.cwd(), nodes, per_node, gpus, tuple(words))
+
+
+def _agreed(job: Job, key: str, asked: int | None) -> int | None:
+    """The number that the job or the option gives."""
+    option = {"nodes": "--nodes", "processes": "--per-node"}[key]
+    written: int | None = getattr(job.limits, key)
+    if asked is not None and asked < 1:
+        raise SpecError(f"{option} {asked}", "1 or more", "give a number from 1 on")
+    if None not in (asked, written) and asked != written:
+        raise SpecError(
+            [
+                job.problem(
+                    ("limits", key), f"is {written}, and {option} is {asked}", "the same number", f"leave out {option}"
+                )
+            ]
+        )
+    return asked or written
+
+
+def _check_batch(job: Job, nodes: int, per_node: int) -> None:
+    """Refuse more processes than a batch has samples: some would have nothing to train on."""
+    size, ranks = job.train.batch_size, nodes * per_node
+    if isinstance(size, int) and ranks > size:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "batch_size"),
+                    f"is {size}, and {nodes} nodes with {per_node} processes each are {ranks} processes",
+                    f"at most {size} processes: each takes its share of every batch",
+                    "take fewer nodes or processes, or a larger batch",
+                )
+            ]
+        )

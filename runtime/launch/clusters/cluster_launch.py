@@ -1,0 +1,97 @@
+"""`drivetrain launch JOB --on ENGINE`: writes one file for the engine, and prints or runs the command that submits it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import DeviceError
+from runtime.launch.clusters import shared_folders, site, slurm
+from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
+from runtime.launch.clusters.site import Site
+from runtime.system.files import write_text
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How jobs reach an engine."""
+
+    suffix: str
+    """Of the file that is written."""
+    check: Callable[[ClusterJob, Site, str], list[str]]
+    text: Callable[[ClusterJob, Site], str]
+    submit: Callable[[Path], list[str]]
+    follow: Callable[[ClusterJob], str]
+    """What shows its progress, for the user."""
+
+
+ENGINES = {
+    "slurm": Engine(
+        ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}"
+    ),
+}
+
+
+def launch(request: ClusterRequest) -> int:
+    """Write the file, and submit it if asked; returns the exit code.
+
+    Raises:
+        DrivetrainError: if job or site is invalid, or the engine does not take it.
+    """
+    engine = ENGINES[request.engine]
+    work = resolve(request)
+    place, named = site.load(request.site)
+    for line in (*engine.check(work, place, named), *shared_folders.notes(work)):
+        print(line)
+    path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
+    print(f"{path} {_written(path, engine.text(work, place))}: {_size(work)}", flush=True)
+    words = engine.submit(path)
+    if not request.submit:
+        print(f"to submit it: {shlex.join(words)}")
+        return 0
+    _run(words, path)
+    print(f"progress: {engine.follow(work)}")
+    return 0
+
+
+def _size(work: ClusterJob) -> str:
+    kind = "GPU" if work.gpus else "process"
+    plural = ("es" if kind == "process" else "s") * (work.per_node > 1)
+    return f"{work.nodes} node{'s' * (work.nodes > 1)}, {work.per_node} {kind}{plural} on each"
+
+
+def _written(path: Path, text: str) -> str:
+    """Write the file, and say what became of one that was there; somebody may have edited it."""
+    if not path.exists():
+        write_text(path, text)
+        return "written"
+    if path.read_text(encoding="utf-8", errors="replace") == text:
+        return "is unchanged"
+    before = path.with_name(f"{path.name}.before")
+    path.replace(before)
+    write_text(path, text)
+    return f"written; the earlier one is now {before.name}"
+
+
+def _run(words: list[str], path: Path) -> None:
+    """Run the engine's own tool.
+
+    Raises:
+        DeviceError: if it is missing, or refuses.
+    """
+    if shutil.which(words[0]) is None:
+        raise DeviceError(
+            f"--submit: there is no {words[0]} here",
+            "a machine from which jobs are submitted",
+            f"run there: {shlex.join(words)}",
+        )
+    if code := subprocess.run(words, check=False).returncode:
+        raise DeviceError(
+            f"{words[0]} ended with exit code {code}",
+            "see its message above",
+            f"correct the site file or {path.name}, then run: {shlex.join(words)}",
+        )

@@ -1,0 +1,120 @@
+"""Slurm: a batch script that sbatch takes, trains on all nodes of its allocation and queues itself again if it should."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.errors import SpecError
+from runtime.job.values import duration_seconds
+from runtime.launch.clusters import grace_period, shared_folders
+from runtime.launch.clusters.cluster_job import ClusterJob
+from runtime.launch.clusters.site import Site, SlurmSite, flag
+from runtime.launch.clusters.slurm_script import BODY
+from runtime.system.units import parse_bytes
+
+CPUS = ("cpus-per-task", "exclusive", "cpus-per-gpu")
+MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu", "exclusive")
+GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+SILENCE = 120
+"""Seconds that all nodes get to end after one has; training itself notices a loss within 60."""
+
+
+def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+    """Refuse what would fail on the cluster; returns lines for the user.
+
+    Args:
+        work: the job.
+        site: the site.
+        named: how messages name its file.
+
+    Raises:
+        SpecError: if the job cannot train there.
+    """
+    here = site.slurm
+    if here.time and duration_seconds(here.grace) >= duration_seconds(here.time):
+        raise SpecError(
+            f"{named}: slurm.grace is {here.grace}, and slurm.time is {here.time}",
+            "a grace period shorter than the time limit",
+            "raise time, or lower grace",
+        )
+    for word in (*here.srun, *(here.command or ())):
+        _check_image(word, named)
+    shared_folders.check(work, here.shared, named, own_python=here.command is None)
+    return [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: slurm"), *_unlimited(work, here)]
+
+
+def _check_image(word: str, named: str) -> None:
+    """Refuse an image that a registry can exchange while the job waits."""
+    image = word.partition("=")[2] if word.startswith("--container-image=") else word
+    remote = "://" in image or (image != word and not image.startswith(("/", ".")))
+    if remote and "@sha256:" not in image:
+        raise SpecError(
+            f"{named}: slurm: the image {image} is named by a tag",
+            "an image file, or an image by its digest: NAME@sha256:...",
+            "every attempt then trains with the same code; `docker images --digests` shows digests",
+        )
+
+
+def _unlimited(work: ClusterJob, here: SlurmSite) -> Iterator[str]:
+    for key, asked, names in (
+        ("cpus", work.job.limits.cpus, CPUS),
+        ("memory", work.job.limits.memory, MEMORY),
+    ):
+        if asked is None and not any(name in here.given for name in names):
+            yield f"limits.{key} is not in the job: each node gets the cluster's default"
+
+
+def script(work: ClusterJob, site: Site) -> str:
+    """The batch script."""
+    here = site.slurm
+    lines = [
+        "#!/bin/bash",
+        f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on slurm`.",
+        "# Exit codes of training decide: 0 done; 75 stopped early, queued again; 8 and kills, once more in this allocation;",
+        "# 2 to 7 and 9 would end in the same way.",
+        *(f"#SBATCH {shlex.quote(flag(name, value))}" for name, value in _options(work, here).items()),
+        "",
+        *here.setup,
+        f"train=({shlex.join(work.command(here.command))})",
+        f"srun_options=({shlex.join(here.srun)})",
+        f"silence={SILENCE}  # seconds that all nodes get to end after one has",
+    ]
+    return "\n".join(lines) + "\n" + BODY
+
+
+def _options(work: ClusterJob, here: SlurmSite) -> dict[str, str | int | bool]:
+    """The options of sbatch, by their long names."""
+    limits, seconds = work.job.limits, duration_seconds(here.grace)
+    made: dict[str, str | int | bool] = {
+        "job-name": work.job.name,
+        "chdir": str(work.folder),
+        "output": str(work.folder / log(work)),
+        "open-mode": "append",
+        "nodes": work.nodes,
+        "ntasks-per-node": 1,
+        "signal": f"TERM@{math.ceil(seconds)}",
+        "requeue": True,
+        "no-kill": True,
+    }
+    if here.time:
+        made["time"] = max(1, math.ceil(duration_seconds(here.time) / 60))
+    if limits.cpus and not any(name in here.given for name in CPUS):
+        made["cpus-per-task"] = math.ceil(limits.cpus)
+    if limits.memory and not any(name in here.given for name in MEMORY):
+        made["mem"] = f"{math.ceil(parse_bytes(limits.memory) / 2**20)}M"
+    if work.gpus and not any(name in here.given for name in GPUS):
+        made["gpus-per-node"] = work.per_node
+    return made | here.given
+
+
+def log(work: ClusterJob) -> str:
+    """The name of the log below the working folder; %j is the number of the Slurm job."""
+    return f"{work.job.name}-%j.log"
+
+
+def submit(path: Path) -> list[str]:
+    """The command that submits the script."""
+    return ["sbatch", str(path)]
