@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import ranks
+from runtime.distributed import gradient_exchange, ranks
 from runtime.errors import DrivetrainError
 from runtime.training import run, train
 from runtime.training.evaluation import validation
@@ -64,6 +64,18 @@ def large(made: run.Run) -> None:
             exhausted()
 
     made.model.register_forward_pre_hook(hook)
+
+
+def in_backward(made: run.Run) -> None:
+    """Memory runs out in the backward pass of step 5, with gradients of the last layers already on their way."""
+    first, left = next(made.model.parameters()), [True]
+
+    def fail(gradient: torch.Tensor) -> None:
+        if left and made.counters.step == 4:
+            left.clear()
+            exhausted()
+
+    first.register_hook(fail)
 
 
 def half_updated(made: run.Run) -> None:
@@ -122,6 +134,7 @@ FAULTS: dict[str, tuple[str, Callable[[run.Run], None]]] = {
     "signal": ("", lambda made: before(made, 5, stop(made))),
     "signal in the evaluation": ("", lambda made: before(made, 4, stop(made), training=False)),
     "memory": ("", large),
+    "memory in the backward pass": ("", in_backward),
     "half an update": ("", half_updated),
     "buffer in a save": ("", spoilt),
     "other metrics": (STOPPING, misjudging),
@@ -169,6 +182,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
 
 def main() -> None:
     ranks.PATIENCE = timedelta(seconds=60)
+    gradient_exchange.BUCKET_BYTES = 512  # several for the tiny network
     folder, found = Path(sys.argv[1]), {}
     for case in sys.argv[2:]:
         fault, _, who = case.partition("@")

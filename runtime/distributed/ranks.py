@@ -1,20 +1,19 @@
 """Data-parallel training in several processes (ranks), each on its shard of every batch.
 
 Losses are sums over the whole batch, divided by the whole batch's sum of weights. So the gradients of all shards add up
-to the gradient of the batch, whatever their sizes: one all-reduce per step, after the last micro-batch. Rank 0 leads:
-it alone writes records and checkpoints, and when it ends, the run ends.
+to the gradient of the batch, whatever their sizes. Rank 0 leads: it alone writes records and checkpoints, and when it ends, the run ends.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from runtime.distributed import store
 from runtime.distributed.heartbeat import ACTION, Heartbeat
@@ -66,38 +65,18 @@ class Ranks:
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
 
-    def packed(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The gradients of all parameters, concatenated into one tensor per dtype; empty if there is one process
-        only.
-        """
-        if self.count == 1:
-            return []
-        return [
-            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
-            for group in _by_type(parameters)
-        ]
+    def start_sum(self, flat: Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor by its sum over all processes; all must begin the same sums in the same order.
 
-    def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
-        """Replace each gradient by its sum over all processes; a gradient that no process has stays None.
-
-        Args:
-            parameters: those that were packed.
-            packed: their gradients from `packed`; overwritten.
+        Returns:
+            What waits for the sum, and raises PeerError if another process is gone.
 
         Raises:
             PeerError: if another process is gone.
         """
-        if self.count == 1:
-            return
-        groups = _by_type(parameters)
-        used = iter(map(any, zip(*self.all_gather([p.grad is not None for g in groups for p in g]), strict=True)))
-        for group, flat in zip(groups, packed, strict=True):
-            self._sum(flat)
-            for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
-                if next(used):
-                    # Fused kernels need parameter, gradient and moments in the same memory layout.
-                    p.grad = torch.empty_like(p) if p.grad is None else p.grad
-                    p.grad.copy_(part.view_as(p))
+        begun: list[torch.distributed.Work] = []
+        self._call(lambda: begun.append(torch.distributed.all_reduce(flat, async_op=True)))
+        return lambda: self._call(begun[0].wait)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
@@ -181,11 +160,6 @@ class Ranks:
                 self.heartbeat.publish(who)
             broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
             raise PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION) from None
-
-
-def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    trained = [p for p in parameters if p.requires_grad]
-    return [[p for p in trained if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in trained)]
 
 
 ALONE = Ranks()

@@ -128,7 +128,7 @@ class PreparedStep:
         self._objective.size = len(ready)
         step, kept = self._run.step, self._gradients
         step.random.clear()
-        loss = float(step.computed(ready, 0)[0])
+        loss = float(step.computed(ready, 0))
         if kept.count + 1 < kept.batches:
             kept.keep(loss)
         else:

@@ -19,11 +19,16 @@ from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 
 
+class ComputeAgain(Exception):
+    """The gradients of a step cannot be used, and the next try will give others; no weight has changed."""
+
+
 class HalfUpdated(Exception):
     """Memory ran out in the middle of an update: some weights are new and some old, so the run must go back."""
 
 
 KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (ComputeAgain, "the step has to be computed again in {}"),
     (MemoryError, "out of memory in {}"),
     (Stopped, "max_time has passed in {}"),
     (Interrupted, "stopped by a signal to {}"),
@@ -42,15 +47,26 @@ def agreed(ranks: Ranks, trouble: BaseException | None = None) -> BaseException 
     Raises:
         PeerError: if another process is gone.
     """
+    return compared(ranks, trouble, 0.0)[0]
+
+
+def compared(ranks: Ranks, trouble: BaseException | None, mark: float) -> tuple[BaseException | None, bool]:
+    """The problem that counts for all processes, and whether all have the same mark.
+
+    Raises:
+        PeerError: if another process is gone.
+    """
     if ranks.count == 1:
-        return trouble
+        return trouble, True
     own = _gravity(trouble)
-    met = [int(row[0]) for row in ranks.all_gather([own])]
+    rows = ranks.all_gather([own, mark])
+    alike = all(row[1] == mark for row in rows)
+    met = [int(row[0]) for row in rows]
     gravest = max(met)
     if gravest == own:
-        return trouble
+        return trouble, alike
     kind, words = KINDS[gravest - 1]
-    return kind(words.format(f"process {met.index(gravest) + 1} of {ranks.count}"))
+    return kind(words.format(f"process {met.index(gravest) + 1} of {ranks.count}")), alike
 
 
 def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
@@ -63,9 +79,8 @@ def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
 def _gravity(trouble: BaseException | None) -> int:
     if trouble is None:
         return 0
-    if torch_errors.is_out_of_memory(trouble):
-        return 1
-    return next(place for place, (kind, _) in enumerate(KINDS, 1) if isinstance(trouble, kind))
+    kind = MemoryError if torch_errors.is_out_of_memory(trouble) else type(trouble)
+    return next(place for place, (known, _) in enumerate(KINDS, 1) if issubclass(kind, known))
 
 
 def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[str]]:

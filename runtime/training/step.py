@@ -116,23 +116,32 @@ class Step:
             OutOfMemory: if a single sample is too much.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        return self.update(self._together(*self.computed(batch, seed)), len(batch))
+        return self.update(self.computed(batch, seed), len(batch))
 
-    def computed(self, batch: Batch, seed: int) -> tuple[Tensor, list[Tensor]]:
-        """The loss and packed gradients of this process's shard, without an update; raises as `__call__`."""
+    def computed(self, batch: Batch, seed: int) -> Tensor:
+        """The loss of the whole batch, over all processes, and its gradients on the parameters, without an update; raises
+        as `__call__`.
+        """
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
         over = self._denominators(batch)
+        ranks, exchange = self.options.ranks, self.options.exchange
         while True:
-            own, trouble = self._tried(batch, over, seed)
-            trouble = agreement.agreed(self.options.ranks, trouble)
-            if own is not None and trouble is None:
-                return own
-            assert trouble is not None, "who has no gradients says why"
+            exchange.begin(self.model, self.parameters)
+            loss, trouble = self._tried(batch, over, seed)
+            whole = exchange.finish(loss)
+            trouble, alike = agreement.compared(ranks, trouble, exchange.signature())
+            if whole is not None and trouble is None:
+                exchange.collect(alike=alike)
+                ranks.broadcast(self.buffers.now())
+                return whole
+            exchange.drop()
             self._rewind()
-            if not torch_errors.is_out_of_memory(trouble):
+            assert trouble is not None, "who has no gradients says why"
+            if torch_errors.is_out_of_memory(trouble):
+                self._halve(int(max(row[0] for row in ranks.all_gather([len(batch)]))), trouble)
+            elif not isinstance(trouble, agreement.ComputeAgain):
                 raise trouble
-            self._halve(int(max(row[0] for row in self.options.ranks.all_gather([len(batch)]))), trouble)
 
     def update(self, loss: Tensor, size: int) -> StepResult:
         """Update the weights with the present gradients; `size` is that of the batch.
@@ -149,17 +158,12 @@ class Step:
             self._halve(size, error)
             raise agreement.HalfUpdated("out of memory in the middle of an update") from None
 
-    def _tried(
-        self, batch: Batch, over: dict[str, Tensor], seed: int
-    ) -> tuple[tuple[Tensor, list[Tensor]] | None, BaseException | None]:
-        """The loss and packed gradients of this process's shard, ready to be summed over processes; or what interrupted
-        it.
-        """
+    def _tried(self, batch: Batch, over: dict[str, Tensor], seed: int) -> tuple[Tensor | None, BaseException | None]:
+        """The loss of this process's shard, whose gradients are being summed over processes; or what interrupted it."""
         self._seed(seed)
         try:
             with self.options.interruptible():
                 loss = self._gradients(batch, over)
-                return (loss, self.options.ranks.packed(self.parameters)), None
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
@@ -168,13 +172,15 @@ class Step:
             operation = torch_settings.operation_without_deterministic_kernel(error)
             if operation is None or not self.state.strict:
                 raise
-        self._rewind()
-        self.state.strict = False
-        self.options.report_numbers(
-            f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or set "
-            "train.deterministic: false"
-        )
-        return self._tried(batch, over, seed)
+            self.state.strict = False
+            self.options.report_numbers(
+                f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
+                "set train.deterministic: false"
+            )
+            return None, agreement.ComputeAgain(f"{operation} has no deterministic kernel")
+        if self.options.exchange.late:
+            return None, agreement.ComputeAgain("a gradient came after its bucket had been sent")
+        return loss, None
 
     def _seed(self, seed: int) -> None:
         """Seed the generators; `torch.manual_seed` would seed those of absent devices too, with a stack trace each."""
@@ -188,21 +194,24 @@ class Step:
         own = self.objective.denominators(batch.targets)
         return dict(zip(own, self.options.ranks.all_reduce_sum(list(own.values())), strict=True))
 
-    def _together(self, loss: Tensor, packed: list[Tensor]) -> Tensor:
-        """Sum loss and gradients over all processes; the parameters then have their gradients."""
-        self.options.ranks.all_reduce_gradients(self.parameters, packed)
-        self.options.ranks.broadcast(self.buffers.now())
-        return self.options.ranks.all_reduce_sum([loss])[0]
-
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
-        """The loss of this process's shard of the batch; gradients are accumulated on the parameters."""
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        """The loss of this process's shard of the batch; gradients are accumulated on the parameters, and the last
+        micro-batch sends them.
+        """
+        *earlier, last = self.parts(batch)
         with self._kernels(), self._casts_kept():
-            for part in self.parts(batch):
-                share = self.objective(self.outputs(part.inputs), part.targets, over)
-                self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
-                loss += share.detach()
-        return loss
+            loss = sum((self._backward(part, over) for part in earlier), self._no_loss())
+            with self.options.exchange.sending():
+                return loss + self._backward(last, over)
+
+    def _backward(self, part: Batch, over: dict[str, Tensor]) -> Tensor:
+        """The loss of a micro-batch; its gradients are accumulated on the parameters."""
+        share = self.objective(self.outputs(part.inputs), part.targets, over)
+        self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
+        return share.detach()
+
+    def _no_loss(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         return torch_settings.only_deterministic_kernels() if self.state.strict else contextlib.nullcontext()

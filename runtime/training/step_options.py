@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from runtime.data.dataset import Batch
+from runtime.distributed.gradient_exchange import GradientExchange
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.system.signals import Signals
 from runtime.training.compiled_forward import CompiledForward
@@ -47,6 +48,8 @@ class StepOptions:
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most so many samples."""
     ranks: Ranks = ALONE
+    exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
+    """Sums the gradients of these processes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
     phase: Callable[[str], AbstractContextManager[None]] = untimed
@@ -91,6 +94,7 @@ def plain_options(
         packed_forward=getattr(model, "packed", None),
         batch_size=size,
         ranks=ranks,
+        exchange=GradientExchange(ranks, signals.held),
         interruptible=signals.released,
         report_memory=partial(report, "memory"),
         report_compile=partial(report, "compile"),

@@ -21,9 +21,10 @@ STOPS = [
     "signal in the evaluation@1",
     "signal in the evaluation@01",
 ]
+BACKWARD = ["memory in the backward pass@0", "memory in the backward pass@1"]
 REPEATS = ["memory@0", "memory@1", "half an update@0", "half an update@1", "buffer in a save@0", "buffer in a save@1"]
 NUMBERS = ["numbers@1", "numbers, read late@1"]
-CASES = ["nothing@", *NUMBERS, "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *REPEATS]
+CASES = ["nothing@", *NUMBERS, "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *BACKWARD, *REPEATS]
 Ends = list[dict[str, Any]]
 
 
@@ -73,6 +74,16 @@ def test_all_processes_repeat_a_step_that_one_must_repeat(ends: dict[str, Ends],
     else:
         assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
         assert leader["weights"] == ends["nothing@"][0]["weights"]
+
+
+@pytest.mark.parametrize("case", BACKWARD)
+def test_memory_that_runs_out_while_gradients_are_sent_repeats_the_step_in_all(
+    ends: dict[str, Ends], case: str
+) -> None:
+    leader, other = ends[case]
+    assert leader == other
+    assert (leader["code"], leader["micro_batch"], leader["rollbacks"]) == (0, 4, 0)
+    assert leader["weights"] == ends[BACKWARD[0]][0]["weights"] != ends["nothing@"][0]["weights"]
 
 
 def test_all_skip_the_same_batches_whenever_they_read_a_result(ends: dict[str, Ends]) -> None:
