@@ -13,6 +13,13 @@ from tests.paths import ROOT
 
 def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
     """What each of so many processes printed; all must end with 0."""
+    codes, said = ended(command, count, seconds)
+    assert codes == [0] * count, "\n".join(said)
+    return said
+
+
+def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[list[int], list[str]]:
+    """How each of so many processes ended, and what it printed."""
     with listening() as listener:
         meeting = f"127.0.0.1:{listener.getsockname()[1]}"
         here = Local(count, 0, count, 1, meeting, LOOPBACK, listener)
@@ -35,5 +42,4 @@ def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[s
         for process in started:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in started] == [0] * count, "\n".join(said)
-    return said
+    return [process.returncode for process in started], said

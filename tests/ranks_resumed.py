@@ -1,0 +1,98 @@
+"""One process of a run that is killed with all others and resumed: python -m tests.ranks_resumed FOLDER STEPS KILL WAY.
+
+It writes all weights after the last step into FOLDER/<rank>.npy. KILL is the step before which it dies; 0 for
+none. WAY is `buckets`, or `ddp` for torch's DistributedDataParallel with its defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from runtime.distributed import gradient_exchange
+from runtime.distributed.gradient_exchange import GradientExchange
+from runtime.distributed.ranks import ALONE, Ranks
+from runtime.job.model import Freeze
+from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
+from runtime.models import inspection
+from runtime.models.build import Model
+from runtime.plan import plan
+from runtime.training import run, train
+from runtime.training.phase_timer import PhaseTimer
+from tests import tiny
+
+JOB = """
+name: t
+task: image-classification
+data: {{train: none.npz}}
+train: {{epochs: 9, steps: {steps}, batch_size: 12}}
+checkpoint: {{every: 4 steps}}
+"""
+KILOBYTES = 8
+
+
+class DefaultBuckets(GradientExchange):
+    """The exchange that DistributedDataParallel does in its backward pass; the loss alone is summed here."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ALONE)
+        self.all = ranks
+
+    def finish(self, loss: Tensor | None) -> Tensor | None:
+        assert loss is not None
+        return self.all.all_reduce_sum([loss])[0]
+
+
+def by_ddp(model: nn.Module) -> nn.Module:
+    """The network with torch's own exchange, which sums as ours does."""
+    with warnings.catch_warnings(action="ignore"):
+        made = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=KILOBYTES / 1024)
+
+    # Without annotations, which torch would compare as strings.
+    made.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
+    return made
+
+
+def _summed(flat: Tensor) -> torch.futures.Future[Tensor]:
+    sent = torch.distributed.all_reduce(flat, async_op=True)
+    assert sent is not None
+    return sent.get_future().then(lambda done: done.value()[0])
+
+
+def main() -> None:
+    gradient_exchange.BUCKET_BYTES = KILOBYTES * 1024
+    folder, steps, kill, way = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    rank = os.environ["DRIVETRAIN_RANK"]
+    own = folder if rank == "0" else folder / "ranks" / rank
+    own.mkdir(parents=True, exist_ok=True)
+    job, machine, data = job_spec.check(parse(JOB.format(steps=steps), "t.yaml")), tiny.machine(), tiny.dataset()
+    torch.manual_seed(0)
+    layers = [part for _ in range(5) for part in (nn.Linear(64, 64), nn.Tanh())]
+    network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
+    made = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
+    whole = run.assemble(
+        job, machine, made, own, data, Model(network, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    )
+    if way == "ddp":
+        whole.configure_step(forward=by_ddp(whole.model), exchange=DefaultBuckets(whole.ranks))
+
+    def die(module: nn.Module, inputs: Any) -> None:
+        if kill and module.training and whole.counters.step + 1 == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    whole.model.register_forward_pre_hook(die)
+    train.train(whole)
+    np.save(folder / f"{rank}.npy", torch.cat([value.flatten() for value in whole.model.state_dict().values()]).numpy())
+
+
+if __name__ == "__main__":
+    main()
