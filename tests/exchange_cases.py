@@ -78,7 +78,8 @@ def found(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     network, exchange = Network(kind, ranks.number), Counting(ranks)
     exchange.overlaps = kind != "after"
-    exchange.dtype = torch.bfloat16 if kind == "bf16" else None
+    if kind == "bf16":
+        exchange.send_as(torch.bfloat16)
     step = Step(
         network,
         torch.optim.SGD(network.parameters(), lr=0.1),

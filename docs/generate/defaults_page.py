@@ -47,6 +47,7 @@ EVIDENCE = {
     "openmp_runtime": "[tuner](measurements/tuner-2026-11-22.md)",
     "packed_dropout": "[dropout](measurements/dropout-on-a-cpu.md)",
     "precision": "[calibration](measurements/calibration-2026-11-23.md), [tuner](measurements/tuner-2026-11-22.md), [H100](measurements/h100-2026-11-22.md)",
+    "exchange_precision": "[exchange](measurements/exchange-2026-11-23.md)",
     "prefix_precision": "[peers](measurements/peers-2026-11-22.md)",
     "unpadding": "[peers](measurements/peers-2026-11-22.md)",
 }

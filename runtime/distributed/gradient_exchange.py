@@ -107,6 +107,11 @@ class GradientExchange:
         """For what was sent, in order."""
         self._sending = False
 
+    def send_as(self, dtype: torch.dtype) -> None:
+        """Send and sum gradients in another format, if there are several processes."""
+        if self.ranks.count > 1:
+            self.dtype = dtype
+
     def begin(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
         """Forget the last pass; lay out the buckets if other parameters are trained than then.
 

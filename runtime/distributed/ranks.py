@@ -6,6 +6,7 @@ to the gradient of the batch, whatever their sizes. Rank 0 leads: it alone write
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -58,12 +59,29 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
-        if self.count == 1:
-            return list(values)
+        return self.start_sums(values)()
+
+    def start_sums(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Begin to sum each tensor over all processes.
+
+        Returns:
+            What waits for the sums, the same ones at each call, and raises PeerError if another process is gone.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1 or not values:
+            return lambda: list(values)
         flat = torch.cat([value.detach().to(self.device, torch.float64).flatten() for value in values])
-        self._sum(flat)
-        parts = torch.split(flat, [value.numel() for value in values])
-        return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+        wait = self.start_sum(flat)
+
+        @functools.cache
+        def sums() -> list[Tensor]:
+            wait()
+            parts = torch.split(flat, [value.numel() for value in values])
+            return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+
+        return sums
 
     def start_sum(self, flat: Tensor) -> Callable[[], None]:
         """Begin to replace a tensor by its sum over all processes; all must begin the same sums in the same order.
@@ -147,9 +165,6 @@ class Ranks:
             self.heartbeat.end()
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-    def _sum(self, flat: Tensor) -> None:
-        self._call(torch.distributed.all_reduce, flat)
 
     def _call(self, collective: object, *given: object) -> None:
         try:

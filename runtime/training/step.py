@@ -7,7 +7,7 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,9 @@ from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
 from runtime.training.step_options import StepOptions, StepState
 from runtime.training.step_result import StepResult, result_of
+
+Denominators = Callable[[], dict[str, Tensor]]
+"""Gives the sums of weights of the whole batch by head; the first call waits for the other processes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +161,7 @@ class Step:
             self._halve(size, error)
             raise agreement.HalfUpdated("out of memory in the middle of an update") from None
 
-    def _tried(self, batch: Batch, over: dict[str, Tensor], seed: int) -> tuple[Tensor | None, BaseException | None]:
+    def _tried(self, batch: Batch, over: Denominators, seed: int) -> tuple[Tensor | None, BaseException | None]:
         """The loss of this process's shard, whose gradients are being summed over processes; or what interrupted it."""
         self._seed(seed)
         try:
@@ -189,12 +192,13 @@ class Step:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _denominators(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums of weights for the whole batch, over all processes."""
+    def _denominators(self, batch: Batch) -> Denominators:
+        """Begin to sum the weights of the whole batch over all processes; the forward pass does not wait for them."""
         own = self.objective.denominators(batch.targets)
-        return dict(zip(own, self.options.ranks.all_reduce_sum(list(own.values())), strict=True))
+        sums = self.options.ranks.start_sums(list(own.values()))
+        return lambda: dict(zip(own, sums(), strict=True))
 
-    def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
+    def _gradients(self, batch: Batch, over: Denominators) -> Tensor:
         """The loss of this process's shard of the batch; gradients are accumulated on the parameters, and the last
         micro-batch sends them.
         """
@@ -204,9 +208,10 @@ class Step:
             with self.options.exchange.sending():
                 return loss + self._backward(last, over)
 
-    def _backward(self, part: Batch, over: dict[str, Tensor]) -> Tensor:
+    def _backward(self, part: Batch, over: Denominators) -> Tensor:
         """The loss of a micro-batch; its gradients are accumulated on the parameters."""
-        share = self.objective(self.outputs(part.inputs), part.targets, over)
+        outputs = self.outputs(part.inputs)
+        share = self.objective(outputs, part.targets, over())
         self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
         return share.detach()
 

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import ranks_start
+from runtime.distributed.gradient_exchange import GradientExchange
+from runtime.distributed.ranks import Ranks
+from runtime.optimizations import exchange_precision
+from tests import ranks_start, tiny
 from tests.exchange_cases import STEPS
 
 COUNT = 3
@@ -69,6 +72,17 @@ def test_the_first_step_has_the_bits_of_the_others(found: list[dict[str, Any]]) 
 def test_a_gradient_that_comes_late_repeats_the_step_once(found: list[dict[str, Any]]) -> None:
     """A layer is used from the second step on, when its bucket does not wait for it any more."""
     assert [[row["tries"] for row in one["together"]["later"]] for one in found] == [[1, 2, 1]] * COUNT
+
+
+def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
+    assert exchange_precision.effective(made) == "fp32"
+    made.configure_step(exchange=GradientExchange(Ranks(0, 2)))
+    exchange_precision.apply(made, "bf16")
+    assert exchange_precision.effective(made) == "bf16"
+    alone, unknown = tiny.job(more="limits: {nodes: 1}"), tiny.job()
+    assert "there is only one process" in (exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "")
+    assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
 
 def differing(folder: Path, count: int, way: str = "buckets") -> int:

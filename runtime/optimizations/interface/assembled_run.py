@@ -37,6 +37,19 @@ class AssembledEvents(Protocol):
         ...
 
 
+class AssembledExchange(Protocol):
+    """The exchange of gradients between processes."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """In which gradients are sent and summed; None for their own."""
+        ...
+
+    def send_as(self, dtype: torch.dtype) -> None:
+        """Send and sum them in another format, if there are several processes."""
+        ...
+
+
 class AssembledOptions(Protocol):
     """The options of the training step; they are fixed, and `configure_step` of the run gives it others."""
 
@@ -53,6 +66,11 @@ class AssembledOptions(Protocol):
     @property
     def memory_format(self) -> torch.memory_format:
         """Of images before the forward pass."""
+        ...
+
+    @property
+    def exchange(self) -> AssembledExchange:
+        """Sums gradients over the processes."""
         ...
 
     @property

@@ -1,0 +1,146 @@
+"""Three ways to sum gradients over a slow network, in turn: after the backward pass, during it, and in bf16.
+
+    sudo python -m benchmarks.exchange [--rate 500mbit] [--layers 6] [--batch 384] [--rounds 8]
+
+Two network namespaces stand for two machines; each sends at most at the given rate. Needs root and iproute2. A network of
+fully connected layers trains in one process on each, with one thread. The ways take turns, step by step, so that whatever
+else the machine does falls on all of them alike. The table has the medians of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Batch
+from runtime.distributed import gradient_exchange
+from runtime.distributed.gradient_exchange import GradientExchange
+from runtime.distributed.ranks import ALONE, Ranks
+from runtime.training.step import Step
+from runtime.training.step_options import StepOptions
+from tests import nodes
+
+WIDTH = 1024
+PORT = 29600
+ONE = 2**40
+"""Bytes of a bucket that holds everything."""
+WAYS = {
+    "no exchange": (4 * 2**20, False, None),
+    "in one piece, after the backward pass": (ONE, False, None),
+    "in buckets, during it": (4 * 2**20, True, None),
+    "in buckets, during it, bf16": (4 * 2**20, True, torch.bfloat16),
+}
+"""Size of a bucket, whether they are sent early, and the format."""
+
+
+class MeanSquare:
+    """The mean square of all outputs."""
+
+    def denominators(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The number of samples."""
+        return {"": torch.tensor(float(WIDTH), dtype=torch.float64)}
+
+    def __call__(self, outputs: Tensor, targets: Mapping[str, Tensor], over: Mapping[str, Tensor]) -> Tensor:
+        """A scalar."""
+        return outputs.square().mean()
+
+
+def built(way: str, ranks: Ranks, layers: int, batch: Batch) -> Step:
+    """A step whose buckets are laid out that way."""
+    size, overlaps, dtype = WAYS[way]
+    torch.manual_seed(0)
+    network = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+    here = ALONE if way == "no exchange" else ranks
+    exchange = GradientExchange(here)
+    exchange.overlaps, exchange.dtype = overlaps, dtype
+    options = StepOptions(forward=network, ranks=here, exchange=exchange)
+    step = Step(network, torch.optim.SGD(network.parameters(), 1e-3), MeanSquare(), None, torch.device("cpu"), options)  # type: ignore[arg-type]
+    gradient_exchange.BUCKET_BYTES = size  # read when the first step lays them out
+    step(batch, 0)
+    return step
+
+
+def process(given: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each step, by way, in this process."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=given.meet, rank=given.rank, world_size=2, timeout=timedelta(minutes=5)
+    )
+    ranks = Ranks(given.rank, 2)
+    inputs = torch.randn(given.batch, WIDTH, generator=torch.Generator().manual_seed(given.rank))
+    batch = Batch(np.arange(given.batch), (inputs,), {})
+    steps = {way: built(way, ranks, given.layers, batch) for way in WAYS}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(given.rounds):
+        for way, step in steps.items():
+            ranks.barrier()
+            begin = time.perf_counter()
+            step(batch, 0)
+            found[way].append(time.perf_counter() - begin)
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def measured(given: argparse.Namespace, words: list[str]) -> dict[str, Any]:
+    """What both processes found, one on each of two machines with a slow link."""
+    with nodes.network(2) as machines, tempfile.TemporaryDirectory() as folder:
+        for number, machine in enumerate(machines):
+            limit = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", given.rate]
+            subprocess.run(
+                ["ip", "netns", "exec", machine.space, *limit, "burst", "256kb", "latency", "100ms"], check=True
+            )
+            own = ["--rank", str(number), "--meet", f"tcp://{machines[0].address}:{PORT}"]
+            file = ["--file", f"{folder}/{number}"]
+            command = [sys.executable, "-m", "benchmarks.exchange", *words, *own, *file]
+            machine.start(command, Path(folder) / f"{number}.log", {"GLOO_SOCKET_IFNAME": "eth0"})
+        for number, machine in enumerate(machines):
+            if machine.started[0].wait(1800):
+                raise SystemExit((Path(folder) / f"{number}.log").read_text())
+        return dict(json.loads((Path(folder) / "0").read_text()))
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command, and of the processes that it starts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default="500mbit", help="of each machine's link, as tc writes it")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=384, help="samples of each process")
+    parser.add_argument("--rounds", type=int, default=8)
+    for name in ("--rank", "--meet", "--file"):
+        parser.add_argument(name, type=int if name == "--rank" else str, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print the table."""
+    given = arguments()
+    if given.file:
+        Path(given.file).write_text(json.dumps(process(given)))
+        return
+    if nodes.MISSING:
+        raise SystemExit(f"benchmarks.exchange {nodes.MISSING}")
+    found = {way: statistics.median(seconds) for way, seconds in measured(given, sys.argv[1:]).items()}
+    alone, flat = (found[way] for way in list(WAYS)[:2])
+    megabytes = given.layers * WIDTH * (WIDTH + 1) * 4 / 1e6
+    print(f"{megabytes:.0f} MB of gradients, {given.rate}, {given.rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    print("| way | step | ratio | exchange |\n|---|---|---|---|")
+    for way, seconds in found.items():
+        print(f"| {way} | {seconds * 1e3:.0f} ms | {seconds / flat:.2f} | {(seconds - alone) * 1e3:.0f} ms |")
+
+
+if __name__ == "__main__":
+    main()
