@@ -55,12 +55,12 @@ class Node:
 
 
 @contextlib.contextmanager
-def network(count: int, *, names: bool = False) -> Iterator[list[Node]]:
+def network(count: int, *, names: str = "") -> Iterator[list[Node]]:
     """So many machines on one network; they and it are gone after the block.
 
     Args:
         count: the number of machines.
-        names: whether they find each other by name; else by address alone.
+        names: how they find each other, with {} for the number; by address alone if empty.
     """
     tag = f"dt{secrets.token_hex(2)}"
     spaces: list[str] = []
@@ -78,7 +78,9 @@ def network(count: int, *, names: bool = False) -> Iterator[list[Node]]:
             if names:
                 hosts = HOSTS / space / "hosts"
                 hosts.parent.mkdir(parents=True)
-                hosts.write_text("127.0.0.1 localhost\n" + "".join(f"10.77.0.{i + 1} node{i}\n" for i in range(count)))
+                hosts.write_text(
+                    "127.0.0.1 localhost\n" + "".join(f"10.77.0.{i + 1} {names.format(i)}\n" for i in range(count))
+                )
             _ip("-n", tag, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("-n", tag, "link", "set", f"port{number}", "master", "switch", "up")
             _ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")

@@ -127,7 +127,7 @@ def cluster(count: int, home: Path, patience: int = 300) -> Iterator[SlurmCluste
         home: an empty folder for its configuration and logs.
         patience: seconds after which Slurm gives up a node that does not answer.
     """
-    with nodes.network(count, names=True) as machines:
+    with nodes.network(count, names="node{}") as machines:
         made = SlurmCluster(machines, home, patience)
         try:
             made.start()

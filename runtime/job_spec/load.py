@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,9 +20,8 @@ from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
 from runtime.job_spec import data_columns, earlier_run_keys, named_splits, sweep_space
 from runtime.job_spec.combinations import combination_problems
+from runtime.job_spec.spec_file import read_spec
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
-from runtime.job_spec.yaml_file import read, set_value
-from runtime.job_spec.yaml_syntax import MAX_BYTES
 from runtime.pretrained import earlier_run
 
 
@@ -52,21 +49,7 @@ def load(
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecError(
-            f"{path}: {error.strerror or error}",
-            "a job file in YAML",
-            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
-        ) from None
-    document = read(content, str(path))
-    for assignment in assignments:
-        try:
-            set_value(document, assignment)
-        except SpecError as error:
-            document.problems += error.problems
+    document = read_spec(path, assignments)
     if batch_size is not None and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
         document.data["train"] = {**train, "batch_size": batch_size}
@@ -94,15 +77,15 @@ def _checked(document: Document, folder: Path, locate: Callable[[Job], Job] | No
     return job
 
 
-def _nearest_job(path: Path) -> str:
-    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
-    for folder in dict.fromkeys((path.parent, Path("jobs"))):
-        with contextlib.suppress(OSError):
-            files = [each for each in sorted(folder.iterdir()) if each.suffix in (".yaml", ".yml") and each.is_file()]
-            stems = {each.stem: each for each in files}
-            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.75):
-                return f'did you mean "{stems[stem]}"?'
-    return ""
+def load_unseen(path: Path, assignments: Sequence[str] = ()) -> Job:
+    """Read and check a job file whose data is on other machines: what its paths lead to is not looked at.
+
+    Raises:
+        SpecError: with all problems, each with file:line:column and key.
+    """
+    job = check(read_spec(path, assignments))
+    job._folder = path.parent
+    return job
 
 
 def check(document: Document, kind: type[Job] | None = None) -> Job:

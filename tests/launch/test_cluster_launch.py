@@ -97,7 +97,7 @@ def test_an_edited_file_is_not_lost(folder: Path, capsys: pytest.CaptureFixture[
         ("slurm:\n  grace: 20\n", "site.yaml:2:3: slurm.grace: is 20\n  possible: a duration with its unit"),
         (
             "slurm:\n  options: {nodes: 2}\n",
-            "site.yaml:2:13: slurm.options.nodes: is 'nodes'\n  possible: other options",
+            "site.yaml:2:13: slurm.options.nodes: is 'nodes'\n  possible: other keys",
         ),
         ('slurm:\n  setup: ["a\\nb"]\n', "site.yaml:2:11: slurm.setup[0]: is 'a\\nb'\n  possible: text on one line"),
         ("slurm: {time: 5m, grace: 5m}", "slurm.grace is 5m, and slurm.time is 5m"),

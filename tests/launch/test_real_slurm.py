@@ -20,13 +20,13 @@ import pytest
 from tests import slurm_cluster
 from tests.paths import ROOT
 from tests.slurm_cluster import SlurmCluster, until
-from tests.supervisor.test_supervisor import TEXT, job, rows, same, train  # noqa: F401
+from tests.supervisor.test_supervisor import TEXT, command, images, rows, same
 
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(bool(slurm_cluster.MISSING), reason=slurm_cluster.MISSING),
 ]
-EPOCHS = 150
+EPOCHS = 100
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,22 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield made
 
 
-def script(job: Path, nodes: int = 2, site: str = "") -> Path:  # noqa: F811
+def small_job(folder: Path) -> Path:
+    images(folder / "images.npz")
+    path = folder / "tiny.yaml"
+    path.write_text(TEXT.replace("epochs: 4", f"epochs: {EPOCHS}"))
+    return path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return small_job(tmp_path)
+
+
+def script(job: Path, nodes: int = 2) -> Path:
     """The batch script of a job in its folder."""
-    job.write_text(TEXT.replace("epochs: 4", f"epochs: {EPOCHS}"))
     shared = [str(job.parent), str(ROOT), sys.prefix]
-    (job.parent / "site.yaml").write_text(f"slurm:\n  shared: {shared}\n  grace: 20s\n{site}")
+    (job.parent / "site.yaml").write_text(f"slurm:\n  shared: {shared}\n  grace: 20s\n")
     words = [sys.executable, "-m", "runtime", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
     words += ["--site", "site.yaml"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -48,28 +59,30 @@ def script(job: Path, nodes: int = 2, site: str = "") -> Path:  # noqa: F811
     return job.parent / "tiny.sbatch"
 
 
-def log(job: Path, number: str) -> str:  # noqa: F811
+def log(job: Path, number: str) -> str:
     path = job.parent / f"tiny-{number}.log"
     return path.read_text() if path.exists() else ""
 
 
-def run_of(job: Path) -> Path:  # noqa: F811
+def run_of(job: Path) -> Path:
     return job.parent / "runs" / "tiny-001"
 
 
-def trains(job: Path, beyond: int = 0) -> bool:  # noqa: F811
+def trains(job: Path, beyond: int = 0) -> bool:
     """Whether a step after this one is recorded."""
     path = run_of(job) / "metrics.jsonl"
     return path.exists() and any(row["step"] > beyond for row in rows(run_of(job)))
 
 
-def reference(job: Path) -> Path:  # noqa: F811
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two processes on one machine, without interruption."""
-    runs = job.parent / "reference"
-    words = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(runs)]
-    done = train(job, *words)
+    home = tmp_path_factory.mktemp("reference")
+    path = small_job(home)
+    words = [*command(path, "--set", "limits.processes=2", "--set", "limits.gpus=none")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return runs / "tiny-001"
+    return home / "runs" / "tiny-001"
 
 
 def processes(machine: str, number: str) -> list[psutil.Process]:
@@ -83,17 +96,17 @@ def processes(machine: str, number: str) -> list[psutil.Process]:
     return found
 
 
-def test_two_nodes_train_to_the_end(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_two_nodes_train_to_the_end(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
     ended = slurm.ended(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
     assert "(SLURM_* variables)" in log(job, number)
-    assert same(reference(job), run_of(job))
+    assert same(reference, run_of(job))
     assert not list((job.parent / "runs").glob(".slurm-*"))
     assert not (job.parent / "runs" / "tiny-002").exists()
 
 
-def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
     until(lambda: trains(job, 10), 300)
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
@@ -105,11 +118,11 @@ def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path) -> No
     print(f"time limit: ended {time.monotonic() - begin:.0f} s after it was queued again")
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
     assert "resumes" in log(job, number)
-    assert same(reference(job), run_of(job))
-    assert rows(job.parent / "reference" / "tiny-001") == rows(run_of(job))
+    assert same(reference, run_of(job))
+    assert rows(reference) == rows(run_of(job))
 
 
-def test_a_killed_step_trains_again_in_the_same_allocation(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_a_killed_step_trains_again_in_the_same_allocation(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
     until(lambda: trains(job, 10), 300)
     begin = time.monotonic()
@@ -121,10 +134,10 @@ def test_a_killed_step_trains_again_in_the_same_allocation(slurm: SlurmCluster, 
     print(f"killed step: resumed after {time.monotonic() - begin:.0f} s")
     ended = slurm.ended(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
-    assert same(reference(job), run_of(job))
+    assert same(reference, run_of(job))
 
 
-def test_a_mistake_in_the_job_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_a_mistake_in_the_job_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None:
     path = script(job)
     job.write_text(TEXT.replace("epochs:", "epoks:"))
     number = slurm.submit(path)
@@ -133,7 +146,7 @@ def test_a_mistake_in_the_job_is_not_tried_again(slurm: SlurmCluster, job: Path)
     assert "exit 2; another attempt would end in the same way" in log(job, number)
 
 
-def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -> None:
     number = slurm.submit(script(job, nodes=1))
     until(lambda: trains(job, 10), 300)
     slurm.run("scancel", number)
@@ -143,7 +156,7 @@ def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -
     assert "stopped by SIGTERM" in log(job, number)
 
 
-def test_a_dead_node_does_not_hold_the_job(slurm: SlurmCluster, job: Path) -> None:  # noqa: F811
+def test_a_dead_node_does_not_hold_the_job(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Last: the node is gone afterwards."""
     number = slurm.submit(script(job))
     until(lambda: trains(job, 10), 300)
@@ -159,4 +172,4 @@ def test_a_dead_node_does_not_hold_the_job(slurm: SlurmCluster, job: Path) -> No
     ended = slurm.ended(number, 900)
     print(f"dead node: ended after {time.monotonic() - begin:.0f} s on {ended['NodeList']}")
     assert ended["JobState"] == "COMPLETED", log(job, number)
-    assert same(reference(job), run_of(job))
+    assert same(reference, run_of(job))

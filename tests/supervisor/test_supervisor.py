@@ -32,12 +32,17 @@ optimize: {cpu_threads: 1}
 """
 
 
+def images(path: Path) -> None:
+    """Write a small data set of three classes."""
+    labels = np.arange(160) % 3
+    pixels = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
+    pixels[np.arange(160), labels * 2] += 120
+    np.savez(path, images=pixels, labels=labels)
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    labels = np.arange(160) % 3
-    images = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
-    images[np.arange(160), labels * 2] += 120
-    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    images(tmp_path / "images.npz")
     path = tmp_path / "tiny.yaml"
     path.write_text(TEXT)
     return path

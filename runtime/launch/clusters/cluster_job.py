@@ -53,17 +53,22 @@ class ClusterJob:
             start: the words that start drivetrain; this Python environment if None.
             spec: the path of the job file there, if it is another one.
         """
-        program = list(start) if start else [sys.executable, "-m", "runtime"]
+        program = [sys.executable, "-m", "runtime"] if start is None else list(start)
         return [*program, "train", spec or str(self.spec), *self.options]
 
 
-def resolve(request: ClusterRequest) -> ClusterJob:
+def resolve(request: ClusterRequest, *, unseen: bool = False) -> ClusterJob:
     """The job with its number of nodes and processes.
+
+    Args:
+        request: the options.
+        unseen: whether its data is on other machines alone.
 
     Raises:
         DrivetrainError: if the job is invalid, or contradicts the options.
     """
-    job = spec.load(request.spec, request.assignments)
+    load = spec.load_unseen if unseen else spec.load
+    job = load(request.spec, request.assignments)
     nodes = _agreed(job, "nodes", request.nodes) or 1
     processes = _agreed(job, "processes", request.per_node)
     gpus = request.device == "gpu"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import DeviceError
-from runtime.launch.clusters import shared_folders, site, slurm
+from runtime.launch.clusters import kubernetes, shared_folders, site, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from runtime.launch.clusters.site import Site
 from runtime.system.files import write_text
@@ -27,12 +27,15 @@ class Engine:
     submit: Callable[[Path], list[str]]
     follow: Callable[[ClusterJob], str]
     """What shows its progress, for the user."""
+    unseen: bool = True
+    """Whether data is on other machines alone, and not looked at here."""
 
 
 ENGINES = {
     "slurm": Engine(
-        ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}"
+        ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}", False
     ),
+    "k8s": Engine(".k8s.yaml", kubernetes.check, kubernetes.manifest, kubernetes.submit, kubernetes.follow),
 }
 
 
@@ -43,7 +46,7 @@ def launch(request: ClusterRequest) -> int:
         DrivetrainError: if job or site is invalid, or the engine does not take it.
     """
     engine = ENGINES[request.engine]
-    work = resolve(request)
+    work = resolve(request, unseen=engine.unseen)
     place, named = site.load(request.site)
     for line in (*engine.check(work, place, named), *shared_folders.notes(work)):
         print(line)

@@ -1,58 +1,20 @@
-"""The site file: what belongs to a cluster and to no job, such as its partition, its shared folders or its time limit.
+"""The site file: what belongs to a cluster and to no job, such as its partition, its volumes or its image.
 
 It is YAML, checked like a job file: each mistake with line and column.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field, JsonValue, ValidationError
 
 from runtime.errors import SpecError
-from runtime.job.values import Duration, Spec
+from runtime.job.values import Duration, Spec, VariableName
 from runtime.job_spec.validation_errors import problems
 from runtime.job_spec.yaml_file import parse
-
-_OURS = (
-    *("nodes", "ntasks", "ntasks-per-node", "time", "signal", "requeue", "no-requeue", "no-kill", "kill-on-bad-exit"),
-    *("chdir", "output", "error", "open-mode", "job-name"),
-)
-"""Options of sbatch that the job, the command line or another key of the site file decides."""
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
-
-
-def _line(text: str) -> str:
-    """Check that a text is one line: a line break in a batch script would begin a command."""
-    if not text or not text.isprintable():
-        raise PydanticCustomError("line", "text on one line")
-    return text
-
-
-def _folder(text: str) -> str:
-    """Check an absolute path."""
-    if not _line(text).startswith("/"):
-        raise PydanticCustomError("folder", "the absolute path of a folder, such as /home")
-    return text
-
-
-def _option(text: str) -> str:
-    """Check the long name of an option."""
-    if not _OPTION.fullmatch(text):
-        raise PydanticCustomError("option", "the long name of an option without dashes before it, such as partition")
-    if text in _OURS:
-        raise PydanticCustomError(
-            "option", "other options than those that --nodes, `time:`, `grace:` or the job decide"
-        )
-    return text
-
-
-Line = Annotated[str, AfterValidator(_line)]
-Folder = Annotated[str, AfterValidator(_folder)]
-OptionName = Annotated[str, AfterValidator(_option)]
+from runtime.launch.clusters.site_values import Folder, Line, ObjectName, PinnedImage, PodField, SbatchOption
 
 
 class SlurmSite(Spec):
@@ -61,7 +23,9 @@ class SlurmSite(Spec):
     shared: list[Folder] = Field([], description="folders that all nodes see under the same path")
     time: Duration | None = Field(None, description="time limit of a job; that of the partition if absent")
     grace: Duration = Field("2m", description="time before the limit at which training is told to save and stop")
-    options: dict[OptionName, Line | int | bool] = Field({}, description="other options of sbatch, by their long names")
+    options: dict[SbatchOption, Line | int | bool] = Field(
+        {}, description="other options of sbatch, by their long names"
+    )
     srun: list[Line] = Field([], description="other options of srun, such as --container-image=...")
     setup: list[Line] = Field([], description="shell commands before training, such as module load ...")
     command: list[Line] | None = Field(
@@ -74,10 +38,40 @@ class SlurmSite(Spec):
         return {name: value for name, value in self.options.items() if value is not False}
 
 
+class Claim(Spec):
+    """A persistent volume claim, and where it is mounted."""
+
+    claim: ObjectName
+    at: Folder
+
+
+class SecretKey(Spec):
+    """A key of a secret."""
+
+    name: ObjectName
+    key: Line
+
+
+class KubernetesSite(Spec):
+    """A namespace of Kubernetes."""
+
+    image: PinnedImage = Field(description="the image of drivetrain, by its digest")
+    runs: Folder = Field(description="the folder for runs, below a claim")
+    claims: list[Claim] = Field(min_length=1, description="persistent volume claims, and where they are mounted")
+    namespace: ObjectName | None = Field(None, description="kubectl's own if absent")
+    grace: Duration = Field("2m", description="time between the signal and the end of a pod")
+    secrets: dict[VariableName, SecretKey] = Field({}, description="where the job's environment variables come from")
+    labels: dict[Line, Line] = Field({}, description="labels of the Job and its pods, such as a queue")
+    pod: dict[PodField, JsonValue] = Field({}, description="other fields of the pods, such as nodeSelector")
+    user: int = Field(1000, ge=1, description="the user that trains, who owns what is written to the claims")
+    gpu_resource: Line = Field("nvidia.com/gpu", description="what the cluster calls a GPU")
+
+
 class Site(Spec):
     """What belongs to a site, by engine."""
 
     slurm: SlurmSite = Field(SlurmSite(), description="for --on slurm")
+    k8s: KubernetesSite | None = Field(None, description="for --on k8s")
 
 
 def load(path: Path | None) -> tuple[Site, str]:

@@ -18,7 +18,7 @@ from runtime.system.units import parse_bytes
 CPUS = ("cpus-per-task", "exclusive", "cpus-per-gpu")
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu", "exclusive")
 GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
-SILENCE = 120
+SILENCE = 60
 """Seconds that all nodes get to end after one has; training itself notices a loss within 60."""
 
 

@@ -36,9 +36,9 @@ attempt() {
         sleep 2
         # The leader ends last, and a loss ends all others within a minute.
         if [ -e "$ends/0" ] || lost; then waited=$((waited + 2)); fi
-        if [ "$waited" -ge "$silence" ]; then unreachable=yes; kill -KILL "$step"; fi
+        if [ "$waited" -ge "$silence" ]; then unreachable=yes; kill -KILL "$step"; break; fi
     done
-    while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done
+    while wait "$step" 2>/dev/null; code=$?; kill -0 "$step" 2>/dev/null; do :; done
     if [ -n "$unreachable" ]; then code=8; fi
     # What the others did after a leader that has finished does not matter.
     if [ -e "$ends/0" ] && [ "$(cat "$ends/0")" = 0 ]; then code=0; fi

@@ -1,0 +1,48 @@
+"""Reads a job file and `--set` values as a document that is yet to be checked."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.errors import SpecError
+from runtime.job import Document
+from runtime.job_spec.yaml_file import read, set_value
+from runtime.job_spec.yaml_syntax import MAX_BYTES
+
+
+def read_spec(path: Path, assignments: Sequence[str]) -> Document:
+    """The document, with the mistakes in it.
+
+    Raises:
+        SpecError: if the file cannot be read, or is not one YAML mapping.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: {error.strerror or error}",
+            "a job file in YAML",
+            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
+        ) from None
+    document = read(content, str(path))
+    for assignment in assignments:
+        try:
+            set_value(document, assignment)
+        except SpecError as error:
+            document.problems += error.problems
+    return document
+
+
+def _nearest_job(path: Path) -> str:
+    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
+    for folder in dict.fromkeys((path.parent, Path("jobs"))):
+        with contextlib.suppress(OSError):
+            files = [each for each in sorted(folder.iterdir()) if each.suffix in (".yaml", ".yml") and each.is_file()]
+            stems = {each.stem: each for each in files}
+            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.75):
+                return f'did you mean "{stems[stem]}"?'
+    return ""

@@ -1,0 +1,203 @@
+"""Kubernetes: an Indexed Job with a headless service, a network policy, and the job file in a ConfigMap."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from runtime.distributed.placement import DEFAULT_PORT
+from runtime.errors import SpecError
+from runtime.job.values import duration_seconds
+from runtime.launch.clusters import grace_period, mounted_files
+from runtime.launch.clusters.cluster_job import ClusterJob
+from runtime.launch.clusters.plain_yaml import dump
+from runtime.launch.clusters.site import KubernetesSite, Site
+from runtime.system.units import parse_bytes
+
+FINAL = [1, 2, 3, 4, 5, 6, 7, 9, 11]
+"""Exit codes after which another attempt would end in the same way."""
+STOPPED = 75
+LOSSES = 6
+"""How many lost pods end the Job; those of a drained node and those that stopped early do not count."""
+SCRATCH = {"tmp": "/tmp", "cache": "/cache"}
+"""Folders of a pod that it may write, beside the claims; the image's own file system is read-only."""
+SPEC = "/job"
+CONTAINER = "train"
+
+
+def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+    """Refuse what would fail on the cluster; returns lines for the user.
+
+    Args:
+        work: the job.
+        site: the site.
+        named: how messages name its file.
+
+    Raises:
+        SpecError: if the job cannot train there.
+    """
+    here = site.k8s
+    if here is None:
+        raise SpecError(f"{named}: no k8s section", "image and runs, at least", "docs/clusters.md shows one")
+    mounted_files.check(work, here.runs, [claim.at for claim in here.claims], f"{named}: k8s.claims")
+    if missing := [name for name in work.job.environment if name not in here.secrets]:
+        raise SpecError(
+            [
+                work.job.problem(
+                    ("environment",),
+                    f"{missing[0]} is in no secret of {named}",
+                    "one secret for each of them",
+                    f"add `{missing[0]}: {{name: SECRET, key: KEY}}` under k8s.secrets",
+                )
+            ]
+        )
+    lines = [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: k8s")]
+    if label(work) != work.job.name:
+        lines.append(f"Kubernetes takes no name like {work.job.name}: its objects are called {label(work)}")
+    return lines
+
+
+def label(work: ClusterJob) -> str:
+    """The job's name as Kubernetes takes it: small letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", work.job.name.lower()).strip("-")[:52] or "job"
+
+
+def manifest(work: ClusterJob, site: Site) -> str:
+    """All objects as YAML."""
+    assert site.k8s
+    head = (
+        f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on k8s`.\n"
+        "# Exit codes of training decide: 0 done; 75 stopped early, started again; 8 and kills, started again and counted;\n"
+        "# 2 to 7 and 9 would end in the same way. The Job is done when its pod 0 is, which writes the run.\n"
+    )
+    return head + dump(objects(work, site.k8s))
+
+
+def objects(work: ClusterJob, here: KubernetesSite) -> list[dict[str, Any]]:
+    """Job file, service, network policy and Job."""
+    name, mine = label(work), {"app.kubernetes.io/name": "drivetrain", "app.kubernetes.io/instance": label(work)}
+    about = {"name": name, "labels": mine} | ({"namespace": here.namespace} if here.namespace else {})
+    text = work.spec.read_text(encoding="utf-8")
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {work.spec.name: text}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": about,
+            # Without an address of its own; the pods have to find pod 0 before they are ready.
+            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": mine},
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": about,
+            # What the processes exchange is neither encrypted nor behind a password.
+            "spec": {
+                "podSelector": {"matchLabels": mine},
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": mine}}]}],
+            },
+        },
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": about | {"labels": mine | here.labels},
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": work.nodes,
+                "parallelism": work.nodes,
+                "backoffLimit": LOSSES * work.nodes,
+                "podReplacementPolicy": "Failed",
+                "podFailurePolicy": {"rules": _rules()},
+                "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+                "template": {"metadata": {"labels": mine | here.labels}, "spec": _pod(work, here)},
+            },
+        },
+    ]
+
+
+def _rules() -> list[dict[str, Any]]:
+    """What the Job does by the exit code; the first rule that fits counts."""
+    of = {"containerName": CONTAINER, "operator": "In"}
+    return [
+        {"action": "FailJob", "onExitCodes": of | {"values": FINAL}},
+        {"action": "Ignore", "onExitCodes": of | {"values": [STOPPED]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+
+
+def _pod(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "job", "configMap": {"name": label(work)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _bytes(work.job.limits.shm or "256m")}},
+        *({"name": name, "emptyDir": {}} for name in SCRATCH),
+        *(
+            {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.claim}}
+            for number, claim in enumerate(here.claims)
+        ),
+    ]
+    return here.pod | {
+        "restartPolicy": "Never",
+        "subdomain": label(work),
+        "terminationGracePeriodSeconds": math.ceil(duration_seconds(here.grace)),
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": here.user,
+            "runAsGroup": here.user,
+            "fsGroup": here.user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(work, here)],
+        "volumes": volumes,
+    }
+
+
+def _container(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "job", "mountPath": SPEC, "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),
+        *({"name": f"claim-{number}", "mountPath": claim.at} for number, claim in enumerate(here.claims)),
+    ]
+    limits = {"cpu": f"{work.job.limits.cpus or 2:g}", "memory": _bytes(work.job.limits.memory or "4g")}
+    if work.gpus:
+        limits[here.gpu_resource] = str(work.per_node)
+    return {
+        "name": CONTAINER,
+        "image": here.image,
+        # Of the image: python -m runtime.
+        "args": [*work.command([], f"{SPEC}/{work.spec.name}"), "--runs", here.runs],
+        "env": [
+            {"name": "MASTER_ADDR", "value": f"{label(work)}-0.{label(work)}"},
+            {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
+            *(
+                {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+                for name, secret in here.secrets.items()
+            ),
+        ],
+        "resources": {"limits": limits, "requests": limits},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def _bytes(size: str) -> str:
+    """A size as Kubernetes takes it."""
+    return f"{math.ceil(parse_bytes(size) / 2**20)}Mi"
+
+
+def submit(path: Path) -> list[str]:
+    """The command that submits the manifest."""
+    return ["kubectl", "create", "-f", str(path)]
+
+
+def follow(work: ClusterJob) -> str:
+    """What shows the progress of the job."""
+    return f"kubectl logs --follow --selector app.kubernetes.io/instance={label(work)} --prefix"
