@@ -43,12 +43,14 @@ LIGHT = [
     "docs.generate.decision_table",
     "runtime.tuning.bench.bench",
     "runtime.launch.run_in_image",
+    "runtime.storage.object_store",
 ]
 
 
 ORDER = (
     "errors",
     "system",
+    "storage",
     "hardware",
     "job",
     "distributed",

@@ -1,0 +1,244 @@
+"""One place in an object store: read, written, listed, with bounded retries; obstore does the transport.
+
+obstore reads credentials and endpoint from the environment of this process, and renews those that expire.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from runtime.errors import StorageError
+from runtime.storage import store_variables
+from runtime.storage.remote_address import RemoteAddress
+from runtime.storage.store_errors import RemoteError, Trouble, translate
+from runtime.system.installation import STORAGE
+
+PART = 8 << 20
+"""Bytes of one request of a longer upload, and of one piece of a download."""
+AT_ONCE = 4
+"""Requests of one upload side by side."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store may take.
+
+    Args:
+        retries: seconds in which a request that failed is tried again.
+        silence: seconds without a byte until a request has failed.
+        connect: seconds until there must be a connection.
+    """
+
+    retries: float = 60.0
+    silence: float = 60.0
+    connect: float = 10.0
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object in a store."""
+
+    name: str
+    """Relative to the place that was opened."""
+    bytes: int
+    tag: str
+    """Changes with the content (ETag); empty if the store gives none."""
+
+
+class ObjectStore:
+    """The objects below one address.
+
+    All methods raise RemoteError if the store does not do what was asked; names are relative, with slashes.
+    """
+
+    def __init__(
+        self, address: RemoteAddress, patience: Patience = Patience(), environ: Mapping[str, str] = os.environ
+    ) -> None:
+        """
+        Args:
+            address: of a bucket or below it, or of a web server.
+            patience: how long it may take.
+            environ: read for endpoint and certificates; credentials are read by the client itself.
+
+        Raises:
+            StorageError: if the client is not installed.
+            RemoteError: if the settings of the environment make no store.
+        """
+        self.address = address
+        self.environ = environ
+        self._store = self._asked("open", "", lambda: _opened(address, patience, environ))
+
+    def get(self, name: str) -> bytes:
+        """The content of an object."""
+        return self._asked("read", name, lambda: bytes(_client().get(self._store, name).bytes()))
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """`length` bytes of an object from `start` on."""
+        return self._asked(
+            "read", name, lambda: bytes(_client().get_range(self._store, name, start=start, length=length))
+        )
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """The content of an object in pieces; a connection that is cut is taken up again where it ended."""
+        pieces = self._asked("read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART)))
+        while (piece := self._asked("read", name, lambda: next(pieces, None))) is not None:
+            yield bytes(piece)
+
+    def head(self, name: str) -> StoredObject:
+        """Size and tag of an object."""
+        return _object(self._asked("read", name, lambda: _client().head(self._store, name)))
+
+    def exists(self, name: str) -> bool:
+        """Whether an object is there."""
+        try:
+            self.head(name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                return False
+            raise
+        return True
+
+    def objects(self, below: str = "") -> list[StoredObject]:
+        """All objects below a folder, by name."""
+
+        def found() -> list[StoredObject]:
+            pages = _client().list(self._store, below or None)
+            return sorted((_object(each) for page in pages for each in page), key=lambda each: each.name)
+
+        return self._asked("list", below, found)
+
+    def folders(self, below: str = "") -> list[str]:
+        """The names of the folders directly below a folder."""
+
+        def found() -> list[str]:
+            answer = _client().list_with_delimiter(self._store, below or None)
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
+
+        return self._asked("list", below, found)
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write an object; returns its tag."""
+        return self._put(name, content, None)
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Write an object from a file, in parts if it is long; nothing is visible before the last one.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        with path.open("rb") as file:  # a missing file is the caller's, not the store's
+            self._asked(
+                "write", name, lambda: _client().put(self._store, name, file, chunk_size=PART, max_concurrency=AT_ONCE)
+            )
+
+    def create(self, name: str, content: bytes) -> str | None:
+        """Write an object that must not exist; returns its tag, or None if it exists."""
+        return self._conditional(name, content, "create")
+
+    def replace(self, name: str, content: bytes, tag: str) -> str | None:
+        """Write over an object that must have this tag; returns the new tag, or None if it has changed."""
+        return self._conditional(name, content, {"e_tag": tag})
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no error."""
+        for name in names:
+            try:
+                self._asked("remove", name, functools.partial(_client().delete, self._store, name))
+            except RemoteError as error:
+                if error.trouble is not Trouble.MISSING:
+                    raise
+
+    def _conditional(self, name: str, content: bytes, mode: object) -> str | None:
+        try:
+            return self._put(name, content, mode)
+        except RemoteError as error:
+            if error.trouble is Trouble.CHANGED:
+                return None
+            raise
+
+    def _put(self, name: str, content: bytes, mode: object) -> str:
+        more = {} if mode is None else {"mode": mode}
+        answer = self._asked(
+            "write", name, lambda: _client().put(self._store, name, content, use_multipart=False, **more)
+        )
+        return str(answer.get("e_tag") or "")
+
+    def _asked(self, task: str, name: str, request: Callable[[], T]) -> T:
+        try:
+            return request()
+        except Exception as error:
+            if not _is_of_store(error):
+                raise
+            raise translate(error, self.address / name if name else self.address, task, self.environ) from None
+
+
+def _is_of_store(error: Exception) -> bool:
+    return isinstance(error, _client().exceptions.BaseError | FileNotFoundError)
+
+
+def _object(found: Mapping[str, Any]) -> StoredObject:
+    return StoredObject(str(found["path"]), int(found["size"]), str(found["e_tag"] or ""))
+
+
+def _opened(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:
+    """The client's own store, with every wait bounded."""
+    from obstore import store as stores
+
+    options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=patience.connect),
+        "read_timeout": timedelta(seconds=patience.silence),
+        # The client's default of 30 s for a whole request would cut every long transfer.
+        "timeout": timedelta(days=1),
+        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme, environ),
+    }
+    if authority := environ.get("SSL_CERT_FILE"):
+        options["root_certificate"] = _certificates(authority)
+    retry: Any = {
+        "max_retries": 50,
+        "retry_timeout": timedelta(seconds=patience.retries),
+        "backoff": {"max_backoff": timedelta(seconds=5)},
+    }
+    settings: dict[str, Any] = {"client_options": options, "retry_config": retry}
+    match address.scheme:
+        case "s3":
+            return stores.S3Store(address.host, prefix=address.path or None, **settings)
+        case "gs":
+            return stores.GCSStore(address.host, prefix=address.path or None, **settings)
+        case "az":
+            return stores.AzureStore(address.host, prefix=address.path or None, **settings)
+    return stores.HTTPStore.from_url(str(address), **settings)
+
+
+def _certificates(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"SSL_CERT_FILE: {path} cannot be read: {error.strerror}",
+            "a file of certificates",
+            "correct it, or unset it",
+        ) from None
+
+
+def _client() -> Any:
+    """obstore, imported when a store is used, since it is an extra and takes a moment.
+
+    Raises:
+        StorageError: if it is not installed.
+    """
+    try:
+        import obstore
+    except ImportError:
+        raise StorageError(
+            "object stores are read and written by obstore, which is not installed here",
+            "obstore, which the images have",
+            f"`{STORAGE}`",
+        ) from None
+    return obstore

@@ -1,0 +1,155 @@
+"""What a store can answer instead of what was asked, in the three parts of every error.
+
+Messages of the client are not repeated: they hold whole addresses, and those of Azure are signed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+
+from runtime.errors import StorageError
+from runtime.storage import store_variables
+from runtime.storage.remote_address import RemoteAddress
+
+_MISSING = re.compile(r"Missing(AccessKeyId|SecretAccessKey|Account)|Missing \w*[Kk]ey|Account must be specified")
+_ROLE = re.compile(r"/latest/(api|meta-data)|/computeMetadata/|/metadata/identity")
+"""Paths of the service that tells a machine its role. The client asks it if no variable holds a credential."""
+
+
+class Trouble(Enum):
+    """Why a store did not do what was asked."""
+
+    AWAY = "away"
+    """No answer, or one that says: later. It passes."""
+    NO_BUCKET = "no bucket"
+    MISSING = "missing"
+    """The bucket is there, the object is not."""
+    DENIED = "denied"
+    NO_CREDENTIALS = "no credentials"
+    CHANGED = "changed"
+    """A condition of the request did not hold: it exists already, or has changed since."""
+    REFUSED = "refused"
+    """Everything else that the store said."""
+
+
+class RemoteError(StorageError):
+    """A store did not do what was asked.
+
+    Args:
+        trouble: why.
+        given: what was tried, and what came back.
+        possible: what would work.
+        action: what to do.
+    """
+
+    def __init__(self, trouble: Trouble, given: str, possible: str = "", action: str = "") -> None:
+        self.trouble = trouble
+        super().__init__(given, possible, action)
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may work later."""
+        return self.trouble is Trouble.AWAY
+
+
+def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapping[str, str]) -> RemoteError:
+    """What an exception of the client means for the user.
+
+    Args:
+        error: of obstore, or the OSError and ValueError that it raises.
+        address: what the request was about.
+        task: the request as a verb: read, write, list, remove.
+        environ: the variables that the store was opened with.
+    """
+    text, kind = str(error).partition("\n\nDebug source:")[0], type(error).__name__
+    code, status = _code(text), _status(text)
+    trouble = _trouble(kind, code, status, text)
+    said = " ".join(filter(None, (str(status or ""), code))) or _reason(str(error))
+    where = f"{address}: cannot {task}"
+    bucket, variables = address.host, store_variables.told(address.scheme, environ)
+    match trouble:
+        case Trouble.MISSING:
+            return RemoteError(trouble, f"{address} is not there", "something that exists", "correct the address")
+        case Trouble.NO_BUCKET:
+            endpoint = store_variables.endpoint(address.scheme, environ)
+            return RemoteError(
+                trouble,
+                f"{where}: there is no bucket {bucket}{f' at {endpoint}' if endpoint else ''}",
+                "a bucket that exists; drivetrain creates none",
+                f"create it with your provider's tool, correct the address, or see that {variables} mean its account",
+            )
+        case Trouble.DENIED:
+            return RemoteError(
+                trouble,
+                f"{where}: the store refuses it ({said})",
+                "credentials that may list, read, write and remove below this address",
+                f"give them these rights, or export others; set here: {variables}",
+            )
+        case Trouble.NO_CREDENTIALS:
+            return RemoteError(
+                trouble,
+                f"{where}: no credentials were found",
+                f"the variables of the provider ({store_variables.needed(address.scheme)}), or the role of this machine; "
+                "files in a home folder are not read",
+                f"export them where the command is called; set here: {variables}",
+            )
+        case Trouble.AWAY:
+            endpoint = store_variables.endpoint(address.scheme, environ) or "the address of the provider"
+            return RemoteError(
+                trouble,
+                f"{where}: the store does not answer ({said})",
+                "a store that this machine reaches",
+                f"check the network, and {endpoint}; try again later",
+            )
+        case Trouble.CHANGED:
+            return RemoteError(trouble, f"{where}: it is there already, or has changed ({said})")
+    return RemoteError(
+        trouble,
+        f"{where}: {said}",
+        "a request that the store accepts",
+        f"see what the provider says about it; set here: {variables}",
+    )
+
+
+def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
+    if code in ("NoSuchBucket", "ContainerNotFound") or "The specified bucket does not exist" in text:
+        return Trouble.NO_BUCKET
+    if kind in ("AlreadyExistsError", "PreconditionError") or status in (409, 412):
+        return Trouble.CHANGED
+    if kind == "FileNotFoundError" or status == 404:
+        return Trouble.MISSING
+    if _MISSING.search(text) or (status is None and _ROLE.search(text)):
+        return Trouble.NO_CREDENTIALS
+    if kind == "UnauthenticatedError" or status == 401 or code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
+        return Trouble.DENIED
+    if kind == "PermissionDeniedError" or status == 403:
+        return Trouble.DENIED
+    if "HTTP error" in text or "after" in text or status in (408, 429) or (status or 0) >= 500:
+        return Trouble.AWAY
+    return Trouble.REFUSED
+
+
+def _code(text: str) -> str:
+    """The store's own word, such as `SlowDown`."""
+    found = re.search(r"<Code>(\w{1,60})</Code>", text)
+    return found[1] if found else ""
+
+
+def _status(text: str) -> int | None:
+    found = re.search(r"status code: (\d{3})", text)
+    return int(found[1]) if found else None
+
+
+def _reason(debug: str) -> str:
+    """Why a connection failed, from the kind that the client notes."""
+    words = {
+        "Connect": "no connection",
+        "Timeout": "no answer in time",
+        "Interrupted": "the connection was cut",
+        "Decode": "the answer was cut",
+        "Request": "the connection was cut",
+    }
+    found = re.search(r"kind: (\w+)", debug)
+    return words.get(found[1], found[1]) if found else "no answer"

@@ -1,0 +1,75 @@
+"""The environment variables of the providers, from which alone a store takes credentials and endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Where the store is, for one that is not the provider's own; not secret."""
+NEEDED = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
+}
+"""What most users set."""
+PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+KEY_FILES = {
+    "GOOGLE_APPLICATION_CREDENTIALS": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_SERVICE_ACCOUNT": "GOOGLE_SERVICE_ACCOUNT_KEY",
+}
+"""Variables that name a file of this machine, and those that hold what is in it."""
+_LOCAL = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_EXECUTION_ENV", "AWS_PAGER")
+"""Read by other programs only."""
+
+
+def known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a store of this scheme may read and that are set."""
+    prefix = PREFIXES.get(scheme)
+    if prefix is None:
+        return {}
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if value and name.startswith(prefix) and name not in _LOCAL
+    }
+
+
+def portable(schemes: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for the same stores in a container: the content of a file of keys in place of its path.
+
+    Raises:
+        OSError: if such a file cannot be read.
+    """
+    found: dict[str, str] = {}
+    for scheme in schemes:
+        found |= known(scheme, environ)
+    for name, content in KEY_FILES.items():
+        if (path := found.pop(name, None)) and content not in found:
+            found[content] = Path(path).read_text(encoding="utf-8")
+    return found
+
+
+def endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+    """The endpoint that is set, as `VARIABLE=address`; empty if none is."""
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
+    return f"{name}={environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
+
+
+def is_plain_http(scheme: str, environ: Mapping[str, str]) -> bool:
+    """Whether the endpoint that is set is reached without TLS."""
+    return any(environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))
+
+
+def needed(scheme: str) -> str:
+    """The names of what most users set."""
+    return ", ".join(NEEDED.get(scheme, ())) or "none"
+
+
+def told(scheme: str, environ: Mapping[str, str]) -> str:
+    """The names, never values, of what is set."""
+    return ", ".join(known(scheme, environ)) or "none"

@@ -1,0 +1,229 @@
+"""Object stores against a real S3 server, and behind a proxy that fails: retried, bounded, and told in three parts."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import StorageError
+from runtime.storage import object_store
+from runtime.storage.object_store import ObjectStore, Patience
+from runtime.storage.remote_address import parse
+from runtime.storage.store_errors import RemoteError, Trouble
+from tests.object_store import KEY, SECRET, Fault, FaultyStore, before, moto
+
+SHORT = Patience(retries=1.5, silence=1.0, connect=1.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with before(server) as found:
+        for name, value in found.variables().items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def store(proxy: FaultyStore, request: pytest.FixtureRequest) -> ObjectStore:
+    return ObjectStore(parse(f"s3://bucket/{request.node.name}"), Patience(retries=20, silence=1.0, connect=1.0))
+
+
+def content(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def first(count: int, fault: Fault, method: str = "") -> Callable[[int, str, str], Fault | None]:
+    """The fault for the first so many requests of a method."""
+    left = [count]
+
+    def decide(number: int, seen: str, path: str) -> Fault | None:
+        if (not method or seen == method) and left[0] > 0:
+            left[0] -= 1
+            return fault
+        return None
+
+    return decide
+
+
+def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(content(2 * object_store.PART + 5))
+    store.put("a/one", b"1")
+    store.put("a/b/two", b"22")
+    store.put("a name with ü and +/x", b"3")
+    store.put_file("a/long", tmp_path / "long")
+    assert store.get("a/one") == b"1"
+    assert store.get_range("a/b/two", 1, 1) == b"2"
+    digest = hashlib.sha256()
+    for piece in store.stream("a/long"):
+        assert len(piece) <= 3 * object_store.PART
+        digest.update(piece)
+    assert digest.digest() == hashlib.sha256((tmp_path / "long").read_bytes()).digest()
+    assert [(each.name, each.bytes) for each in store.objects("a")] == [
+        ("a/b/two", 2),
+        ("a/long", 2 * object_store.PART + 5),
+        ("a/one", 1),
+    ]
+    assert store.folders() == ["a", "a name with ü and +"]
+    assert store.folders("a") == ["b"]
+    assert store.head("a/one").tag == store.objects("a/")[-1].tag
+    store.delete(["a/one", "a/never-there"])
+    assert not store.exists("a/one")
+    assert store.objects("nothing") == []
+
+
+def test_written_only_if_nobody_else_has(store: ObjectStore) -> None:
+    tag = store.create("lock", b"mine")
+    assert tag
+    assert store.create("lock", b"theirs") is None
+    later = store.replace("lock", b"mine again", tag)
+    assert later
+    assert store.replace("lock", b"late", tag) is None
+    assert store.get("lock") == b"mine again"
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("slow down"), Fault("gone"), Fault("lost"), Fault("silent")], ids=lambda f: f.kind
+)
+def test_what_passes_is_tried_again(store: ObjectStore, proxy: FaultyStore, fault: Fault) -> None:
+    store.put("x", b"1")
+    proxy.fault = first(2, fault)
+    store.put("x", b"2")
+    proxy.fault = first(2, fault)
+    assert store.get("x") == b"2"
+    proxy.fault = first(2, fault)
+    assert [each.name for each in store.objects()] == ["x"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 100_000, 999_999])
+def test_an_answer_that_is_cut_is_taken_up_again(store: ObjectStore, proxy: FaultyStore, at: int) -> None:
+    store.put("x", content(1_000_000))
+    proxy.fault = first(1, Fault("cut", at), "GET")
+    assert store.get("x") == content(1_000_000)
+    proxy.fault = first(1, Fault("cut", at), "GET")
+    assert b"".join(store.stream("x")) == content(1_000_000)
+
+
+def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyStore, tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(content(3 * object_store.PART))
+    proxy.fault = lambda number, method, path: Fault("slow down") if number % 3 == 1 else None
+    store.put_file("long", tmp_path / "long")
+    proxy.fault = lambda number, method, path: None
+    assert store.get("long") == content(3 * object_store.PART)
+
+
+@pytest.mark.parametrize("fault", [Fault("slow down"), Fault("gone"), Fault("silent")], ids=lambda f: f.kind)
+def test_it_gives_up_in_time(proxy: FaultyStore, fault: Fault) -> None:
+    store = ObjectStore(parse("s3://bucket/x"), SHORT)
+    proxy.fault = lambda number, method, path: fault
+    with pytest.raises(RemoteError, match="the store does not answer") as found:
+        store.put("x", b"1")
+    assert found.value.passing
+    assert found.value.exit_code == 7
+    assert proxy.endpoint in found.value.action
+
+
+def told(error: RemoteError) -> str:
+    """The message, which has three parts and no credential."""
+    assert error.given
+    assert error.possible
+    assert error.action
+    assert KEY not in str(error)
+    assert SECRET not in str(error)
+    return str(error)
+
+
+def test_a_bucket_that_is_not_there(proxy: FaultyStore) -> None:
+    store = ObjectStore(parse("s3://nowhere/runs"), SHORT)
+    for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
+        with pytest.raises(RemoteError) as found:
+            task()
+        assert found.value.trouble is Trouble.NO_BUCKET
+        assert "there is no bucket nowhere" in told(found.value)
+        assert proxy.endpoint in found.value.given
+
+
+def test_an_object_that_is_not_there(store: ObjectStore) -> None:
+    with pytest.raises(RemoteError) as found:
+        store.get("no")
+    assert found.value.trouble is Trouble.MISSING
+    assert f"{store.address}/no is not there" in told(found.value)
+
+
+def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:
+    proxy.fault = lambda number, method, path: Fault("denied")
+    for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
+        with pytest.raises(RemoteError) as found:
+            task()
+        assert found.value.trouble is Trouble.DENIED
+        assert "the store refuses it (403 AccessDenied)" in told(found.value)
+        assert "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY" in found.value.action
+
+
+def test_half_of_the_credentials(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(RemoteError) as found:
+        ObjectStore(parse("s3://bucket/x"))
+    assert found.value.trouble is Trouble.NO_CREDENTIALS
+    assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in told(found.value)
+
+
+def test_no_credentials_at_all(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client asks the machine for its role then, which a laptop has not."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(RemoteError) as found:
+        ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
+    assert found.value.trouble is Trouble.NO_CREDENTIALS
+    assert "no credentials were found" in told(found.value)
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://no-such-host.invalid:9000"])
+def test_a_host_that_is_not_reached(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(RemoteError) as found:
+        ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
+    assert found.value.trouble is Trouble.AWAY
+    assert f"AWS_ENDPOINT_URL={endpoint}" in told(found.value)
+
+
+def test_a_web_server_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a b.txt").write_bytes(b"123")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        web = ObjectStore(parse(f"http://127.0.0.1:{server.server_port}"), SHORT)
+        assert web.get("a b.txt") == b"123"
+        with pytest.raises(RemoteError) as found:
+            web.get("no")
+        assert found.value.trouble is Trouble.MISSING
+        server.shutdown()
+
+
+def test_certificates_that_cannot_be_read(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with pytest.raises(StorageError, match="SSL_CERT_FILE: /nowhere/ca"):
+        ObjectStore(parse("s3://bucket/x"))
+
+
+def test_a_client_that_is_not_installed(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    with pytest.raises(StorageError, match="obstore, which is not installed here"):
+        ObjectStore(parse("s3://bucket/x"))
