@@ -18,6 +18,7 @@ from PIL import Image
 from runtime.cli import main
 from runtime.job_spec import load as job_spec
 from tests import own_job, tiny
+from tests.data.streaming import shards
 from tests.paths import DOCS
 from tests.supervisor import test_embedded
 
@@ -87,7 +88,9 @@ def make(folder: Path, file: str) -> None:
     (folder / "data").mkdir(exist_ok=True)
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
-    if file.endswith(".npz"):
+    if file == "data/shards":
+        shards.folder(folder / file)
+    elif file.endswith(".npz"):
         arrays(folder, file)
     elif file.endswith(".jsonl"):
         (folder / file).write_text(FILES[file][1] * (SAMPLES // 2), encoding="utf-8")
@@ -113,6 +116,7 @@ TRAINED = {
     "data/parts": "parts",
     "data/parts.csv": "parts",
     "data/parts.npz": "parts",
+    "data/shards": "shards",
     "data/damage.csv": "damage",
     "data/wear.csv": "wear",
     "data/reports.csv": "reports",
@@ -129,7 +133,7 @@ TRAINED = {
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
 ON_THE_HUB = {"imdb"}
 """Specs of data that is not on this machine: tests/pretrained/test_hub_dataset.py has a hub of its own."""
-MADE_OTHERWISE = ("data/parts", "data/machines.parquet", "data/machines-2024.csv")
+MADE_OTHERWISE = ("data/parts", "data/shards", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 
 
@@ -143,7 +147,10 @@ def job_of_images(text: str) -> bool:
 
 
 @pytest.mark.parametrize(("file", "name"), PAIRS)
-def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str, name: str) -> None:
+def test_a_spec_trains_on_the_data_that_is_shown(
+    tmp_path: Path, file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     make(tmp_path, file)
     text, count = re.subn(r"train: data/[\w.-]+", f"train: {file}", SPECS[name])
     assert count == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -155,6 +156,15 @@ class JointTargets(Protocol):
         ...
 
 
+@runtime_checkable
+class FetchesAhead(Protocol):
+    """A split whose samples are fetched while it is read."""
+
+    def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+        """Fetch what these batches need, in their order; what is returned is told how many were used."""
+        ...
+
+
 class Preprocessing(Protocol):
     """Converts raw inputs to network inputs, on their device; augments only if an epoch is given."""
 
@@ -198,6 +208,8 @@ class Dataset:
     """Data files that the spec does not name itself, by the key that led to them. Paths are relative to the folder that
     the key names, or to the folder of the file that it names.
     """
+    shards: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
+    """Size and stamp of streamed shards, by the key that names them and by their names."""
     content: Callable[[], dict[str, str]] = dict
     """Digests of arrays that a Python program passed in, by split; computing them takes about a second per GB."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -87,6 +87,10 @@ def check_loss(job: Job, dataset: Dataset) -> None:
 
 def _read(job: Job, settled: InputRecord | None, files: CsvFiles) -> Dataset:
     if isinstance(job, ImageJob):
+        if job.data.stream:
+            from runtime.data.images import load_streamed
+
+            return load_streamed.load(job, settled)
         from runtime.data.images import load as images
 
         return images.load(job, settled, files)

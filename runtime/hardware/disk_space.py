@@ -13,6 +13,8 @@ from runtime.system.files import is_private
 
 DECODED = "decoded"
 """Folder of decoded images in the cache."""
+SHARDS = "shards"
+"""Folder of streamed shards in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
 
@@ -38,6 +40,11 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         cache_writable=_writable(cache),
         cache_room=code.f_bavail * code.f_frsize + _taken(cache / DECODED) if code else None,
     )
+
+
+def shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for streamed shards."""
+    return _cache(environ) / SHARDS
 
 
 def _cache(environ: Mapping[str, str]) -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runtime.job.column_names import Column, OneOrMore
+from runtime.job.stream import MaybeStream
 from runtime.job.values import (
     Count,
     FilePath,
@@ -181,6 +182,11 @@ class ImageData(TableFileData):
         "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
     )
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
+    stream: MaybeStream = Field(
+        None,
+        description="true, or settings: `train` names .tar shards (WebDataset) or Parquet files, which are read while the run trains "
+        "on them; their order is another one than that of images in memory",
+    )
 
 
 class ImageClassificationData(ImageData):

@@ -20,6 +20,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _fold_problems(job, document)
     yield from _group_problems(job, document)
     yield from _unfreeze_problems(job, document)
+    yield from _stream_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -91,6 +92,22 @@ def _group_problems(job: Job, document: Document) -> Iterator[Problem]:
         yield Problem(
             document.place(("data", "groups")), "data.groups", given, "one of the two", "remove one of the two"
         )
+
+
+def _stream_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """What streamed data cannot be combined with, since only whole shards are split off for validation."""
+    if not getattr(job.data, "stream", None):
+        return
+    for key in ("fold", "groups"):
+        if value := getattr(job.data, key, None):
+            path = ("data", key)
+            yield Problem(
+                document.place(path),
+                dotted(path),
+                f"is {shown(value)}, and data.stream is set",
+                "a fraction, for which whole shards are held out, or a path for data.validation",
+                "remove one of the two",
+            )
 
 
 def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:

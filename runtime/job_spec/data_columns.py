@@ -49,7 +49,7 @@ def check(job: Job) -> None:
     for key, text in job.data_paths():
         path = job.resolve(text)
         label = f"{job.document.place(key)}: {dotted(key)}"
-        if path.is_dir() and isinstance(job, TABLES):
+        if path.is_dir() and isinstance(job, TABLES) and not getattr(job.data, "stream", None):
             raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
         if path.is_file():
             other_files.check(path, label)

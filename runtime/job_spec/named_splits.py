@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime.data.formats import table_splits
 from runtime.data.images import split_folders
-from runtime.errors import SpecError
+from runtime.errors import DataError, SpecError
 from runtime.job import Job, dotted
 from runtime.job.data import Data
 from runtime.job.hub_address import is_on_hub
@@ -26,16 +26,28 @@ def named(job: Job) -> Job:
     Raises:
         DataError: if it is not clear whether folders are splits or classes.
     """
-    if isinstance(job, TABLES):
+    if getattr(job.data, "stream", None):
+        # Of other folders, all files are shards of one split.
+        job = _tables(job, _has_train)
+    elif isinstance(job, TABLES):
         return _tables(job, os.path.isdir)
     if not isinstance(job, ImageJob):
         return job
-    job = _tables(job, lambda path: os.path.isdir(path) and table_splits.has_images(path))
+    if not job.data.stream:
+        job = _tables(job, lambda path: os.path.isdir(path) and table_splits.has_images(path))
     if is_on_hub(job.data.train):
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
     return _with(job, {"train": found.train, "validation": found.validation, "test": found.test}) if found else job
+
+
+def _has_train(path: Path) -> bool:
+    """Whether a folder has files whose names say which are for training."""
+    try:
+        return os.path.isdir(path) and "train" in table_splits.find(path, "")
+    except DataError:
+        return False
 
 
 def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:

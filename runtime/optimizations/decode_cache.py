@@ -56,6 +56,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if not job.task.startswith("image"):
         return "the job has no image files to decode"
+    if getattr(job.data, "stream", None):
+        return "the images are streamed, since not all of them are to be kept on this disk"
     if workload is not None and workload.decoded:
         return "the images are already in memory"
     if not hardware.storage.cache_writable:

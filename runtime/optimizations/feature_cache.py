@@ -79,6 +79,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "no part of the network is frozen (model.freeze)"
     if frozen.train_mode:
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
+    if getattr(job.data, "stream", None):
+        return "the samples are streamed, and their features would have to be kept"
     augment = [name for name, requested in getattr(job.data, "augment", None) or () if requested]
     if augment:
         return f"data.augment.{augment[0]} changes the inputs in every epoch"

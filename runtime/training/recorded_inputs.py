@@ -31,6 +31,7 @@ from runtime.job.formatting import dotted
 from runtime.pretrained import earlier_run, hub_name
 from runtime.pretrained import folder as pretrained
 from runtime.system.files import read_json, sha256, write_json
+from runtime.training import streamed_inputs
 from runtime.training.checkpoints import checkpoint
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> D
     places = _places(job)
     _check(_changed(record["files"], places), refuse)
     dataset = load(job, settled)
+    streamed_inputs.check(record.get("shards", {}), dataset.shards)
     _check([*_added(record["files"], places, dataset), *_differs(record, settled, dataset)], refuse)
     return dataset
 
@@ -155,6 +157,7 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
         {
             "files": files,
             "arrays": data.content(),
+            "shards": data.shards,
             "preprocessing": sha256(run.folder / SETTLED),
             "pretrained_commit": run.job.pretrained_commit,
         },
@@ -255,6 +258,8 @@ def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, 
     """Key, path and file names of what is read; a folder that only user code reads has no file names."""
     for key, place in places.items():
         names = list(dataset.files.get(key, ()))
+        if key in dataset.shards:  # they may be larger than this disk, and are told apart by size and stamp
+            continue
         if os.path.isfile(place):
             names[:0] = [path.name for path in shards.files(place, key)]
         elif key in ("model.name", "model.pretrained"):

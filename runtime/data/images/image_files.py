@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,21 @@ from torch import Tensor
 from runtime.data.bad_samples import BadSample
 from runtime.data.fingerprint import stamp
 from runtime.data.images import decode
-from runtime.data.images.image_column import ImageCells
 from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
+
+
+class Cells(Protocol):
+    """Encoded images that are no files of their own."""
+
+    def source(self, index: int) -> decode.Source:
+        """The content of an image, or the path of its file."""
+        ...
+
+    def stamps(self) -> list[object]:
+        """What changes if one of the images changes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class Files:
     size: int = 0
     channels: int = 0
     resize: Resize = USUAL
-    cells: ImageCells | None = None
+    cells: Cells | None = None
     """The images in a table; None if they are files."""
 
     def __len__(self) -> int:
@@ -78,7 +90,7 @@ class Files:
         return [(title, self.cells.source(row) if self.cells else title) for row, title in titles]
 
 
-def checked(root: str, names: Sequence[str], cells: ImageCells | None = None) -> tuple[Files, dict[int, BadSample]]:
+def checked(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
     """Decode each file, or each image of a table, once; also returns those that cannot be used, by row."""
 
     def look(row: int) -> decode.ImageHeader | str:

@@ -95,21 +95,21 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         notes += [*own.notes, *_shared(train, own)]
     else:
         parts = train_split, _split(train, held, head)
-    preparer, more = _preparer(job, parts[0], head.classes, wanted, shape)
+    found, more = preparer(job, parts[0], head.classes, wanted, shape)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
         if not settled.same_data:
-            known, more = pixel_scale.known(job, known, preparer, parts[0].gather(np.arange(1))[0].dtype), []
+            known, more = pixel_scale.known(job, known, found, parts[0].gather(np.arange(1))[0].dtype), []
         augment = Augment(job.data.augment, job.train.seed, known.mean)
-        preparer = replace(known, augment=augment, classes=head.classes, image_size=size)
+        found = replace(known, augment=augment, classes=head.classes, image_size=size)
     what = "labels" if head.several else "classes" if head.classes else "numbers"
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {head.outputs} {what}"
     columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
     return Dataset(
         *parts,
         heads={"": head},
-        preprocessing=preparer.to_json() | columns,
-        prepare=preparer,
+        preprocessing=found.to_json() | columns,
+        prepare=found,
         decoded=not isinstance(train.images, Files),
         notes=[counts, *train.notes, *notes, *more],
         files={key: images.names for key, images in read if isinstance(images, Files) and not images.cells},
@@ -199,7 +199,7 @@ def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     )
 
 
-def _preparer(
+def preparer(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
     """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
@@ -217,7 +217,7 @@ def _preparer(
     if wanted is not None:
         where = wanted.source if wanted.mean else "the training images, for lack of preprocessor_config.json"
         notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
-    preparer = ImagePreprocessing(
+    made = ImagePreprocessing(
         image_size=raw.shape[-1],
         channels=raw.shape[1],
         classes=classes,
@@ -228,7 +228,7 @@ def _preparer(
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
         resize=shape,
     )
-    return preparer, notes
+    return made, notes
 
 
 def _listed(values: list[float]) -> str:

@@ -70,7 +70,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         rows.notes += [f'{key}: the images are those in column "{inside}"'] * (inside != named)
     else:
         paths = _text(table, path_column, file, key)
-    wrong, take = _targets(rows, table, form, file, key) if form else (dict[int, str](), None)
+    wrong, take = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = [f"{path_column} is empty" if not path else "" for path in paths]
     for row, reason in wrong.items():
         both = reason.endswith(" is empty") and reasons[row]
@@ -95,10 +95,14 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     return rows
 
 
-def _targets(
+def targets(
     rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
 ) -> tuple[Wrong, Callable[[Rows], ImageTargets]]:
-    """The rows without a usable target, and what makes the targets of the others."""
+    """The rows of a table without a usable target, and what makes the targets of the others; `rows` gets the separator.
+
+    Raises:
+        DataError: if it is not clear how labels are written; names `key`.
+    """
     if form.kind == "class":
         cells = _text(table, form.columns[0], file, key)
         if form.ask:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from runtime.data import stateless_random
-from runtime.data.dataset import Batch, JointTargets, Split
+from runtime.data.dataset import Batch, FetchesAhead, JointTargets, Split
 from runtime.data.loader import workers as crews
 from runtime.data.loader.orders import Order
 from runtime.data.loader.prefetch import ahead
@@ -109,6 +109,21 @@ def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
 ) -> Iterator[Batch]:
     """One batch per group of ids, prepared in this process, ahead in worker processes or, if pinned, in a thread."""
+    found = _prepared(split, groups, workers, pin, tell)
+    return _fetching(split, groups, found) if isinstance(split, FetchesAhead) else found
+
+
+def _fetching(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, while what the next ones need is fetched."""
+    with split.fetching(groups) as used:
+        for number, batch in enumerate(batches):
+            used(number)
+            yield batch
+
+
+def _prepared(
+    split: Split, groups: Sequence[Ids], workers: int, pin: bool, tell: Callable[[str], None]
+) -> Iterator[Batch]:
     source = _Groups(split)
     if workers == 0 and not pin:
         return map(source.__getitem__, groups)

@@ -1,0 +1,210 @@
+"""Loads the data of an image job from shards: labels are read at once, images while the run trains on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data import bad_samples, labels, stateless_random
+from runtime.data.bad_samples import BadSample
+from runtime.data.dataset import Dataset, Head, InputRecord
+from runtime.data.images import geometry, image_files, label_form, manifest
+from runtime.data.images.augment import Augment
+from runtime.data.images.image_targets import ImageTargets
+from runtime.data.images.label_form import LabelForm
+from runtime.data.images.load import MEASURED, ImageSplit, preparer
+from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
+from runtime.data.images.source import ImageSource
+from runtime.data.images.streamed_images import HeldImages, StreamedImages, StreamedSplit, undecodable
+from runtime.data.stateless_random import Ids
+from runtime.data.streaming import index as indices
+from runtime.data.streaming import open_stream, parquet_index, tar_index
+from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.index import Index
+from runtime.data.streaming.reader import Rows, ShardReader, TarRows
+from runtime.data.streaming.shard import ShardStore
+from runtime.job.images import ImageJob
+from runtime.pretrained import image_input
+from runtime.system.units import format_bytes
+
+SAMPLED = 8
+"""Largest number of shards from which size, channels, mean and deviation of the images are taken."""
+
+
+@dataclass
+class _Source:
+    """All images of one address."""
+
+    key: str
+    images: StreamedImages
+    targets: ImageTargets
+    rows: Ids
+    """Rows that can be used, ascending; `targets` are theirs."""
+    separator: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def index(self) -> Index:
+        """The shards, and what is in them."""
+        return self.images.reader.index
+
+    def split(self, rows: Ids, head: Head) -> StreamedSplit:
+        """Some rows with their targets."""
+        return StreamedSplit(self.images, rows, self.targets.tensor(self.places(rows), head, self.key))
+
+    def places(self, rows: Ids) -> Ids:
+        """Where the targets of some rows are."""
+        return np.searchsorted(self.rows, rows).astype(np.int64)
+
+
+def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
+    """Index the shards of a job, and find out from some of them how the images are prepared.
+
+    Args:
+        job: has `data.stream`.
+        settled: preprocessing and heads of the run, if it read this data before, or of an earlier one.
+
+    Raises:
+        DataError: if the shards cannot be used.
+        SpecError: if the cache is too small for the order.
+    """
+    stream = job.data.stream
+    assert stream is not None
+    cache = open_stream.open_cache(stream)
+    form = label_form.of_job(job.data, ask=not (settled and settled.same_data))
+    train = _read(job, job.data.train, form, "data.train", cache)
+    train.targets.check(train.places(train.rows), train.key)
+    sources, own = [train], train
+    if isinstance(job.data.validation, str):
+        found = replace(form, separator=train.separator or form.separator)
+        own = _read(job, job.data.validation, found, "data.validation", cache)
+        sources.append(own)
+        kept, held = train.rows, own.rows
+    else:
+        kept, held = open_stream.held_out(train.index, train.rows, job.data.validation, job.train.seed, train.key)
+
+    def computed() -> Head:
+        return train.targets.head(train.places(train.rows), train.places(kept), train.key)
+
+    head = settled.head("", computed) if settled else computed()
+    prepare, notes = _preparer(job, train, kept, head, settled)
+    for source in sources:
+        source.images = source.images.fitted(prepare.image_size, prepare.channels, prepare.resize)
+    splits = train.split(kept, head), own.split(held, head)
+    order = open_stream.order_of(job, stream, train.index, kept)
+    classes = splits[0].targets[""].numpy() if head.classes and not head.several else None
+    kinds = "labels" if head.several else "classes" if head.classes else "numbers"
+    return Dataset(
+        *splits,
+        heads={"": head},
+        preprocessing=prepare.to_json() | {"path_column": job.data.path_column, **form.to_json(train.separator)},
+        prepare=prepare,
+        decoded=False,
+        order=order,
+        notes=[
+            f"{len(kept):,} training and {len(held):,} validation images, {head.outputs} {kinds}",
+            *(note for source in sources for note in (_indexed(source.key, source.index), *source.notes)),
+            *_unseen(head, splits),
+            *open_stream.shuffle_notes(order, classes),
+            *open_stream.check_cache(job, stream, train.images.reader),
+            *notes,
+        ],
+        facts={"stream": {"shards": len(train.index.shards), "streams": order.streams, "window": order.window}},
+        shards={source.key: source.index.recorded() for source in sources},
+    )
+
+
+def _read(job: ImageJob, text: str, form: LabelForm, key: str, cache: ShardCache) -> _Source:
+    """Index the shards of one address, and check their targets."""
+    store = open_stream.open_store(job.resolve(text), key)
+    index, rows, lacks = _indices(store, job.data.path_column, form, key, cache)
+    notes = manifest.ManifestRows()
+    wrong, take = manifest.targets(notes, index.rows, form, Path(text), key)
+    reasons = dict.fromkeys(lacks.tolist(), "no image") | wrong
+    bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]
+    left_out = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
+    usable = np.setdiff1d(np.arange(len(index.rows), dtype=np.int64), np.array(sorted(reasons), np.int64))
+    targets = take(usable.tolist())
+    return _Source(
+        key, StreamedImages(ShardReader(store, index, cache, rows)), targets, usable, notes.separator, left_out
+    )
+
+
+def _indices(store: ShardStore, images: str, form: LabelForm, key: str, cache: ShardCache) -> tuple[Index, Rows, Ids]:
+    """The index, how rows lie in the shards, and which rows have no image."""
+    first = store.shards()[0]
+    if first.suffix == ".tar":
+        look = partial(tar_index.read, columns=form.columns, key=key)
+        index = indices.read(store, cache, look, ["tar", *form.columns])
+        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
+        return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
+    look = partial(parquet_index.read, images=images, columns=form.columns, key=key)
+    index = indices.read(store, cache, look, ["images", images, *form.columns])
+    return index, parquet_index.ImageRows(images, key), np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
+
+
+def _preparer(
+    job: ImageJob, train: _Source, kept: Ids, head: Head, settled: InputRecord | None
+) -> tuple[ImagePreprocessing, list[str]]:
+    """How images are prepared: as stored, or by some of the training images; and notes."""
+    if settled and settled.same_data:
+        known = from_preprocessing(dict(settled.preprocessing))
+        return replace(known, augment=Augment(job.data.augment, job.train.seed, known.mean)), []
+    wanted = image_input.expected(job)
+    source = _sample(train, kept, job.train.seed)
+    size, channels, notes = geometry.chosen(job, source, wanted)
+    if settled:
+        size, channels = geometry.of_earlier(job, settled)
+        notes = [f"image_size {size}, channels {channels}: as in the earlier run"]
+    shape, why = geometry.resized(job, settled, wanted)
+    notes += [*why, *geometry.oblong(source, shape.fit)]
+    source.fit(size, channels, shape)
+    split = ImageSplit(source.images, source.rows, None)
+    made, more = preparer(job, split, head.classes, wanted, shape)
+    if settled:
+        known = from_preprocessing(dict(settled.preprocessing))
+        augment = Augment(job.data.augment, job.train.seed, known.mean)
+        return replace(known, augment=augment, classes=head.classes, image_size=size), notes
+    looked = f"size, channels, mean and deviation are those of {len(source.rows):,} training images"
+    return made, [*notes, looked, *more]
+
+
+def _sample(train: _Source, kept: Ids, seed: int) -> ImageSource:
+    """Some of the training images, from a few shards.
+
+    Raises:
+        DataError: if one of them cannot be decoded.
+    """
+    shards = train.index.shard_of(kept)
+    used = np.unique(shards)
+    random = stateless_random.generator(seed, "statistics")
+    chosen = used[random.permutation(len(used))[:SAMPLED]]
+    rows = kept[np.isin(shards, chosen)]
+    rows = np.sort(rows[random.permutation(len(rows))[:MEASURED]])
+    titles = [train.index.title(row) for row in rows.tolist()]
+    found, broken = image_files.checked("", titles, HeldImages(train.images.reader.read(rows)))
+    for bad in broken.values():
+        raise undecodable(bad.title, bad.reason)
+    return ImageSource(train.key, found, train.targets, np.arange(len(rows), dtype=np.int64), [])
+
+
+def _indexed(key: str, index: Index) -> str:
+    size = sum(shard.size for shard in index.shards)
+    now = f", {index.made:,} of them read for the index now" if index.made else ""
+    return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
+
+
+def _unseen(head: Head, splits: tuple[StreamedSplit, StreamedSplit]) -> list[str]:
+    """Notes on classes that whole shards keep out of one of the splits."""
+    if head.several or not head.classes:
+        return []
+    kept, held = (np.bincount(split.targets[""].numpy(), minlength=len(head.classes)) > 0 for split in splits)
+    notes = []
+    for has, text in ((kept, "training"), (held, "validation")):
+        if not has.all():
+            names = [name for name, there in zip(head.classes, has.tolist(), strict=True) if not there]
+            notes.append(f"warning: no {text} image is of the classes {labels.listed(names)}")
+    return notes

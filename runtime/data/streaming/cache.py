@@ -1,0 +1,235 @@
+"""A bounded cache of shards on disk, shared by all runs and processes of a machine.
+
+    <name>.rows      a shard that can be read; locked (shared) while it is read, touched with each use
+    <name>.part      the claim of whoever makes one: locked by its maker, as large as the space that it reserves
+    <name>.new       what is being written
+    <id>.lease       the shards that a run needs soon, in the order of need; locked while the run lives
+    lock             held for a moment to reserve space
+
+Nobody waits for space while others wait for him, so a full cache never stands still. What is in nobody's lease is removed
+first, least recently used first. What was left by a killed process is found by its lock, which nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.data.streaming import lease
+from runtime.errors import StorageError
+from runtime.system.files import storage_error
+from runtime.system.units import format_bytes
+
+WAIT = 0.05
+"""Seconds between two looks whether there is space."""
+PATIENCE = 300.0
+"""Seconds for which a full cache is waited for: all shards are being read at every look."""
+READY, CLAIM, NEW = ".rows", ".part", ".new"
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """The cache in a folder.
+
+    Args:
+        folder: of all shards.
+        limit: bytes that all of them together may take, those that are being written included.
+    """
+
+    folder: Path
+    limit: int
+
+    def path(self, name: str) -> Path:
+        """Where a shard is once it is there."""
+        return self.folder / f"{name}{READY}"
+
+    def has(self, name: str) -> bool:
+        """Whether a shard is there; it may be removed at any moment."""
+        return self.path(name).exists()
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[int | None]:
+        """An open file of a shard, which stays while it is read; None if it is not there."""
+        try:
+            handle = os.open(self.path(name), os.O_RDONLY)
+        except OSError:
+            yield None
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if os.fstat(handle).st_nlink:
+                with contextlib.suppress(PermissionError):  # of another user
+                    os.utime(handle)
+                yield handle
+            else:  # removed a moment ago
+                yield None
+        finally:
+            os.close(handle)
+
+    def make(self, name: str, size: int, write: Callable[[Path], None], *, urgent: bool = True) -> bool:
+        """Put a shard into the cache, unless it is there; one process of a machine does, the others wait for it.
+
+        Args:
+            name: of the shard.
+            size: bytes that making it takes at most.
+            write: writes the shard to a path.
+            urgent: whether to remove what others need soon, and to wait. If not, it is given up where there is no space.
+
+        Returns:
+            Whether it was made or is there.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        self._check(name, size)
+        start = time.monotonic()
+        with self._claimed(name) as claim:
+            while claim is not None and not self._reserved(name, claim, size, urgent):
+                if not urgent:
+                    return False
+                if time.monotonic() - start > PATIENCE:
+                    raise self._full()
+                time.sleep(WAIT)
+            if claim is not None:
+                new = self.folder / f"{name}{NEW}"
+                try:
+                    write(new)
+                    os.replace(new, self.path(name))
+                except OSError as error:
+                    raise storage_error(self.folder, error) from None
+                finally:
+                    new.unlink(missing_ok=True)
+        return True
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[int | None]:
+        """The locked claim on making a shard; None if somebody else has made it."""
+        claim = self.folder / f"{name}{CLAIM}"
+        while True:
+            if self.has(name):
+                yield None
+                return
+            handle = os.open(claim, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                if not os.fstat(handle).st_nlink:  # its maker is done, and a new claim is another file
+                    continue
+                if self.has(name):
+                    claim.unlink(missing_ok=True)
+                    continue
+                try:
+                    yield handle
+                finally:
+                    claim.unlink(missing_ok=True)
+                return
+            finally:
+                os.close(handle)
+
+    def _reserved(self, name: str, claim: int, size: int, urgent: bool) -> bool:
+        """Whether there is space for a shard now; it is then reserved."""
+        with self.locked():
+            taken = self._sizes(f"{name}{CLAIM}")
+            needed = sum(taken.values()) + size - self.limit
+            if needed > 0:
+                needed -= self._removed(needed, urgent)
+            if needed > 0:
+                return False
+            os.truncate(claim, size)
+        return True
+
+    def _removed(self, needed: int, urgent: bool) -> int:
+        """Remove shards; returns how many bytes are free now."""
+        soon = lease.needed(self.folder)
+        found: list[tuple[float, float, Path]] = []
+        for path in self.folder.glob(f"*{READY}"):
+            with contextlib.suppress(FileNotFoundError):
+                # Of those that are needed, the one that is needed last goes first.
+                order = soon.get(path.name.removesuffix(READY))
+                if order is None or urgent:
+                    found.append((0 if order is None else 1 / (1 + order), path.stat().st_mtime, path))
+        free = 0
+        for _, _, path in sorted(found):
+            if free >= needed:
+                break
+            free += _remove(path)
+        return free
+
+    def _sizes(self, own: str) -> dict[str, int]:
+        """Bytes of everything in the cache but one claim; what killed processes left is removed."""
+        found = {}
+        with os.scandir(self.folder) as files:
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):
+                    if file.name.endswith(READY) or (
+                        file.name.endswith(CLAIM) and file.name != own and not _abandoned(Path(file.path))
+                    ):
+                        found[file.name] = file.stat().st_size
+        return found
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The lock of the whole cache."""
+        try:
+            handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise storage_error(self.folder, error) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _check(self, name: str, size: int) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(self.folder, error) from None
+        if size > self.limit:
+            raise StorageError(
+                f"data.stream.cache is {format_bytes(self.limit)}, and one shard takes {format_bytes(size)}",
+                f"{format_bytes(size)} or more",
+                "raise data.stream.cache, or write smaller shards",
+            )
+
+    def _full(self) -> StorageError:
+        return StorageError(
+            f"the cache of shards {self.folder} was full for {PATIENCE:.0f} s: other runs read all of its "
+            f"{format_bytes(self.limit)}",
+            "space for the shards of all runs of this machine",
+            "raise data.stream.cache, or train one after another",
+        )
+
+
+def _remove(path: Path) -> int:
+    """Remove a shard unless it is being read; returns its bytes."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return os.fstat(handle).st_size
+    except OSError:
+        return 0
+    finally:
+        os.close(handle)
+
+
+def _abandoned(claim: Path) -> bool:
+    """Remove the claim of a process that is gone; returns whether it was one."""
+    handle = os.open(claim, os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        claim.with_suffix(NEW).unlink(missing_ok=True)
+        claim.unlink(missing_ok=True)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)

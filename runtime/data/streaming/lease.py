@@ -1,0 +1,81 @@
+"""What runs need of the cache soon: a file for each process that reads, locked while it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".lease"
+
+
+class Lease:
+    """The lease of one reader. Worker processes see in it why a shard cannot be had."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.handle = _locked(self.path)
+        while not os.fstat(self.handle).st_nlink:  # taken for a dead one before it was locked
+            os.close(self.handle)
+            self.handle = _locked(self.path)
+
+    def write(self, names: Sequence[str], errors: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Store the names of shards in the order of need, and why some of them cannot be had."""
+        text = json.dumps({"names": list(names), "errors": dict(errors or {})}).encode()
+        # A new file would have no lock. A reader that sees it half written skips it, which costs a fetch at most.
+        os.truncate(self.handle, 0)
+        os.pwrite(self.handle, text, 0)
+
+    def error(self, name: str) -> list[str]:
+        """Kind and parts of the error of a shard; empty if there is none."""
+        return [str(part) for part in _read(self.path).get("errors", {}).get(name, ())]
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.path.unlink(missing_ok=True)
+        os.close(self.handle)
+
+
+def needed(folder: Path) -> dict[str, int]:
+    """How soon each shard is needed, by name: 0 is at once; leases of processes that are gone are removed."""
+    soon: dict[str, int] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        if _is_dead(path):
+            continue
+        for place, name in enumerate(_read(path).get("names", ())):
+            soon[name] = min(place, soon.get(name, place))
+    return soon
+
+
+def _locked(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_dead(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+    return True

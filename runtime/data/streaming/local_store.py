@@ -1,0 +1,105 @@
+"""Shards in a folder of this machine, or a single one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.data.formats import shards as tables
+from runtime.data.streaming.shard import KINDS, SUFFIXES, Shard
+from runtime.errors import DataError
+from runtime.system.files import storage_error
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """The shards at a path."""
+
+    path: Path
+    key: str
+    """The spec key that names it."""
+
+    def shards(self) -> list[Shard]:
+        """All shards, by name."""
+        if self.path.is_dir():
+            folder, files = self.path, sorted(each for each in self.path.iterdir() if _is_shard(each))
+        elif self.path.is_file():
+            folder, files = self.path.parent, tables.files(self.path, self.key)
+        else:
+            folder, files = self.path, []
+        return usable(
+            [_shard(folder, file) for file in files], sorted({file.name for file in files}), str(self.path), self.key
+        )
+
+    def local(self, shard: Shard) -> Path | None:
+        """The file itself."""
+        return Path(shard.address)
+
+    def fetch(self, shard: Shard, path: Path) -> None:
+        """Copy the file."""
+        try:
+            shutil.copyfile(shard.address, path)
+        except FileNotFoundError:
+            raise changed(shard, "is not there any more") from None
+        except OSError as error:
+            raise storage_error(path, error) from None
+        check(shard)
+
+
+def usable(found: list[Shard], names: list[str], where: str, key: str) -> list[Shard]:
+    """The shards, checked: of one kind, and not empty.
+
+    Raises:
+        DataError: if they are not.
+    """
+    kinds = sorted({shard.suffix for shard in found})
+    if not found or kinds[0] not in SUFFIXES:
+        raise DataError(
+            f"{key}: no shards in {where}",
+            KINDS,
+            "correct the path, write shards with `drivetrain shard DIR --to FOLDER`, or remove data.stream",
+        )
+    if len(kinds) > 1:
+        raise DataError(
+            f"{key}: {where} has {' and '.join(kinds)} files ({names[0]}, ...)",
+            "shards of one kind",
+            "move the others elsewhere",
+        )
+    if empty := next((shard.name for shard in found if not shard.size), None):
+        raise DataError(f"{key}: shard {empty} of {where} is empty (0 bytes)", KINDS, "write it again, or remove it")
+    return found
+
+
+def check(shard: Shard) -> None:
+    """Check that a local shard is as it was indexed.
+
+    Raises:
+        DataError: if it has changed or is gone.
+    """
+    try:
+        seen = os.stat(shard.address)
+    except OSError:
+        raise changed(shard, "is not there any more") from None
+    if (seen.st_size, str(seen.st_mtime_ns)) != (shard.size, shard.stamp):
+        raise changed(shard, "has changed since it was indexed")
+
+
+def changed(shard: Shard, what: str) -> DataError:
+    """The error for a shard that is not what it was."""
+    return DataError(
+        f"shard {shard.address} {what}",
+        "shards that stay as they are while a run trains on them",
+        "restore it, or start a new run with --new",
+    )
+
+
+def _is_shard(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+
+
+def _shard(folder: Path, file: Path) -> Shard:
+    seen = file.stat()
+    address = os.path.abspath(file)
+    return Shard(os.path.relpath(file, folder), address, seen.st_size, str(seen.st_mtime_ns))

@@ -1,0 +1,147 @@
+"""What all streamed tasks share: opening shards and their cache, and splitting whole shards off for validation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data import stateless_random
+from runtime.data.stateless_random import Ids
+from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.fetch_ahead import FetchAhead
+from runtime.data.streaming.index import Index
+from runtime.data.streaming.local_store import LocalStore
+from runtime.data.streaming.order import StreamOrder
+from runtime.data.streaming.reader import ShardReader
+from runtime.data.streaming.shard import ShardStore
+from runtime.errors import DataError, SpecError
+from runtime.hardware.disk_space import shards_folder
+from runtime.job import Job
+from runtime.job.stream import Stream
+from runtime.system.units import format_bytes, parse_bytes
+
+FEW = 10
+"""A window with fewer samples says nothing about the classes of its shards."""
+
+
+def open_store(path: Path, key: str) -> ShardStore:
+    """The shards at a path of the spec."""
+    return LocalStore(path, key)
+
+
+def open_cache(stream: Stream) -> ShardCache:
+    """The cache of this machine, with the limit of the job."""
+    return ShardCache(shards_folder(os.environ), parse_bytes(stream.cache))
+
+
+@contextlib.contextmanager
+def fetching(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[Callable[[int], None]]:
+    """Fetch the shards of some batches ahead, if any has to be; yields what is told the number of used batches.
+
+    Args:
+        reader: of the shards.
+        groups: rows of the index of each batch.
+    """
+    ahead = FetchAhead(reader, groups) if reader.cached() and reader.lease is None else None
+    if ahead is None:
+        yield lambda count: None
+        return
+    ahead.start()
+    try:
+        yield ahead.advance
+    finally:
+        ahead.end()
+
+
+def held_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> tuple[Ids, Ids]:
+    """Rows for training and for validation: whole shards, so that neither reads those of the other.
+
+    Args:
+        index: of all shards.
+        rows: those that can be used.
+        fraction: share of the rows for validation; at least one shard is.
+        seed: of the run.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if there is a single shard.
+    """
+    shards = index.shard_of(rows)
+    counts = np.bincount(shards, minlength=len(index.shards))
+    used = np.flatnonzero(counts)
+    if len(used) < 2:
+        raise DataError(
+            f"{key}: all {len(rows):,} samples are in one shard, and a fraction for validation takes whole shards",
+            "two shards or more, or a path for data.validation",
+            "write smaller shards, or name shards for data.validation",
+        )
+    order = used[stateless_random.generator(seed, "validation").permutation(len(used))]
+    enough = np.searchsorted(np.cumsum(counts[order]), fraction * len(rows)) + 1
+    taken = order[: min(int(enough), len(order) - 1)]
+    inside = np.isin(shards, taken)
+    return rows[~inside], rows[inside]
+
+
+def order_of(job: Job, stream: Stream, index: Index, rows: Ids) -> StreamOrder:
+    """The order of the training samples, which are the given rows."""
+    counts = np.bincount(index.shard_of(rows), minlength=len(index.shards))
+    sizes = counts[counts > 0].tolist()
+    return StreamOrder(sizes, job.train.seed, stream.streams, stream.window, job.train.batch)
+
+
+def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
+    """How far the order is from a full shuffle, and whether windows hold a single class.
+
+    Args:
+        order: of the training samples.
+        classes: of each of them, if they have one.
+    """
+    windows = [window for span in order.windows(0) for window in span]
+    largest = sorted((max(map(len, span)) for span in order.windows(0)), reverse=True)
+    share = min(1.0, sum(largest) / order.count)
+    notes = [
+        f"order: {order.streams} streams, each shuffled inside windows of {order.window} shards: a batch is drawn from "
+        f"{share:.0%} of the training samples, from 100% in a full shuffle (data.stream.window)"
+    ]
+    if classes is None:
+        return notes
+    known = [classes[window] for window in windows if len(window) >= FEW]
+    single = sum(bool((found == found[0]).all()) for found in known)
+    if single:
+        notes.append(
+            f"warning: {single:,} of {len(known):,} windows hold a single class: batches are far from a random sample; write "
+            "the shards in random order (drivetrain shard), or raise data.stream.window or streams"
+        )
+    return notes
+
+
+def check_cache(job: Job, stream: Stream, reader: ShardReader) -> list[str]:
+    """Check that the shards of all windows fit into the cache; returns notes.
+
+    Raises:
+        SpecError: if they do not.
+    """
+    sizes = sorted((reader.size(shard) for shard in reader.cached()), reverse=True)
+    if not sizes:
+        return ["the shards are read where they are, without a cache"]
+    # A shard that is fetched has its packed form beside it for a moment.
+    needed = sum(sizes[: stream.streams * stream.window]) + sizes[0]
+    limit = reader.cache.limit
+    if needed > limit and sum(sizes) + sizes[0] > limit:
+        many = min(len(sizes), stream.streams * stream.window)
+        raise SpecError(
+            [
+                job.problem(
+                    ("data", "stream", "cache"),
+                    f"is {format_bytes(limit)}, and {stream.streams} streams with windows of {stream.window} shards need "
+                    f"{format_bytes(needed)}: {many} shards of up to {format_bytes(sizes[0])} and one that is fetched",
+                    f"{format_bytes(needed)} or more",
+                    "raise it, or lower data.stream.window or streams, or write smaller shards",
+                )
+            ]
+        )
+    return [f"cache: up to {format_bytes(limit)} of {format_bytes(sum(sizes))} in {reader.cache.folder}"]

@@ -1,0 +1,155 @@
+"""What is in a Parquet shard, and its rows as they lie in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.data.formats import shards as tables
+from runtime.data.formats.parquet_file import decoded
+from runtime.data.images import image_column
+from runtime.data.stateless_random import Ids
+from runtime.data.streaming import flat_file
+from runtime.data.streaming.index import TAKEN
+from runtime.data.streaming.reader import limited
+from runtime.data.streaming.shard import Shard
+from runtime.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LACKS = "\x00lacks"
+"""Column of an index: whether a row has no image."""
+
+
+def image_name(file: Path, wanted: str, shard: Shard, key: str) -> str:
+    """The column of images: the wanted one, or the only one.
+
+    Raises:
+        DataError: if there is none.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        schema = parquet.read_schema(file)
+    except (ArrowException, OSError) as error:
+        raise _unreadable(shard, key, error) from None
+    names = [str(field.name) for field in schema if image_column.is_images(field.type)]
+    if wanted in names:
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    raise DataError(
+        f'{key}: shard {shard.address} has no column "{wanted}" of images',
+        f"columns of encoded images: {', '.join(names) or 'none'}; its columns: {', '.join(schema.names)}",
+        "name one with data.path_column" if names else "write the images into the shards: `drivetrain shard DIR`",
+    )
+
+
+def read(file: Path, shard: Shard, images: str, columns: Sequence[str], key: str) -> pyarrow.Table:
+    """The index of a Parquet shard of images: a row for each of its rows.
+
+    Args:
+        file: the shard on this machine.
+        shard: for messages.
+        images: the wanted column of images.
+        columns: the targets.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if it cannot be read, or lacks one of the columns.
+    """
+    from pyarrow import ArrowException, array, bool_, parquet
+
+    try:
+        names = parquet.read_schema(file).names
+        images = image_name(file, images, shard, key)
+        _check_columns(columns, names, shard, key)
+        found = tables.class_names(decoded(parquet.read_table(file, columns=list(columns))))
+        empty = [False] * len(found)
+        if not _is_full(file, images):
+            empty = [not size for size in map(len, rows(file, images))]
+    except (ArrowException, OSError) as error:
+        raise _unreadable(shard, key, error) from None
+    taken = uncompressed(file, images) + flat_file.overhead(len(found))
+    return found.append_column(LACKS, array(empty, bool_())).replace_schema_metadata({TAKEN: str(taken)})
+
+
+def _check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, key: str) -> None:
+    if missing := [name for name in columns if name not in names]:
+        raise DataError(
+            f'{key}: shard {shard.address} has no column "{missing[0]}"',
+            f"its columns: {', '.join(names)}",
+            nearest(missing[0], names) or "name one of its columns",
+        )
+
+
+def rows(file: Path, images: str) -> Iterator[bytes]:
+    """The encoded image of each row; empty where there is none."""
+    for part in _batches(file, images):
+        for cell in part:
+            value: Any = cell.as_py()
+            content = value.get("bytes") if isinstance(value, dict) else value
+            yield bytes(content or b"")
+
+
+def uncompressed(file: Path, column: str) -> int:
+    """Bytes of a column as the file says; cells that are the same may be counted once."""
+    return sum(int(each.total_uncompressed_size) for each in _chunks(file, column))
+
+
+def _is_full(file: Path, column: str) -> bool:
+    """Whether the statistics of the file say that every row has content in a column."""
+    found = [each.statistics for each in _chunks(file, column) if not each.path_in_schema.endswith(".path")]
+    return all(each is not None and each.has_null_count and each.null_count == 0 for each in found)
+
+
+def _chunks(file: Path, column: str) -> list[Any]:
+    """The metadata of all parts of a column."""
+    from pyarrow import parquet
+
+    found = parquet.read_metadata(file)
+    groups = [found.row_group(index) for index in range(found.num_row_groups)]
+    every = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return [each for each in every if each.path_in_schema.split(".")[0] == column]
+
+
+def _batches(file: Path, column: str) -> Iterator[pyarrow.ChunkedArray]:
+    from pyarrow import chunked_array, parquet
+
+    with parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(256, columns=[column]):
+            yield chunked_array([batch.column(0)])
+
+
+def _unreadable(shard: Shard, key: str, error: Exception) -> DataError:
+    return DataError(
+        f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
+        "complete Parquet files with the same columns",
+        "write or copy it again",
+    )
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Images of a Parquet file, which lie in the cache as their encoded bytes."""
+
+    column: str
+    """The wanted one."""
+    key: str
+    """The spec key that names the shards."""
+
+    @property
+    def unpacked(self) -> str:
+        """What is taken out of the shard."""
+        return f"images {self.column}"
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Unpack all images."""
+        flat_file.write(path, limited(rows(file, image_name(file, self.column, shard, self.key)), room))
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """The encoded images of some rows."""
+        return flat_file.read(handle, (rows - start).tolist())

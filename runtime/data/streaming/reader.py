@@ -1,0 +1,204 @@
+"""Reads rows of shards: where they are, or from the cache, into which they are fetched first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from runtime.data.stateless_random import Ids
+from runtime.data.streaming import flat_file, local_store
+from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.index import Index, digest
+from runtime.data.streaming.lease import Lease
+from runtime.data.streaming.shard import Shard, ShardStore
+from runtime.errors import DataError, StorageError
+
+LOOK = 0.02
+"""Seconds between two looks of a worker process for a shard that is being fetched."""
+_ERRORS = {"DataError": DataError, "StorageError": StorageError}
+
+
+class Rows(Protocol):
+    """How the rows of a shard lie in a file."""
+
+    @property
+    def unpacked(self) -> str:
+        """How a shard becomes what is in the cache, in words; empty if it stays as it is."""
+        ...
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Unpack a shard.
+
+        Raises:
+            OutgrownError: if it takes more than `room` bytes.
+        """
+        ...
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """Some rows of an open file; `rows` are those of the index, `start` is the first one of the shard."""
+        ...
+
+
+class OutgrownError(Exception):
+    """An unpacked shard takes more space than was reserved for it."""
+
+
+@dataclass
+class ShardReader:
+    """The rows of an index."""
+
+    store: ShardStore
+    index: Index
+    cache: ShardCache
+    rows: Rows
+    fetched: int = 0
+    """Bytes fetched by this process."""
+    lease: Lease | None = None
+    """What is fetched ahead; None if nothing is."""
+    owner: int = field(default_factory=os.getpid)
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes in the cache, by shard, as far as they are known."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"lease": None}
+
+    def read(self, rows: Ids) -> list[bytes]:
+        """The bytes of these rows of the index, in their order.
+
+        Raises:
+            DataError: if a shard has changed.
+            StorageError: if it cannot be fetched.
+        """
+        found: list[bytes] = [b""] * len(rows)
+        shards = self.index.shard_of(rows)
+        for shard in dict.fromkeys(shards.tolist()):
+            places = np.flatnonzero(shards == shard)
+            start = int(self.index.starts[shard])
+            with self._opened(shard) as handle:
+                for place, data in zip(places.tolist(), self.rows.read(handle, rows[places], start), strict=True):
+                    found[place] = data
+        return found
+
+    def cached(self) -> list[int]:
+        """The shards that are read from the cache."""
+        return [shard for shard in range(len(self.index.shards)) if self.in_place(shard) is None]
+
+    def in_place(self, shard: int) -> Path | None:
+        """The file of a shard, if it is read where it is."""
+        return None if self.rows.unpacked else self.store.local(self.index.shards[shard])
+
+    def name(self, shard: int) -> str:
+        """The name of a shard in the cache."""
+        found = self.index.shards[shard]
+        return digest([found.address, found.recorded(), self.rows.unpacked or "whole"])
+
+    def size(self, shard: int) -> int:
+        """Bytes that a shard takes in the cache, about."""
+        return self.sizes.get(shard, int(self.index.bytes[shard]))
+
+    def fetch(self, shard: int, *, urgent: bool) -> bool:
+        """Put a shard into the cache; returns whether it is there.
+
+        Raises:
+            DataError: if it has changed.
+            StorageError: if it cannot be fetched.
+        """
+        found, name, room = self.index.shards[shard], self.name(shard), self.size(shard)
+        local = self.store.local(found)
+        if local:
+            local_store.check(found)
+        while True:
+            whole = found.size if self.rows.unpacked and not local else 0
+            write = partial(self._made, found, local, room)
+            try:
+                return self.cache.make(name, room + whole, write, urgent=urgent)
+            except OutgrownError:
+                room *= 2
+                self.sizes[shard] = room
+
+    def _made(self, shard: Shard, local: Path | None, room: int, new: Path) -> None:
+        """Write what is in the cache of a shard."""
+        if not self.rows.unpacked:
+            self.store.fetch(shard, new)
+            self.fetched += shard.size
+            return
+        whole = local or new.with_suffix(".whole")
+        try:
+            if not local:
+                self.store.fetch(shard, whole)
+                self.fetched += shard.size
+            self.rows.write(whole, shard, new, room)
+        finally:
+            if not local:
+                whole.unlink(missing_ok=True)
+        if local:
+            local_store.check(shard)
+
+    @contextlib.contextmanager
+    def _opened(self, shard: int) -> Iterator[int]:
+        """An open file that has the rows of a shard."""
+        if place := self.in_place(shard):
+            local_store.check(self.index.shards[shard])
+            handle = os.open(place, os.O_RDONLY)
+            try:
+                yield handle
+            finally:
+                os.close(handle)
+            return
+        name = self.name(shard)
+        while True:
+            with self.cache.reading(name) as found:
+                if found is not None:
+                    yield found
+                    return
+            if self.lease is not None and os.getpid() != self.owner:
+                self._wait(name)
+            else:
+                self.fetch(shard, urgent=True)
+
+    def _wait(self, name: str) -> None:
+        """In a worker process, which fetches nothing itself: a connection does not survive a fork."""
+        assert self.lease is not None
+        if error := self.lease.error(name):
+            kind, *parts = error
+            raise _ERRORS.get(kind, StorageError)(*parts)
+        time.sleep(LOOK)
+
+
+class TarRows:
+    """Members of a tar file, which is read where it is or lies in the cache as it is."""
+
+    unpacked = ""
+
+    def __init__(self, offsets: Ids, sizes: Ids) -> None:
+        self.offsets, self.sizes = offsets, sizes
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Never: it stays as it is."""
+        raise AssertionError("a tar file is not unpacked")
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """The content of members."""
+        return [flat_file.whole(handle, int(self.sizes[row]), int(self.offsets[row])) for row in rows.tolist()]
+
+
+def limited(rows: Iterable[bytes], room: int) -> Iterator[bytes]:
+    """The rows, as long as they fit.
+
+    Raises:
+        OutgrownError: if they do not.
+    """
+    taken = flat_file.overhead(0)
+    for row in rows:
+        taken += len(row) + flat_file.NUMBER.itemsize
+        if taken > room:
+            raise OutgrownError
+        yield row

@@ -1,0 +1,59 @@
+"""Shards: the files that a streamed data set is made of, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+SUFFIXES = (".tar", ".parquet")
+KINDS = "a folder of .tar shards (WebDataset) or of .parquet files, or one such file"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a streamed data set."""
+
+    name: str
+    """Relative to the address that the spec names."""
+    address: str
+    """Absolute path or URL."""
+    size: int
+    """Bytes."""
+    stamp: str
+    """ETag, or mtime in nanoseconds: another one means other content."""
+
+    @property
+    def suffix(self) -> str:
+        """`.tar` or `.parquet`."""
+        return PurePosixPath(self.name).suffix.lower()
+
+    def recorded(self) -> str:
+        """Size and stamp, as a run stores them."""
+        return f"{self.size} {self.stamp}"
+
+
+class ShardStore(Protocol):
+    """Where shards are read from."""
+
+    def shards(self) -> list[Shard]:
+        """All shards, by name.
+
+        Raises:
+            DataError: if there are none, or of several kinds.
+            StorageError: if the store cannot be reached.
+        """
+        ...
+
+    def local(self, shard: Shard) -> Path | None:
+        """The file of a shard on this machine; None if it has to be fetched."""
+        ...
+
+    def fetch(self, shard: Shard, path: Path) -> None:
+        """Write a shard to a file.
+
+        Raises:
+            DataError: if the shard has changed or is gone.
+            StorageError: if it cannot be fetched, or the file not be written.
+        """
+        ...

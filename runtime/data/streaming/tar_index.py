@@ -1,0 +1,133 @@
+"""What is in a tar shard (WebDataset): members with the same name up to its first dot are one sample.
+
+    0001.jpg  0001.cls  0002.png  0002.json ...
+
+The index of a shard is a table with one row for each sample: where its image is, and its targets as written.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from runtime.data.images.decode import EXTENSIONS
+from runtime.data.streaming.shard import Shard
+from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+OFFSET, SIZE = "\x00offset", "\x00size"
+"""Columns of an index: where the image of a sample is in the file, and its bytes; none if there is no image."""
+LARGEST_TEXT = 1 << 20
+"""Bytes of the largest .json or .cls."""
+
+
+@dataclass
+class _Sample:
+    offset: int | None = None
+    size: int = 0
+    cells: dict[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    """Content of a .cls."""
+
+
+def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.Table:
+    """The index of a tar shard.
+
+    Args:
+        file: the shard on this machine.
+        shard: for messages.
+        columns: the targets: keys of .json members; a .cls is the first one.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if it is no tar file, or is cut off.
+    """
+    from pyarrow import array, int64, table
+
+    samples: dict[str, _Sample] = {}
+    try:
+        with tarfile.open(file, "r:") as opened:
+            end = 0
+            for member in opened:
+                if member.isfile():
+                    _add(samples, opened, member, columns)
+                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE * member.isfile()
+        _check_end(file, end)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise DataError(
+            f"{key}: shard {shard.address} cannot be read: {error}",
+            "a complete tar file without compression, whose members are images with a .cls or .json beside them",
+            "write or copy it again",
+        ) from None
+    found = list(samples.values())
+    targets = {name: cells([_cell(each, name, columns) for each in found]) for name in columns}
+    return table(
+        {
+            OFFSET: array([each.offset for each in found], int64()),
+            SIZE: array([each.size for each in found], int64()),
+            **targets,
+        }
+    )
+
+
+def cells(values: Sequence[Any]) -> Any:
+    """A column of values of JSON: numbers, lists of texts, or texts."""
+    from pyarrow import array, float64, int64, list_, string
+
+    kinds = {type(value) for value in values if value is not None}
+    if list in kinds:
+        lists = [value if isinstance(value, list) or value is None else [value] for value in values]
+        return array([None if each is None else [str(name) for name in each] for each in lists], list_(string()))
+    if kinds <= {int}:
+        return array(values, int64())
+    if kinds <= {int, float}:
+        return array(values, float64())
+    return array([None if value is None else str(value) for value in values], string())
+
+
+def _add(samples: dict[str, _Sample], opened: tarfile.TarFile, member: tarfile.TarInfo, columns: Sequence[str]) -> None:
+    path = PurePosixPath(member.name)
+    stem, dot, ending = path.name.partition(".")
+    if not stem or not dot:
+        return
+    ending = ending.lower()
+    suffix = f".{ending.rsplit('.', 1)[-1]}"
+    if suffix not in EXTENSIONS and ending not in ("cls", "json"):
+        return
+    sample = samples.setdefault(str(path.parent / stem), _Sample())
+    if suffix in EXTENSIONS:
+        if sample.offset is not None:
+            raise ValueError(f"sample {path.parent / stem} has two images, the second one is {member.name}")
+        sample.offset, sample.size = member.offset_data, member.size
+        return
+    if member.size > LARGEST_TEXT:
+        raise ValueError(f"{member.name} has {member.size:,} bytes")
+    handle = opened.extractfile(member)
+    text = (handle.read() if handle else b"").decode()
+    if ending == "cls":
+        sample.label = text.strip()
+    else:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"{member.name} is no mapping of names to values")
+        sample.cells = {name: content.get(name) for name in columns}
+
+
+def _cell(sample: _Sample, name: str, columns: Sequence[str]) -> Any:
+    if sample.cells.get(name) is not None:
+        return sample.cells[name]
+    return sample.label if name == columns[0] else None
+
+
+def _check_end(file: Path, end: int) -> None:
+    """Check that zeros mark the end: tarfile takes a file that is cut off between two members for a whole one."""
+    with file.open("rb") as opened:
+        opened.seek(end)
+        if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise ValueError("it is cut off")

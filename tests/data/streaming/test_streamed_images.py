@@ -1,0 +1,202 @@
+"""Images streamed from tar and Parquet shards: the same samples as in memory, in the streamed order."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.load import load
+from runtime.data.loader.batches import Batches
+from runtime.errors import DataError, DrivetrainError, SpecError
+from tests import tiny
+from tests.data.streaming import shards
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache/shards"
+
+
+def refused(path: Path, train: object, **keys: str) -> str:
+    with pytest.raises(DrivetrainError) as error:
+        load(shards.job(path, train, **keys))  # type: ignore[arg-type]
+    assert "  possible: " in str(error.value)
+    assert "  do: " in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+def test_the_same_samples_as_in_memory(tmp_path: Path, suffix: str) -> None:
+    shards.folder(tmp_path / "s", suffix)
+    found = load(shards.job(tmp_path, "s"))
+    assert found.heads[""].classes == ("bright", "dark")
+    assert len(found.train) + len(found.validation) == 117
+    assert found.preprocessing["channels"] == 3
+    for split in (found.train, found.validation):
+        ids = np.arange(len(split), dtype=np.int64)
+        pixels = split.gather(ids)[0]
+        assert pixels.shape == (len(ids), 3, 8, 8)
+        bright = pixels.float().mean((1, 2, 3)) > 127
+        assert torch.equal(bright, split.targets[""] == 0)
+    assert found.train.title(0).endswith(f"{suffix} sample 1")
+    assert found.shards["data.train"].keys() == {f"{n:04}{suffix}" for n in range(12)}
+
+
+def test_tar_and_parquet_give_the_same_batches(tmp_path: Path) -> None:
+    made = []
+    for suffix in (".tar", ".parquet"):
+        shards.folder(tmp_path / suffix[1:], suffix)
+        data = load(shards.job(tmp_path / "j", tmp_path / suffix[1:]))
+        batches = Batches(data.train, 12, 0, data.order)
+        made.append([(batch.ids.tolist(), batch.inputs[0]) for epoch in range(2) for batch in batches.epoch(epoch)])
+    assert len(made[0]) == len(made[1]) > 0
+    for one, other in zip(*made, strict=True):
+        assert one[0] == other[0]
+        assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_give_the_same_batches(tmp_path: Path, suffix: str, workers: int) -> None:
+    shards.folder(tmp_path / "s", suffix)
+    data = load(shards.job(tmp_path, "s"))
+    alone, several = Batches(data.train, 12, 0, data.order), Batches(data.train, 12, 0, data.order)
+    several.workers = workers
+    for one, other in zip(alone.epoch(1), several.epoch(1), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert torch.equal(one.inputs[0], other.inputs[0])
+    # From the middle of an epoch, as after a kill.
+    rest = [batch.ids.tolist() for batch in alone.epoch(1)][3:]
+    assert [batch.ids.tolist() for batch in several.epoch(1, 3)] == rest
+
+
+def test_whole_shards_are_held_out(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s")
+    found = load(shards.job(tmp_path, "s", data="validation: 0.2"))
+    names = [{split.title(n).partition(" ")[0] for n in range(len(split))} for split in (found.train, found.validation)]
+    assert not names[0] & names[1]
+    assert len(names[1]) == 3  # 20% of 117 samples are more than two shards of ten
+
+
+def test_own_shards_for_validation(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s")
+    shards.tar(tmp_path / "held.tar", range(500, 506))
+    found = load(shards.job(tmp_path, "s", data="validation: held.tar"))
+    assert (len(found.train), len(found.validation)) == (117, 6)
+    assert found.shards.keys() == {"data.train", "data.validation"}
+
+
+def test_labels_in_json_and_numbers(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for number in range(4):
+        shards.tar(tmp_path / f"s/{number}.tar", range(number * 10, number * 10 + 10), as_json=True)
+    assert load(shards.job(tmp_path, "s")).heads[""].classes == ("bright", "dark")
+    text = (tmp_path / "t.yaml").read_text().replace("image-classification", "image-regression")
+    (tmp_path / "t.yaml").write_text(text.replace("image_size: 8", "image_size: 8, label_column: n"))
+    from runtime.job_spec import load as job_spec
+
+    found = load(job_spec.load(tmp_path / "t.yaml"))
+    assert found.heads[""].columns == ("n",)
+
+
+def test_it_trains(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s", ".parquet")
+    run = tiny.plain(shards.job(tmp_path, "s"), tmp_path / "run")
+    losses = tiny.losses(run, 30)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+
+
+def test_a_bad_row_is_left_out(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s")
+    with tarfile.open(tmp_path / "s/0003.tar", "a") as file:
+        shards.add(file, "a/lonely.png", shards.encoded(1))
+        shards.add(file, "a/empty.cls", b"dark")
+    found = load(shards.job(tmp_path, "s"))
+    assert len(found.train) + len(found.validation) == 117
+    assert any("2 of 119 samples cannot be used and are skipped" in note for note in found.notes)
+    assert "left out: 0003.tar sample 11: label is empty" in found.notes
+
+
+def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
+    from runtime.plan import plan
+
+    shards.folder(tmp_path / "s")
+    made = plan.resolve(shards.job(tmp_path, "s"), tiny.machine(), None)
+    assert made.row("decode_cache").value is False
+    assert "streamed" in made.row("decode_cache").reason
+
+
+def test_notes_on_the_order(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s")
+    notes = load(shards.job(tmp_path, "s")).notes
+    assert any(note.startswith("order: 4 streams, each shuffled inside windows of 2 shards") for note in notes)
+    assert not any(note.startswith("warning") for note in notes)
+    (tmp_path / "sorted").mkdir()
+    for number in range(12):
+        shards.tar(tmp_path / f"sorted/{number:04}.tar", range(number % 2, 40, 2))
+    notes = load(shards.job(tmp_path, "sorted", data="validation: 0.3", streams=12, window=1)).notes
+    assert any("windows hold a single class" in note for note in notes)
+
+
+def test_what_cannot_be_streamed(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "one", shards=1)
+    assert "whole shards" in refused(tmp_path, "one")
+    (tmp_path / "none").mkdir()
+    assert "no shards in" in refused(tmp_path, "none")
+    shards.folder(tmp_path / "both")
+    shards.table(tmp_path / "both/x.parquet", range(10))
+    assert ".parquet and .tar files" in refused(tmp_path, "both")
+    shards.folder(tmp_path / "cut")
+    whole = (tmp_path / "cut/0002.tar").read_bytes()
+    for end in (100, 512, 600, 5120, 9216):  # inside and between headers, members and samples
+        (tmp_path / "cut/0002.tar").write_bytes(whole[:end])
+        assert "0002.tar cannot be read" in refused(tmp_path, "cut")
+    shards.folder(tmp_path / "p", ".parquet")
+    (tmp_path / "p/0002.parquet").write_bytes(b"PAR1 no")
+    assert "0002.parquet cannot be read" in refused(tmp_path, "p")
+    shards.folder(tmp_path / "q", ".parquet")
+    assert 'no column "kind"' in refused(tmp_path, "q", data="label_column: kind")
+    (tmp_path / "q/0003.parquet").write_bytes(b"")
+    assert "0003.parquet of" in refused(tmp_path, "q")
+
+
+def test_an_image_that_cannot_be_decoded_names_its_shard(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s")
+    with tarfile.open(tmp_path / "s/0003.tar", "a") as file:
+        shards.add(file, "a/x.png", b"no image")
+        shards.add(file, "a/x.cls", b"dark")
+    assert "0003.tar sample 11: " in refused(tmp_path, "s")
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+def test_a_shard_that_changes_in_the_run(tmp_path: Path, cache: Path, suffix: str) -> None:
+    shards.folder(tmp_path / "s", suffix)
+    data = load(shards.job(tmp_path, "s"))
+    name = data.train.title(0).partition(" ")[0]
+    os.utime(tmp_path / "s" / name, (1, 1))
+    for file in cache.glob("*.rows"):  # the sample for mean and deviation may have brought it there
+        file.unlink()
+    with pytest.raises(DataError, match=f"shard .*{name} has changed since it was indexed") as error:
+        data.train.gather(np.arange(3))
+    assert error.value.exit_code == 3
+
+
+def test_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s", ".parquet", side=40)
+    with pytest.raises(SpecError) as error:
+        load(shards.job(tmp_path, "s", stream="cache: 200k"))
+    assert "data.stream.cache: is 195.3 KiB" in str(error.value) or "data.stream.cache: is 200" in str(error.value)
+    assert "4 streams with windows of 2 shards need" in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["fold: 1/5", "groups: patient"])
+def test_keys_that_do_not_go_together(tmp_path: Path, key: str) -> None:
+    shards.folder(tmp_path / "s")
+    with pytest.raises(SpecError, match=r"data\.stream is set"):
+        shards.job(tmp_path, "s", data=key)

@@ -1,0 +1,37 @@
+"""A run whose streamed shards have changed since it started does not resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import DataError
+from runtime.training import recorded_inputs, streamed_inputs
+from runtime.training.checkpoints import checkpoint
+from tests import tiny
+from tests.data.streaming import shards
+
+
+def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    shards.folder(tmp_path / "s")
+    job = shards.job(tmp_path, "s")
+    run = tiny.plain(job, tmp_path)
+    recorded_inputs.begin(run, print, resumes=False)
+    monkeypatch.setattr(checkpoint, "resumes", lambda folder: True)
+    assert len(recorded_inputs.read(job, tmp_path).train) == len(run.dataset.train)
+    assert "0003.tar" not in str(recorded_inputs.read_json(tmp_path / recorded_inputs.RECORD)["files"])
+    shards.tar(tmp_path / "s/0003.tar", range(530, 540))
+    with pytest.raises(DataError, match=r"shard 0003\.tar has changed \(data\.train\)") as error:
+        recorded_inputs.read(job, tmp_path)
+    assert error.value.exit_code == 3
+
+
+def test_missing_and_new_ones_too() -> None:
+    before, now = {"data.train": {"a": "1 2", "b": "1 2"}}, {"data.train": {"a": "1 2", "c": "1 2"}}
+    with pytest.raises(DataError) as error:
+        streamed_inputs.check(before, now)
+    assert "shard b is not there any more (data.train); shard c was not there (data.train)" in str(error.value)
+    streamed_inputs.check(before, before)
+    streamed_inputs.check({}, now)
