@@ -10,6 +10,7 @@ from pathlib import Path
 from runtime.cli import csv_option
 from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft, run_name
+from runtime.system import installation
 from runtime.system.files import storage_error
 
 
@@ -82,4 +83,4 @@ def _print(draft: Draft, output: Path) -> None:
     for line in (*draft.found, *draft.choices):
         print(f"  {line}")
     print(f"written to {output.absolute()}; paths in it start from that folder")
-    print(f"next: drivetrain train {shlex.quote(str(output))}")
+    print(f"next: {installation.train_cpu(output)}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,11 +58,24 @@ def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
     if uid == 0:
         seen = project.stat()
         uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
-        what = "checkout" if CHECKOUT else "folder"
-        why = f"the owner of this {what}" if seen.st_uid else f"because root owns the {what}"
         if tell and not _has_runs_of(uid, project):
-            print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
+            print(_about_owner(uid, project, is_owner=bool(seen.st_uid)))
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
+
+
+def _about_owner(uid: int, project: Path, *, is_owner: bool) -> str:
+    """What root must know: runs of a container that is not root belong to an account that may be somebody's."""
+    what = "checkout" if CHECKOUT else "folder"
+    try:
+        account = f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        account = f"uid {uid}, which no account here has"
+    if is_owner:
+        return f"started by root: files in runs/ will belong to {account}, the owner of this {what}"
+    return (
+        f"started by root: files in runs/ will belong to {account}, because root owns the {what}; "
+        f"for another account: chown -R ACCOUNT: {shlex.quote(str(project))}"
+    )
 
 
 def _has_runs_of(uid: int, project: Path) -> bool:

@@ -15,6 +15,7 @@ from rich.text import Text
 from runtime import optimizations
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
+from runtime.plan import calibrated
 from runtime.plan.plan import Decision, Plan, written
 from runtime.system.units import format_bytes
 
@@ -88,6 +89,8 @@ def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
     head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
     head.append(f"  machine  {machine(hardware)}\n", style="not bold")
     head.append(f"  profile  {plan.profile}\n  image    {plan.image or 'none'}: {plan.image_reason}", style="not bold")
+    if found := calibrated.used(job, hardware):
+        head.append(f"\n  probes   measured on {found.date}; `drivetrain calibrate` shows them", style="not bold")
     return head
 
 

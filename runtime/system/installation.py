@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,15 @@ TRAIN_CPU = "make train-cpu" if _MAKE else "drivetrain launch JOB"
 """Trains on the CPU in a container."""
 TRAIN_GPU = "make train-gpu" if _MAKE else "drivetrain launch JOB --device gpu"
 """Trains on the GPU in a container."""
+
+
+def train_cpu(job: Path) -> str:
+    """The command that trains a job on the CPU, in a container where an engine answers."""
+    word = shlex.quote(str(job))
+    # make would keep the quotes as part of the path.
+    if Path.cwd() == CHECKOUT and word == str(job):
+        return f"make train-cpu JOB={word}"
+    return f"drivetrain launch {word}"
 
 
 def stop(container: str) -> str:

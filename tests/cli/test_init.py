@@ -19,6 +19,7 @@ from runtime.data.sample_data import write as sample_data
 from runtime.job.draft import flow, run_name, scalar
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import parse
+from runtime.system import installation
 from runtime.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.cli.drafted import beginning, images, made, refused, table
@@ -36,9 +37,18 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert "30 images, 6 classes of 5 each: checks, dots, gradients, noise, rings, stripes" in text
     assert shown.startswith("patterns.yaml: image-classification")
     where = f"written to {Path.cwd() / 'patterns.yaml'}; paths in it start from that folder\n"
-    assert shown.endswith(f"{where}next: drivetrain train patterns.yaml\n")
+    assert shown.endswith(f"{where}next: drivetrain launch patterns.yaml\n")
     # The reason stands beside every value that was looked up.
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
+
+
+def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "CHECKOUT", Path.cwd())
+    assert installation.train_cpu(Path("parts.yaml")) == "make train-cpu JOB=parts.yaml"
+    assert installation.train_cpu(Path("my parts.yaml")) == "drivetrain launch 'my parts.yaml'"
+    os.mkdir("below")
+    monkeypatch.chdir("below")
+    assert installation.train_cpu(Path("parts.yaml")) == "drivetrain launch parts.yaml"
 
 
 def test_sample_texts() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from runtime import optimizations
 from runtime.hardware import facts
@@ -20,6 +22,7 @@ from runtime.plan import plan as plans
 from runtime.plan.chip_profiles import PROFILES, Preference
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import Decision
+from runtime.plan.plan_table import render
 from tests import calibrated, paths
 
 CNN = Workload(layers={"Conv2d": 3, "Linear": 1, "Dropout": 1}, parameters=120_000, trainable=120_000, samples=100)
@@ -162,3 +165,12 @@ def test_every_machine_gets_a_possible_plan(path: Path, ratio: float) -> None:
         plan = plans.resolve(job(), machine, workload)
         for one in optimizations.every():
             assert one.refuse(job(), machine, workload, plan.value(one.name)) is None
+
+
+def test_the_plan_says_that_it_used_probes_of_this_machine_and_from_when() -> None:
+    known = calibrated.machine(here(), calibrated.probes(1.6))
+    for machine, is_told in ((here(), False), (known, True)):
+        with StringIO() as file:
+            plan = plans.resolve(job(), machine, CNN)
+            Console(file=file, width=120).print(render(plan, job(), machine))
+            assert ("`drivetrain calibrate` shows them" in file.getvalue()) == is_told
