@@ -100,7 +100,7 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
     return Libraries(
         iomp5=_first("libiomp5.so", [*named, python, local, optional]),
         libomp=_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
-        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, triplet, str(root / "usr/lib64"), local]),
+        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, python, triplet, str(root / "usr/lib64"), local]),
     )
 
 

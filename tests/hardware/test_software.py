@@ -113,3 +113,8 @@ def test_a_named_folder_comes_first(tmp_path: Path) -> None:
 
 def test_no_libraries(tmp_path: Path) -> None:
     assert read_libraries(tmp_path, {}, tmp_path) == Libraries()
+
+
+def test_the_environments_own_tcmalloc_comes_before_the_systems(tmp_path: Path) -> None:
+    write(tmp_path, {"env/lib/libtcmalloc_minimal.so.4": "", f"{TRIPLET}/libtcmalloc_minimal.so.4": ""})
+    assert read_libraries(tmp_path, {}, tmp_path / "env").tcmalloc == f"{tmp_path}/env/lib/libtcmalloc_minimal.so.4"
