@@ -22,6 +22,7 @@ from runtime.plan import plan
 from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
+from runtime.training.step_options import Seeded
 from runtime.training.step_result import StepResult
 from tests import tiny
 
@@ -69,9 +70,9 @@ class Noted:
     def __init__(self, step: Step, trained: list[list[int]]) -> None:
         self.step, self.trained = step, trained
 
-    def __call__(self, batch: Batch, seed: int) -> StepResult:
+    def __call__(self, batch: Batch, parts: Seeded) -> StepResult:
         self.trained.append(batch.ids.tolist())
-        return self.step(batch, seed)
+        return self.step(batch, parts)
 
     def configured(self, **changes: Any) -> Noted:
         return Noted(self.step.configured(**changes), self.trained)

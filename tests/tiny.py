@@ -106,9 +106,9 @@ def losses(made: run.Run, steps: int) -> list[float]:
     made.train_mode()
     found: list[float] = []
     while len(found) < steps:
-        for batch in made.batches.epoch(made.counters.epoch):
+        for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
             made.set_rate()
-            found.append(made.step(made.prepared(batch, 0), made.step_seed()).loss)
+            found.append(made.step(made.prepared(batch, 0), made.own_parts(made.batches.size(number))).loss)
             made.counters.step += 1
         made.counters.epoch += 1
     return found[:steps]

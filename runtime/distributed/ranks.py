@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +19,6 @@ from runtime.distributed import store
 from runtime.distributed.heartbeat import ACTION, Heartbeat
 from runtime.distributed.world import RANK, WORLD_SIZE
 from runtime.errors import PeerError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for another, which may be saving or decoding."""
@@ -42,16 +37,6 @@ class Ranks:
     def is_rank0(self) -> bool:
         """Whether this process writes records and checkpoints."""
         return self.number == 0
-
-    def shard(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """This process's shard of a batch; the whole batch if it has fewer samples than there are processes.
-
-        Then all processes compute the whole batch. `all_reduce_sum` sums loss and weights over them, so the factor cancels out.
-        """
-        if len(ids) < self.count:
-            return ids
-        bounds = [len(ids) * rank // self.count for rank in (self.number, self.number + 1)]
-        return ids[bounds[0] : bounds[1]]
 
     def all_reduce_sum(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The sum of each tensor over all processes, on this process's devices.

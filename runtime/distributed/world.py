@@ -59,6 +59,28 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
         )
 
 
+def check_parts(job: Job, processes: int) -> None:
+    """Refuse more processes than a batch has parts: some would have nothing to train on.
+
+    Args:
+        processes: of all machines.
+
+    Raises:
+        SpecError: if there are more.
+    """
+    if job.train.parts and processes > job.train.parts:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "parts"),
+                    f"is {job.train.parts}, and {processes} processes train together",
+                    f"at most {job.train.parts} processes: each computes one part of every batch, or several",
+                    "take fewer processes; another number of parts is another training, with --new",
+                )
+            ]
+        )
+
+
 def own_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
     """The GPUs of one supervisor among several on a machine: one each, the one with its local number.
 

@@ -181,6 +181,12 @@ class Train(Spec):
         description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
         "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
     )
+    parts: Count | None = Field(
+        None,
+        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by "
+        "part. Set, a run may continue with any number of processes up to this one, and learns the same up to rounding; if "
+        "absent, as many as there are processes when the run begins",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
         "auto",

@@ -14,13 +14,14 @@ from runtime.job.train import Plateau, Sgd
 
 
 def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
-    """All such problems of a job: metrics, loss, range of the fp16 scale, Nesterov momentum."""
+    """All such problems of a job: metrics, parts, loss, range of the fp16 scale, Nesterov momentum."""
     yield from _metric_problems(job, document)
     yield from _csv_problems(job, document)
     yield from _fold_problems(job, document)
     yield from _group_problems(job, document)
     yield from _unfreeze_problems(job, document)
     yield from _stream_problems(job, document)
+    yield from _parts_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -49,6 +50,19 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
             "is true",
             "with momentum above 0 and dampening 0 only",
             "change those two, or leave it out",
+        )
+
+
+def _parts_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """More parts than a batch has samples."""
+    parts, size = job.train.parts, job.train.batch_size
+    if parts and isinstance(size, int) and parts > size:
+        yield Problem(
+            document.place(("train", "parts")),
+            "train.parts",
+            f"is {parts}, and train.batch_size is {size}",
+            f"at most {size}: a part has one sample or more",
+            "take fewer parts, or a larger batch",
         )
 
 

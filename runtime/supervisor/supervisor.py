@@ -68,6 +68,7 @@ def train(request: TrainRequest) -> int:
     machine = world.shared(detect(request.runs), place)
     machine = device_check.select_devices(machine, world.own_gpus(job.limits.gpus, machine, place))
     world.check_world_size(job, machine)
+    world.check_parts(job, world.trainers(job, machine) * (place.supervisors if place else 1))
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
     if place and not place.leads:
         run = follower_folder.opened(request.runs, job, place.index)

@@ -18,6 +18,8 @@ from runtime.data.custom.stream_batches import batches_of
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
+from runtime.distributed import world
+from runtime.distributed.batch_parts import BatchParts
 from runtime.distributed.ranks import ALONE, Ranks, join_ranks
 from runtime.distributed.world import LOCAL_RANK
 from runtime.hardware.facts import Hardware
@@ -43,7 +45,7 @@ from runtime.training.losses import Objective
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
-from runtime.training.step_options import plain_options
+from runtime.training.step_options import SeededPart, plain_options
 from runtime.training.step_result import StepResult
 from runtime.training.user_parts import UserParts
 
@@ -81,6 +83,8 @@ class Run:
     """What the exact bits of the run depend on, beside spec and plan."""
     ranks: Ranks = ALONE
     """This process among those that train together."""
+    batch_parts: BatchParts = field(default_factory=lambda: BatchParts(ALONE, 1, 1))
+    """How each batch is cut."""
     extension: Extension | None = None
     """The finished run that this one continues."""
     replaced: Dataset | None = None
@@ -150,7 +154,7 @@ class Run:
         if not self.dataset.mixable:
             return batch
         whole = mix(batch, self.dataset.heads, self.job, self.counters.step)
-        return whole.taken(self.ranks.shard(np.arange(len(whole)))) if mixes(self.job) else whole
+        return whole.taken(self.batch_parts.shard(np.arange(len(whole)))) if mixes(self.job) else whole
 
     def set_rate(self) -> float:
         """Set the learning rates of the next step; returns that of the optimizer."""
@@ -160,10 +164,15 @@ class Run:
         """The learning rates of the layers in `train.lr_groups`, as they are recorded; `rate` is that of the rest."""
         return {f"{group.pattern}/lr": rate * group.factor for group in self.lr_groups if group.pattern}
 
-    def step_seed(self) -> int:
-        """The seed of this step's dropout: a function of (seed, step), so there is no generator state to save."""
-        where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
+    def step_seed(self, part: int = 0) -> int:
+        """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
+        where = (self.counters.step, part) if part else (self.counters.step,)
         return stateless_random.key(self.job.train.seed, "step", *where)
+
+    def own_parts(self, samples: int) -> list[SeededPart]:
+        """What this process computes of a batch of so many samples over all processes, with the seeds of this step."""
+        own = self.batch_parts.own(samples)
+        return [SeededPart(part.samples, self.step_seed(part.number)) for part in own]
 
     def time_left(self) -> float:
         """Seconds until `max_time` of this attempt; infinite without one."""
@@ -206,9 +215,11 @@ def assemble(
     factors = {name: g.factor for g in by_layer for name in g.names}
     made = parts.optimizer.build(model) if parts.optimizer else optimizer.build(job.train.optimizer, model, factors)
     batches = batches_of(dataset, job.train.batch, job.train.seed)
+    world.check_parts(job, ranks.count)
+    cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
-        batches.shard = ranks.shard
-    size = len(ranks.shard(np.arange(job.train.batch)))
+        batches.shard = cut.shard
+    size = cut.own(job.train.batch)[0].samples
     options = plain_options(model, ranks, size, signals, partial(_report, events, counters))
     extends = extension.read(folder)
     run = Run(
@@ -233,6 +244,7 @@ def assemble(
         events=events,
         counters=counters,
         ranks=ranks,
+        batch_parts=cut,
         extension=extends,
         stage=network.unfreezing.stage(epoch),
         lr_groups=by_layer,
@@ -245,7 +257,11 @@ def assemble(
             optimization.apply(run, value)
     run.step.state.on_device = device.type == "cuda"
     run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-    run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
+    run.identity = identity | {
+        "processes": str(ranks.count),
+        "parts": str(cut.count),
+        "threads": str(torch.get_num_threads()),
+    }
     run.batches.handover.processes = ranks.count
     batches.tell = partial(_report, events, counters, "loader")
     return run

@@ -7,7 +7,7 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from runtime.training import agreement, fused_update
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
-from runtime.training.step_options import StepOptions, StepState
+from runtime.training.step_options import Seeded, SeededPart, StepOptions, StepState, largest, parts_of
 from runtime.training.step_result import StepResult, result_of
 
 Denominators = Callable[[], dict[str, Tensor]]
@@ -108,8 +108,8 @@ class Step:
         """Why compilation failed."""
         return self.options.compiled.failure if self.options.compiled else None
 
-    def __call__(self, batch: Batch, seed: int) -> StepResult:
-        """Train one step, completely or not at all; `seed` seeds this step's dropout.
+    def __call__(self, batch: Batch, seeded: Seeded) -> StepResult:
+        """Train one step, completely or not at all, on the parts of a batch that this process computes.
 
         If memory runs out, the batch is tried again in micro-batches of half the size, with the same buffers and random
         numbers.
@@ -119,19 +119,22 @@ class Step:
             OutOfMemory: if a single sample is too much.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        return self.update(self.computed(batch, seed), len(batch))
+        parts = parts_of(len(batch), seeded)
+        return self.update(self.computed(batch, parts), largest(parts))
 
-    def computed(self, batch: Batch, seed: int) -> Tensor:
+    def computed(self, batch: Batch, seeded: Seeded) -> Tensor:
         """The loss of the whole batch, over all processes, and its gradients on the parameters, without an update; raises
         as `__call__`.
         """
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
         over = self._denominators(batch)
+        parts = parts_of(len(batch), seeded)
+        self.state.parts = len(parts)
         ranks, exchange = self.options.ranks, self.options.exchange
         while True:
             exchange.begin(self.model, self.parameters)
-            loss, trouble = self._tried(batch, over, seed)
+            loss, trouble = self._tried(batch, over, parts)
             whole = exchange.finish(loss)
             trouble, alike = agreement.compared(ranks, trouble, exchange.signature())
             if whole is not None and trouble is None:
@@ -142,12 +145,12 @@ class Step:
             self._rewind()
             assert trouble is not None, "who has no gradients says why"
             if torch_errors.is_out_of_memory(trouble):
-                self._halve(int(max(row[0] for row in ranks.all_gather([len(batch)]))), trouble)
+                self._halve(int(max(row[0] for row in ranks.all_gather([largest(parts)]))), trouble)
             elif not isinstance(trouble, agreement.ComputeAgain):
                 raise trouble
 
     def update(self, loss: Tensor, size: int) -> StepResult:
-        """Update the weights with the present gradients; `size` is that of the batch.
+        """Update the weights with the present gradients; `size` is that of the largest part of the batch.
 
         Raises:
             HalfUpdated: if memory ran out; micro-batches have half the size from now on.
@@ -161,12 +164,13 @@ class Step:
             self._halve(size, error)
             raise agreement.HalfUpdated("out of memory in the middle of an update") from None
 
-    def _tried(self, batch: Batch, over: Denominators, seed: int) -> tuple[Tensor | None, BaseException | None]:
+    def _tried(
+        self, batch: Batch, over: Denominators, parts: Sequence[SeededPart]
+    ) -> tuple[Tensor | None, BaseException | None]:
         """The loss of this process's shard, whose gradients are being summed over processes; or what interrupted it."""
-        self._seed(seed)
         try:
             with self.options.interruptible():
-                loss = self._gradients(batch, over)
+                loss = self._gradients(batch, over, parts)
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
@@ -198,20 +202,37 @@ class Step:
         sums = self.options.ranks.start_sums(list(own.values()))
         return lambda: dict(zip(own, sums(), strict=True))
 
-    def _gradients(self, batch: Batch, over: Denominators) -> Tensor:
+    def _gradients(self, batch: Batch, over: Denominators, parts: Sequence[SeededPart]) -> Tensor:
         """The loss of this process's shard of the batch; gradients are accumulated on the parameters, and the last
         micro-batch sends them.
+
+        Each part begins with the same buffers. The first one comes last, and its buffers stay: in rank 0, whose buffers
+        all processes get, that is the first part of the batch, however many ranks there are.
         """
-        *earlier, last = self.parts(batch)
+        first, *others = self._cut(batch, parts)
         with self._kernels(), self._casts_kept():
-            loss = sum((self._backward(part, over) for part in earlier), self._no_loss())
+            loss = self._no_loss()
+            for seed, part in others:
+                self._seed(seed)
+                loss = sum((self._backward(micro_batch, over) for micro_batch in self.micro_batches(part)), loss)
+                self.buffers.rewind()
+            self._seed(first[0])
+            *earlier, last = self.micro_batches(first[1])
+            loss = sum((self._backward(micro_batch, over) for micro_batch in earlier), loss)
             with self.options.exchange.sending():
                 return loss + self._backward(last, over)
 
-    def _backward(self, part: Batch, over: Denominators) -> Tensor:
+    def _cut(self, batch: Batch, parts: Sequence[SeededPart]) -> Iterator[tuple[int, Batch]]:
+        """The parts of this process's shard, each with its seed."""
+        start = 0
+        for part in parts:
+            yield part.seed, batch if len(parts) == 1 else batch.between(start, start + part.samples)
+            start += part.samples
+
+    def _backward(self, micro_batch: Batch, over: Denominators) -> Tensor:
         """The loss of a micro-batch; its gradients are accumulated on the parameters."""
-        outputs = self.outputs(part.inputs)
-        share = self.objective(outputs, part.targets, over())
+        outputs = self.outputs(micro_batch.inputs)
+        share = self.objective(outputs, micro_batch.targets, over())
         self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
         return share.detach()
 
@@ -221,8 +242,8 @@ class Step:
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         return torch_settings.only_deterministic_kernels() if self.state.strict else contextlib.nullcontext()
 
-    def parts(self, batch: Batch) -> Iterable[Batch]:
-        """The micro-batches of a batch."""
+    def micro_batches(self, batch: Batch) -> Iterable[Batch]:
+        """The micro-batches of a batch, or of a part of it."""
         return self.options.splitter(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> StepResult:
@@ -288,7 +309,7 @@ class Step:
         compiled = self.options.compiled
         if compiled is None or not self._worth_compiling(inputs):
             return self.options.forward(*inputs)
-        return compiled(*inputs, replay=not self.micro_batch)
+        return compiled(*inputs, replay=not self.micro_batch and self.state.parts == 1)
 
     def _worth_compiling(self, inputs: Inputs) -> bool:
         """Whether training meets these shapes often: not those of an evaluation, nor of the smaller last batch of an
@@ -303,10 +324,10 @@ class Step:
 
     @contextlib.contextmanager
     def _casts_kept(self) -> Iterator[None]:
-        """Keep the outermost autocast's cache of cast weights for all micro-batches, and turn autocast off outside of
+        """Keep the outermost autocast's cache of cast weights for all parts and micro-batches, and turn autocast off outside of
         the forward pass.
         """
-        several = self.micro_batch is not None or self.options.splitter is not Batch.split
+        several = self.micro_batch is not None or self.state.parts > 1 or self.options.splitter is not Batch.split
         if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
             yield
             return

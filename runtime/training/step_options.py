@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,28 @@ def untimed(phase: str) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
+class SeededPart:
+    """A part of a batch that goes through the network by itself, with its own dropout and BatchNorm statistics."""
+
+    samples: int
+    seed: int
+
+
+Seeded = int | Sequence[SeededPart]
+"""The parts of this process, one after another in its samples, each with the seed of its dropout; a seed for one part."""
+
+
+def parts_of(samples: int, seeded: Seeded) -> Sequence[SeededPart]:
+    """The parts of so many samples."""
+    return [SeededPart(samples, seeded)] if isinstance(seeded, int) else seeded
+
+
+def largest(parts: Iterable[SeededPart]) -> int:
+    """Samples of the largest part."""
+    return max(part.samples for part in parts)
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """How a step computes. To change an option, build another step: `Step.configured`."""
 
@@ -44,7 +66,7 @@ class StepOptions:
     memory_format: torch.memory_format = torch.contiguous_format
     """Of images before the forward pass, however they were read: rounding depends on the memory format."""
     batch_size: int | None = None
-    """Samples of this process in a whole batch; None if any number may be compiled."""
+    """Samples of a part of a whole batch; None if any number may be compiled."""
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most so many samples."""
     ranks: Ranks = ALONE
@@ -72,6 +94,8 @@ class StepState:
     """Whether operations without a deterministic kernel are refused in the forward and the backward pass."""
     on_device: bool = False
     """Whether the device decides by itself if an update is made, where it can; the host then reads the result later."""
+    parts: int = 1
+    """Parts of the present batch that this process computes one after another."""
     last: StepResult | None = None
     """The result of the last step, which must be read before that of the next."""
     fallen_back: bool = False
@@ -85,7 +109,7 @@ def plain_options(
 
     Args:
         ranks: this process among those that train together.
-        size: samples of this process in a whole batch.
+        size: samples of a part of a whole batch.
         signals: interrupt the forward and the backward pass.
         report: takes a kind and a text.
     """

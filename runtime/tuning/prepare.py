@@ -71,8 +71,10 @@ def assemble_run(
     for line in final_plan.changes(stored, plan) if resumes and run.ranks.is_rank0 else ():
         run.events.add("resume", line)
     if run.ranks.count > 1:
-        alone = ", and BatchNorm uses the statistics of that share" * search.facts.has("BatchNorm")
-        say(f"processes: {run.ranks.count}, each trains on its share of every batch{alone}")
+        say(f"processes: {run.ranks.count}, each trains on its share of every batch")
+    if run.batch_parts.count > 1:
+        alone = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
+        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{alone}")
     effective_settings.record(run, say)
     return run
 

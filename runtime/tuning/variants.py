@@ -71,7 +71,7 @@ class Variant:
         run, batch = self.run, next(self.batches)
         run.set_rate()
         for _ in range(SETTLING):
-            result = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
+            result = run.step(run.mixed(run.prepared(batch, 0)), run.own_parts(len(batch)))
             if self.settled or not run.step.scaler.active or result.finite:
                 break
         self.settled = True

@@ -105,7 +105,7 @@ def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> Non
     reports.write(tmp_path)
     ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
     batch = next(iter(ours.batches.epoch(0)))
-    parts = list(ours.step.parts(batch))
+    parts = list(ours.step.micro_batches(batch))
     assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == sorted(batch.ids.tolist())
     assert sum(int(part.inputs[1].sum()) for part in parts) == int(batch.inputs[1].sum())
     assert sum(part.inputs[0].numel() for part in parts) < 0.7 * batch.inputs[0].numel()

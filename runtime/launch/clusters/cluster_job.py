@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.distributed import world
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job_spec import load as spec
@@ -84,6 +85,7 @@ def resolve(request: ClusterRequest, *, unseen: bool = False) -> ClusterJob:
     words += [word for key, value in sizes.items() for word in ("--set", f"limits.{key}={value}")]
     words += [*request.flags, *(["--extend", str(request.extend.resolve())] if request.extend else [])]
     _check_batch(job, nodes, per_node)
+    world.check_parts(job, nodes * per_node)
     return ClusterJob(job, request.spec.resolve(), Path.cwd(), nodes, per_node, gpus, tuple(words))
 
 

@@ -26,6 +26,7 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "processes": "1",
+        "parts": "1",
         "data": f"{_fingerprint(dataset.train)}, {_fingerprint(dataset.validation)}",
     }
 
@@ -61,7 +62,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"{name} is {now[name]}, was {before[name]}: results may no longer be bit-identical to an uninterrupted run"
         for name in now
-        if now[name] != before[name]
+        if now[name] != before.get(name, now[name])
     ]
 
 

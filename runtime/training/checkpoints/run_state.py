@@ -35,8 +35,12 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         CheckpointError: if it does not contain what this run needs.
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
+    identity = loaded.state["identity"]
+    # Earlier versions had one part for each process.
+    identity.setdefault("parts", identity["processes"])
+    _keep_parts(run, int(identity["parts"]))
     resume.check_fit(loaded, collect_state(run), tensors | ({"ema": run.ema.average} if run.ema else {}))
-    for line in resume.changes(loaded.state["identity"], run.identity):
+    for line in resume.changes(identity, run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
     run.model.load_state_dict(loaded.tensors["model"])
     run.optimizer.state.clear()
@@ -63,6 +67,15 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
+
+
+def _keep_parts(run: Run, parts: int) -> None:
+    """Cut batches as the run has begun, if there are no more processes than parts and the job does not say how."""
+    if run.job.train.parts is None:
+        run.batch_parts.count = max(parts, run.ranks.count)
+        if run.step.options.batch_size is not None:
+            run.configure_step(batch_size=run.batch_parts.own(run.job.train.batch)[0].samples)
+        run.identity["parts"] = str(run.batch_parts.count)
 
 
 def evaluated_epochs(run: Run) -> int:

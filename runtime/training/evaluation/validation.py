@@ -75,8 +75,8 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     for batch in batches.in_order(
         held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell, share=share
     ):
-        for part in run.step.parts(run.prepared(batch, None)):
-            outputs = run.step.outputs(part.inputs)
-            tally.add(outputs, part.targets, part.ids)
-            run.parts.metrics.add(outputs, part.targets, run.dataset.heads)
+        for micro_batch in run.step.micro_batches(run.prepared(batch, None)):
+            outputs = run.step.outputs(micro_batch.inputs)
+            tally.add(outputs, micro_batch.targets, micro_batch.ids)
+            run.parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
     return tally

@@ -179,7 +179,7 @@ class SizeSearch:
         batch = next(self.held)
         self.gauge.begin()
         with run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext():
-            for part in run.step.parts(run.prepared(next(batch.split(count)), None)):
+            for part in run.step.micro_batches(run.prepared(next(batch.split(count)), None)):
                 run.step.outputs(part.inputs)
         return self.gauge.peak()
 

@@ -1,0 +1,114 @@
+"""A run goes on with other numbers of processes: the same batches, every sample once, the same losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.distributed.batch_parts import BatchParts
+from runtime.distributed.ranks import Ranks
+from tests import parts_driver, ranks_start, tiny
+from tests.parts_driver import BATCH, EPOCHS, KILLED, SAMPLES
+from tests.supervisor.test_supervisor import rows
+
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
+"""Processes of each attempt, and the step before which all of them are killed: three times in the first epoch."""
+
+
+def trained(
+    folder: Path, sizes: Sequence[tuple[int, int]], more: str, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, list[int]]:
+    """What was trained in each step in the last attempt that reached it."""
+    found: dict[int, list[int]] = {}
+    for attempt, (count, last) in enumerate(sizes):
+        monkeypatch.setenv("ATTEMPT", str(attempt))
+        command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last), more]
+        codes, said = ranks_start.ended(command, count)
+        assert codes == [0 if last < 0 else KILLED] * count, "\n".join(said)
+        homes = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
+        notes = [
+            [json.loads(line) for line in (h / f"trained-{attempt}.jsonl").read_text().splitlines()] for h in homes
+        ]
+        for each in zip(*notes, strict=True):
+            assert len({note["step"] for note in each}) == 1
+            whole = [i for note in each for i in note["ids"]]
+            # Of a batch with fewer samples than parts each process computes all.
+            found[each[0]["step"]] = whole if len(each[0]["ids"]) != SAMPLES % BATCH else each[0]["ids"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [(", parts: 3", SIZES), ("", ((2, 5), (1, 10), (2, -1)))],
+    ids=["parts of the job", "parts of the first attempt"],
+)
+def test_other_numbers_of_processes_train_the_same(
+    tmp_path: Path, more: str, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = trained(tmp_path / "alone", [(1, -1)], more or ", parts: 2", monkeypatch)
+    changed = trained(tmp_path / "changed", sizes, more, monkeypatch)
+    assert changed == alone
+    per_epoch = STEPS // EPOCHS
+    for epoch in range(EPOCHS):
+        seen = [i for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for i in changed[step]]
+        assert sorted(seen) == list(range(SAMPLES))
+    one, two = rows(tmp_path / "alone"), rows(tmp_path / "changed")
+    assert [(row["step"], row["epoch"], sorted(row)) for row in one] == [
+        (row["step"], row["epoch"], sorted(row)) for row in two
+    ]
+    # The network is in float64, what is counted in an evaluation in float32.
+    for name, rounding in (("train/loss", 1e-9), ("validation/loss", 1e-6)):
+        first, second = ([row[name] for row in each if name in row] for each in (one, two))
+        assert len(first) == (STEPS if name == "train/loss" else EPOCHS)
+        np.testing.assert_allclose(second, first, rtol=rounding)
+        assert first[-1] < first[0], "it learns"
+
+
+def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTEMPT", "0")
+    command = [sys.executable, "-m", "tests.parts_driver", str(tmp_path), "-1", ", parts: 2"]
+    codes, said = ranks_start.ended(command, 3)
+    assert 0 not in codes
+    assert "train.parts: is 2, and 3 processes train together" in said[0]
+
+
+@pytest.mark.parametrize("batch", [5, 13])
+@pytest.mark.parametrize("samples", [1, 4, 5, 9, 12, 13])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int, batch: int) -> None:
+    alone = BatchParts(Ranks(), count, batch).own(samples)
+    assert sum(part.samples for part in alone) == samples
+    cut = len(alone) == count
+    expected = count == 1 or samples >= count * (2 if batch >= 2 * count else 1)
+    assert cut == expected, "BatchNorm fails on a single sample"
+    for ranks in range(1, count + 1):
+        each = [BatchParts(Ranks(rank, ranks), count, batch) for rank in range(ranks)]
+        shared = [part for one in each for part in one.own(samples)]
+        assert shared == (alone if cut else alone * ranks)
+        ids = np.concatenate([one.shard(np.arange(samples)) for one in each])
+        assert ids.tolist() == list(range(samples)) * (1 if cut else ranks)
+
+
+def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
+    whole = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
+    batch = next(iter(whole.batches.epoch(0)))
+    whole.train_mode()
+    whole.step(whole.prepared(batch, 0), whole.own_parts(len(batch)))
+    half = tiny.assembled(tmp_path / "2", tiny.job())
+    half.train_mode()
+    half.step(half.prepared(batch.between(0, 8), 0), half.step_seed())
+    one, two = dict(whole.model.named_buffers()), dict(half.model.named_buffers())
+    assert len(one) > 2
+    for name, value in one.items():
+        np.testing.assert_array_equal(value.numpy(), two[name].numpy(), err_msg=name)
+
+
+def test_driver_network_depends_on_how_a_batch_is_cut() -> None:
+    kinds = {type(module).__name__ for module in parts_driver.network().modules()}
+    assert {"BatchNorm1d", "Dropout"} <= kinds

@@ -1,0 +1,89 @@
+"""One process of a run that dies after some step: python -m tests.parts_driver FOLDER LAST_STEP [TRAIN_KEYS].
+
+The network has what depends on how a batch is cut: BatchNorm and dropout. The process writes down what it trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.data.dataset import Batch
+from runtime.job.model import Freeze
+from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
+from runtime.models import inspection
+from runtime.models.build import Model
+from runtime.plan import plan
+from runtime.training import run, train
+from runtime.training.phase_timer import PhaseTimer
+from runtime.training.step import Step
+from runtime.training.step_options import Seeded
+from runtime.training.step_result import StepResult
+from tests import tiny
+
+SAMPLES, BATCH, EPOCHS = 242, 12, 2
+"""The last batch of an epoch has two samples: fewer than parts."""
+KILLED = 9
+JOB = """
+name: t
+task: image-classification
+data: {{train: none.npz, augment: {{mixup: {{alpha: 0.4, probability: 0.5}}}}}}
+train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{more}}}
+checkpoint: {{every: 3 steps}}
+"""
+
+
+class Noted:
+    """A step that notes its samples, and ends the process after one of them."""
+
+    def __init__(self, step: Step, made: run.Run, notes: Path, last: int) -> None:
+        self.step, self.made, self.notes, self.last = step, made, notes, last
+
+    def __call__(self, batch: Batch, parts: Seeded) -> StepResult:
+        number = self.made.counters.step
+        if number == self.last:
+            os._exit(KILLED)
+        with self.notes.open("a") as file:
+            file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
+        return self.step(batch, parts)
+
+    def configured(self, **changes: Any) -> Noted:
+        return Noted(self.step.configured(**changes), self.made, self.notes, self.last)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.step, name)
+
+
+def network() -> nn.Module:
+    """In float64, so that only the order of additions is left of what another number of processes changes."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3)
+    ).double()
+
+
+def main() -> None:
+    folder, last, more = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+    rank = os.environ.get("DRIVETRAIN_RANK", "0")
+    own = folder if rank == "0" else folder / "ranks" / rank
+    own.mkdir(parents=True, exist_ok=True)
+    job, machine = job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, more=more), "t.yaml")), tiny.machine()
+    data, model = tiny.dataset(SAMPLES), network()
+    data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
+    planned = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
+    made = run.assemble(
+        job, machine, planned, own, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    )
+    made.step = Noted(made.step, made, own / f"trained-{os.environ['ATTEMPT']}.jsonl", last)  # type: ignore[assignment]
+    train.train(made)
+
+
+if __name__ == "__main__":
+    main()
