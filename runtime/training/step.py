@@ -108,7 +108,7 @@ class Step:
         """Why compilation failed."""
         return self.options.compiled.failure if self.options.compiled else None
 
-    def __call__(self, batch: Batch, seeded: Seeded) -> StepResult:
+    def __call__(self, batch: Batch, seed: Seeded) -> StepResult:
         """Train one step, completely or not at all, on the parts of a batch that this process computes.
 
         If memory runs out, the batch is tried again in micro-batches of half the size, with the same buffers and random
@@ -119,17 +119,17 @@ class Step:
             OutOfMemory: if a single sample is too much.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        parts = parts_of(len(batch), seeded)
+        parts = parts_of(len(batch), seed)
         return self.update(self.computed(batch, parts), largest(parts))
 
-    def computed(self, batch: Batch, seeded: Seeded) -> Tensor:
+    def computed(self, batch: Batch, seed: Seeded) -> Tensor:
         """The loss of the whole batch, over all processes, and its gradients on the parameters, without an update; raises
         as `__call__`.
         """
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
         over = self._denominators(batch)
-        parts = parts_of(len(batch), seeded)
+        parts = parts_of(len(batch), seed)
         self.state.parts = len(parts)
         ranks, exchange = self.options.ranks, self.options.exchange
         while True:

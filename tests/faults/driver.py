@@ -4,7 +4,7 @@
 
 LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
 of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
-`twice` sends two; `ahead` and `behind` set the clock by a day, `device` loses the GPU. Nothing of this is part of the
+`twice` sends two; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. Nothing of this is part of the
 product.
 """
 
@@ -23,6 +23,8 @@ from typing import Any
 
 PAUSE = 0.5
 """Seconds that the call waits after a signal: that is when it meets the process."""
+SLOW = 10.0
+"""Seconds of a slow call."""
 
 
 def main() -> int:
@@ -102,6 +104,8 @@ def act(action: str) -> None:
     print(f"fault: {action} at {time.time():.3f}", flush=True)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if action == "slow":
+        time.sleep(SLOW)
     if action == "device":
         raise RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later")
     if action in ("ahead", "behind"):

@@ -14,7 +14,15 @@ from runtime.errors import SpecError
 from runtime.job.values import Duration, Spec, VariableName
 from runtime.job_spec.validation_errors import problems
 from runtime.job_spec.yaml_file import parse
-from runtime.launch.clusters.site_values import Folder, Line, ObjectName, PinnedImage, PodField, SbatchOption
+from runtime.launch.clusters.site_values import (
+    Folder,
+    Line,
+    ObjectName,
+    PinnedImage,
+    PodField,
+    ResourceKey,
+    SbatchOption,
+)
 
 
 class SlurmSite(Spec):
@@ -67,11 +75,29 @@ class KubernetesSite(Spec):
     gpu_resource: Line = Field("nvidia.com/gpu", description="what the cluster calls a GPU")
 
 
+class SkyPilotSite(Spec):
+    """Clouds and clusters that SkyPilot reaches."""
+
+    image: PinnedImage = Field(description="the image of drivetrain, by its digest")
+    runs: Folder = Field(description="the folder for runs, below a volume")
+    volumes: dict[Folder, JsonValue] = Field({}, description="volumes of SkyPilot by where they are mounted")
+    file_mounts: dict[Folder, JsonValue] = Field(
+        {}, description="buckets and files by where they are mounted, as SkyPilot takes them"
+    )
+    resources: dict[ResourceKey, JsonValue] = Field(
+        {}, description="other resources, as SkyPilot calls them: accelerators, infra, use_spot"
+    )
+    command: list[Line] = Field(
+        ["python", "-m", "runtime"], min_length=1, description="the words that start drivetrain in the image"
+    )
+
+
 class Site(Spec):
     """What belongs to a site, by engine."""
 
     slurm: SlurmSite = Field(SlurmSite(), description="for --on slurm")
     k8s: KubernetesSite | None = Field(None, description="for --on k8s")
+    skypilot: SkyPilotSite | None = Field(None, description="for --on skypilot")
 
 
 def load(path: Path | None) -> tuple[Site, str]:

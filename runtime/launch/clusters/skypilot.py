@@ -1,0 +1,135 @@
+"""SkyPilot: a managed job whose every node runs one command in the image, and which the exit codes bring back."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import SpecError
+from runtime.launch.clusters import mounted_files
+from runtime.launch.clusters.cluster_job import ClusterJob
+from runtime.launch.clusters.plain_yaml import dump
+from runtime.launch.clusters.site import Site, SkyPilotSite
+from runtime.system.units import parse_bytes
+
+AGAIN = [8, 75]
+"""Exit codes after which the job is started again, on new nodes if it must be: a node is lost, or training was stopped."""
+SPEC = "/tmp/drivetrain-job"
+"""Where a node writes the job file. Nothing is uploaded, so no bucket is needed for it."""
+
+
+def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+    """Refuse what would fail on the cluster; returns lines for the user.
+
+    Args:
+        work: the job.
+        site: the site.
+        named: how messages name its file.
+
+    Raises:
+        SpecError: if the job cannot train there.
+    """
+    here = site.skypilot
+    if here is None:
+        raise SpecError(f"{named}: no skypilot section", "image and runs, at least", "docs/clusters.md shows one")
+    mounted_files.check(work, here.runs, [*here.volumes, *here.file_mounts], f"{named}: skypilot.volumes")
+    if not any(Path(here.runs).is_relative_to(volume) for volume in here.volumes):
+        raise SpecError(
+            f"{named}: skypilot.runs: {here.runs} is below no volume",
+            f"below {', '.join(here.volumes)}" if here.volumes else "below a volume; skypilot.volumes lists none",
+            "add a volume: a bucket under file_mounts cannot rename folders, which every checkpoint needs",
+        )
+    _check_gpus(work, here, named)
+    names = " ".join(f"--secret {name}" for name in work.job.environment)
+    return [f"submit it from where {', '.join(work.job.environment)} is set: {names}"] if names else []
+
+
+def _check_gpus(work: ClusterJob, here: SkyPilotSite, named: str) -> None:
+    """Refuse GPUs without a name, or another number of them than processes."""
+    asked = here.resources.get("accelerators")
+    if work.gpus and not isinstance(asked, str):
+        given = f"{named}: skypilot.resources.accelerators is missing" if asked is None else f"{named}: {asked!r}"
+        raise SpecError(given, "the name of a GPU, such as A100", "run `sky gpus list` to see what there is")
+    if not work.gpus and asked:
+        raise SpecError(
+            f"{named}: skypilot.resources.accelerators is {asked!r}, and --device is cpu",
+            "the same in both",
+            "add --device gpu, or remove it",
+        )
+    name, _, count = asked.partition(":") if isinstance(asked, str) else ("", "", "")
+    if work.gpus and count and count != str(work.per_node):
+        raise SpecError(
+            f"{named}: skypilot.resources.accelerators is {asked}, and there are {work.per_node} processes on each node",
+            "one process for each GPU",
+            f"write accelerators: {name}, or set --per-node {count}",
+        )
+
+
+def task(work: ClusterJob, site: Site) -> str:
+    """The task as YAML."""
+    assert site.skypilot
+    head = (
+        f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on skypilot`.\n"
+        "# Exit codes of training decide: 0 done; 75 stopped early and 8 a process was lost, started again; lost nodes, too;\n"
+        "# 2 to 7 and 9 would end in the same way.\n"
+    )
+    return head + dump([document(work, site.skypilot)])
+
+
+def document(work: ClusterJob, here: SkyPilotSite) -> dict[str, Any]:
+    """The keys of the task."""
+    made: dict[str, Any] = {
+        "name": work.job.name,
+        "num_nodes": work.nodes,
+        "resources": _resources(work, here),
+    }
+    if here.volumes:
+        made["volumes"] = here.volumes
+    if here.file_mounts:
+        made["file_mounts"] = here.file_mounts
+    if work.job.environment:
+        # Without a value here: SkyPilot takes it from --secret, and shows it nowhere.
+        made["secrets"] = dict.fromkeys(work.job.environment)
+    return made | {"run": block(work, here)}
+
+
+def _resources(work: ClusterJob, here: SkyPilotSite) -> dict[str, Any]:
+    limits = work.job.limits
+    made: dict[str, Any] = {
+        "image_id": f"docker:{here.image}",
+        "cpus": f"{math.ceil(limits.cpus or 2)}+",
+        "memory": f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**30)}+",
+    }
+    made |= here.resources
+    if work.gpus:
+        made["accelerators"] = f"{str(here.resources['accelerators']).partition(':')[0]}:{work.per_node}"
+    return made | {"job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": AGAIN}}
+
+
+def block(work: ClusterJob, here: SkyPilotSite) -> str:
+    """What every node runs; SKYPILOT_NODE_RANK and its like say which one it is."""
+    text = work.spec.read_text(encoding="utf-8")
+    end = f"JOB_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    spec = f"{SPEC}/{work.spec.name}"
+    lines = [
+        "set -e",
+        f"mkdir -p {SPEC}",
+        f"cat > {shlex.quote(spec)} << '{end}'",
+        *text.splitlines(),
+        end,
+        f"exec {shlex.join([*work.command(here.command, spec), '--runs', here.runs])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def submit(path: Path) -> list[str]:
+    """The command that submits the task."""
+    return ["sky", "jobs", "launch", str(path)]
+
+
+def follow(work: ClusterJob) -> str:
+    """What shows the progress of the job."""
+    return f"sky jobs logs --name {work.job.name}"

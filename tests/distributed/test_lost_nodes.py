@@ -1,0 +1,98 @@
+"""Nodes that are killed and started again by an engine: the same bits, every sample once; and a save that takes long."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.test_ranks import until
+from tests.engine_double import Nodes
+from tests.paths import ROOT
+from tests.supervisor.test_supervisor import command, job, rows, same  # noqa: F401
+
+KILL_WAIT = 5.0
+"""Seconds between the last SIGTERM and SIGKILL; half of what the slow save takes."""
+
+
+@pytest.fixture
+def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:  # noqa: F811
+    made = Nodes(job, tmp_path / "nodes", 2, request.param)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("nodes", [["--set", "train.epochs=4000", "--set", "checkpoint.every=10m"]], indirect=True)
+def test_nobody_ends_before_the_leader_has_saved(nodes: Nodes) -> None:
+    """A scheduler that kills all as soon as one has ended: the leader's save takes twice as long as it then waits."""
+    nodes.start({0: {"FAULT": "runtime.training.saver:Saver.final:2:slow"}})
+    until(lambda: sum(1 for _ in nodes.ledger()) > 20)
+    nodes.signal(signal.SIGTERM)
+    until(lambda: any(node.poll() for node in nodes.running))
+    begin = time.monotonic()
+    while any(node.poll() is None for node in nodes.running):
+        nodes.signal(signal.SIGTERM)
+        if time.monotonic() - begin > KILL_WAIT:
+            nodes.signal(signal.SIGKILL)
+        time.sleep(0.2)
+    assert nodes.codes(1) == [75, 75], nodes.log()
+    assert "fault: slow" in nodes.log()
+    last = rows(nodes.run)[-1]["step"]
+    manifest = json.loads((nodes.run / "checkpoints" / f"step-{last}" / "MANIFEST.json").read_text())
+    assert manifest["files"]
+
+
+LONG = ["--set", "checkpoint.every=50 steps", "--set"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kills", "spread"),
+    [
+        pytest.param([*LONG, "train.epochs=60"], 2, 8.0, id="kills2"),
+        pytest.param([*LONG, "train.epochs=1500"], 20, 30.0, id="kills20", marks=pytest.mark.nightly),
+    ],
+    indirect=["nodes"],
+)
+def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread: float) -> None:  # noqa: F811
+    """A node is killed at random moments, also while it starts or saves; each that ends is started again, as a pod is."""
+    chance, resumed = random.Random(kills), list[float]()
+    nodes.start()
+    lost, seen, done, due = 0.0, 0, 0, time.monotonic() + chance.uniform(0, spread)
+    while nodes.running[0].poll() != 0:
+        nodes.restart()
+        if lost and len(list(nodes.ledger())) > seen + 2:
+            resumed.append(time.monotonic() - lost)
+            lost = 0.0
+        if done < kills and time.monotonic() > due:
+            nodes.kill(chance.randrange(2))
+            lost, seen, done = time.monotonic(), len(list(nodes.ledger())), done + 1
+            due = lost + chance.uniform(0, spread)
+        time.sleep(0.05)
+    assert done == kills, "the run ended before"
+    print(f"{kills} kills; of {len(resumed)}, training went on after {', '.join(f'{s:.0f}' for s in resumed)} s")
+    reference = job.parent / "reference"
+    options = [*nodes.options, "--set", "limits.processes=2", "--runs", str(reference)]
+    subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, check=True, timeout=1200)
+    assert same(reference / "tiny-001", nodes.run)
+    assert rows(reference / "tiny-001") == rows(nodes.run)
+    _check_ledger(nodes)
+
+
+def _check_ledger(nodes: Nodes) -> None:
+    """Whatever was trained again was trained on the same samples, and each sample once an epoch."""
+    parts: dict[tuple[int, int], list[list[int] | None]] = {}
+    for number in range(2):
+        for row in nodes.ledger(number):
+            known = parts.setdefault((row["epoch"], row["batch"]), [None, None])
+            assert known[number] in (None, row["ids"])
+            known[number] = row["ids"]
+    epochs: dict[int, list[int]] = {}
+    for (epoch, _), both in parts.items():
+        epochs.setdefault(epoch, []).extend(i for ids in both for i in ids or ())
+    assert all(sorted(ids) == list(range(120)) for ids in epochs.values())
