@@ -158,3 +158,10 @@ class EmbeddedJob(CustomTask):
                 "checkpoint.notice in a job that `drivetrain train` runs",
                 "leave it out",
             )
+        if self.checkpoint.copy_to is not None:
+            yield self.problem(
+                ("checkpoint", "copy_to"),
+                f"is {self.checkpoint.copy_to!r} in a call from Python",
+                "checkpoint.copy_to in a job that `drivetrain train` runs",
+                "leave it out",
+            )

@@ -14,6 +14,7 @@ from runtime.job.data import Data
 from runtime.job.document import Document
 from runtime.job.formatting import dotted, shown
 from runtime.job.hub_address import is_on_hub, parse
+from runtime.job.store_address import StoreAddress
 from runtime.job.sweep import Parameter, Sweep
 from runtime.job.track import Track
 from runtime.job.train import Train
@@ -69,6 +70,11 @@ class Checkpoint(Spec):
     )
     notice: Address | None = Field(
         None, description="a URL polled every 5 s for a preemption notice; the run then stops with exit code 75"
+    )
+    copy_to: StoreAddress | None = Field(
+        None,
+        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, that gets a copy of each checkpoint and "
+        "of the run; from there the same command resumes on another machine. Credentials come from the environment",
     )
 
 

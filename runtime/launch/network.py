@@ -16,6 +16,8 @@ def need(job: Job) -> str | None:
     if data := hub_name.data_of_hub(job):
         key, text = data[0]
         return f"{key}: {text} is on the Hugging Face hub"
+    if job.checkpoint.copy_to:
+        return f"checkpoint.copy_to: {job.checkpoint.copy_to} gets a copy of the run"
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None

@@ -1,4 +1,4 @@
-"""What a run gets from the environment of its starter: variables that the job names, proxies, the hub's token, certificates.
+"""What a run gets from the environment of its starter: variables that the job names, proxies, the hub's token, stores, certificates.
 
 They reach the container as files in a private folder, which are removed as soon as the run has read them. So no value is
 in an image, in the settings of a container, in a log or in a run folder.
@@ -20,6 +20,8 @@ from runtime.job import Job
 from runtime.job.environment import check_environment
 from runtime.launch import engine_traits
 from runtime.pretrained import hub_name
+from runtime.storage import store_variables
+from runtime.storage.remote_address import parse
 from runtime.system.secrets import AUTHORITY, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -81,17 +83,31 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _logged_in(environ)):
             values["HF_TOKEN"] = token
+    schemes = _stores(job) if online else []
+    try:
+        values |= store_variables.portable(schemes, environ)
+    except OSError as error:
+        raise SpecError(
+            f"the credentials of the store cannot be read: {error.filename}: {error.strerror}",
+            "a file of credentials that exists",
+            "correct the variable that names it, or unset it",
+        ) from None
     found = {name: os.fsencode(value) for name, value in values.items()}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
     lines += [
         f"{name} names this host by {host}, which in a container is the container itself"
-        for name in PROXIES
+        for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))
         if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
     ]
     if online and (where := next(((name, environ[name]) for name in AUTHORITIES if environ.get(name)), None)):
         found[AUTHORITY] = _certificates(*where)
         lines.append(f"certificates: those of {where[0]}, {where[1]}")
     return found, lines
+
+
+def _stores(job: Job) -> list[str]:
+    """The schemes of the stores that a run writes."""
+    return [parse(job.checkpoint.copy_to).scheme] if job.checkpoint.copy_to else []
 
 
 @contextmanager

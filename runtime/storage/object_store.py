@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -72,6 +73,7 @@ class ObjectStore:
             RemoteError: if the settings of the environment make no store.
         """
         self.address = address
+        self.patience = patience
         self.environ = environ
         self._store = self._asked("open", "", lambda: _opened(address, patience, environ))
 
@@ -112,7 +114,7 @@ class ObjectStore:
             pages = _client().list(self._store, below or None)
             return sorted((_object(each) for page in pages for each in page), key=lambda each: each.name)
 
-        return self._asked("list", below, found)
+        return self._again("list", below, found)
 
     def folders(self, below: str = "") -> list[str]:
         """The names of the folders directly below a folder."""
@@ -121,21 +123,40 @@ class ObjectStore:
             answer = _client().list_with_delimiter(self._store, below or None)
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
-        return self._asked("list", below, found)
+        return self._again("list", below, found)
 
     def put(self, name: str, content: bytes) -> str:
         """Write an object; returns its tag."""
         return self._put(name, content, None)
 
-    def put_file(self, name: str, path: Path) -> None:
+    def put_file(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Write an object from a file, in parts if it is long; nothing is visible before the last one.
+
+        Args:
+            name: of the object.
+            path: of the file.
+            moved: called whenever a part of it has been taken.
 
         Raises:
             OSError: if the file cannot be read.
         """
-        with path.open("rb") as file:  # a missing file is the caller's, not the store's
+        with path.open("rb") as file:
+            first = file.read(PART)
+            if len(first) < PART:
+                self.put(name, first)
+                return
+
+            def parts() -> Iterator[bytes]:
+                part = first
+                while part:
+                    yield part
+                    moved()
+                    part = file.read(PART)
+
             self._asked(
-                "write", name, lambda: _client().put(self._store, name, file, chunk_size=PART, max_concurrency=AT_ONCE)
+                "write",
+                name,
+                lambda: _client().put(self._store, name, parts(), chunk_size=PART, max_concurrency=AT_ONCE),
             )
 
     def create(self, name: str, content: bytes) -> str | None:
@@ -169,6 +190,18 @@ class ObjectStore:
             "write", name, lambda: _client().put(self._store, name, content, use_multipart=False, **more)
         )
         return str(answer.get("e_tag") or "")
+
+    def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
+        """The same, for an answer of which the client does not take up the rest if it is cut."""
+        pause, end = 0.1, time.monotonic() + self.patience.retries
+        while True:
+            try:
+                return self._asked(task, name, request)
+            except RemoteError as error:
+                if not error.passing or time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
 
     def _asked(self, task: str, name: str, request: Callable[[], T]) -> T:
         try:

@@ -126,6 +126,8 @@ def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
         return Trouble.DENIED
     if kind == "PermissionDeniedError" or status == 403:
         return Trouble.DENIED
+    if status == 501:  # a store without conditional writes
+        return Trouble.REFUSED
     if "HTTP error" in text or "after" in text or status in (408, 429) or (status or 0) >= 500:
         return Trouble.AWAY
     return Trouble.REFUSED

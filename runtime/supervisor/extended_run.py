@@ -41,7 +41,9 @@ class ExtendRequest:
     """Whether the schedule starts again."""
 
 
-def open_extended(runs: Path, job: Job, request: ExtendRequest, asked: PlanRequest, *, new: bool = False) -> RunFolder:
+def open_extended(
+    runs: Path, job: Job, request: ExtendRequest, asked: PlanRequest, *, new: bool = False, after: int = 0
+) -> RunFolder:
     """The run folder that continues a finished run: the unfinished one that was begun before, or a new one.
 
     Raises:
@@ -58,7 +60,7 @@ def open_extended(runs: Path, job: Job, request: ExtendRequest, asked: PlanReque
     state = read_json(done.path / "state.json")
     requested = asked.resumed(done.path, state, effective_plan.plan_of(done.path), under_another_plan(request))
     extension = extension_rules.decide(done, job, restart=request.restart)
-    return _begun(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan})
+    return _begun(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan}, after)
 
 
 def under_another_plan(request: ExtendRequest) -> str:
@@ -84,9 +86,11 @@ def _resumed(runs: Path, last: Path, job: Job, request: ExtendRequest) -> RunFol
     return run_folder.open_run(runs, job)
 
 
-def _begun(runs: Path, job: Job, done: FinishedRun, extension: Extension, requested: Mapping[str, object]) -> RunFolder:
+def _begun(
+    runs: Path, job: Job, done: FinishedRun, extension: Extension, requested: Mapping[str, object], after: int
+) -> RunFolder:
     """Copy the finished run into a new folder."""
-    beside, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name)
+    beside, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name, after)
     make_folder(beside)
     lock = run_folder.lock_folder(beside)
     try:

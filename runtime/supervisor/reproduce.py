@@ -46,7 +46,7 @@ def reproduce(request: ReproduceRequest) -> int:
     code = supervisor.train(
         TrainRequest(
             run / "job.yaml",
-            (f"name={name}", "track=null"),
+            (f"name={name}", "track=null", "checkpoint.copy_to=null"),
             request.runs,
             plan=run / "plan.json",
             batch_size=_batch_size(run, job),

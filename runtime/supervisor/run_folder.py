@@ -64,8 +64,14 @@ class RunFolder:
         return read_json(self.path / "state.json") or {}
 
 
-def open_run(runs: Path, job: Job, *, new: bool = False) -> RunFolder:
+def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunFolder:
     """The unfinished run of this job's name, or a new one with the next number.
+
+    Args:
+        runs: parent of the run folders.
+        job: the present spec.
+        new: whether an unfinished run is left alone.
+        after: the highest number that is taken elsewhere.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -81,7 +87,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False) -> RunFolder:
         _same_spec(last, job)
         _sweep(last)
         return RunFolder(last, True, lock)
-    path = next_path(runs, job.name)
+    path = next_path(runs, job.name, after)
     try:
         path.mkdir()
         write_text(path / "job.yaml", spec_text(job))
@@ -109,10 +115,10 @@ def status(path: Path) -> str | None:
     return state.get("status") if isinstance(state, dict) else None
 
 
-def next_path(runs: Path, name: str) -> Path:
-    """The path of the next run folder of a name."""
+def next_path(runs: Path, name: str, after: int = 0) -> Path:
+    """The path of the next run folder of a name; `after` is the highest number that is taken elsewhere."""
     last = next(reversed(numbered(runs, name)), None)
-    return runs / f"{name}-{_number(last) + 1 if last else 1:03}"
+    return runs / f"{name}-{max(after, _number(last) if last else 0) + 1:03}"
 
 
 def numbered(runs: Path, name: str) -> list[Path]:

@@ -18,6 +18,7 @@ FREE = (
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.notice",
+    "checkpoint.copy_to",
     "train.max_time",
     "optimize.loader_workers",
     "environment",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runtime.distributed import find_placement, local_processes, world
 from runtime.distributed.placement import Placement
-from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
+from runtime.errors import PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
@@ -26,14 +26,15 @@ from runtime.job import Job
 from runtime.job.environment import check_environment
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import extended_run, follower_folder, hub_revisions, run_folder
+from runtime.supervisor import extended_run, follower_folder, hub_revisions, memory_kill, run_folder
+from runtime.supervisor.remote_copy import remote_runs
+from runtime.supervisor.remote_copy.remote_runs import RemoteRuns
 from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system import child_process, exit_codes, signals
 from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import write_json
-from runtime.system.units import format_bytes
 from runtime.tracking import tracker_child
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, kernel_crash
@@ -41,11 +42,6 @@ from runtime.tuning.calibration import calibrate
 
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
-
-KILLED_AS_ONE = (
-    "memory.oom.group is set (Kubernetes does it): at the memory limit the kernel kills the whole container, and no "
-    "smaller micro-batch can be tried; optimize.micro_batch: auto measures one that fits"
-)
 
 
 def train(request: TrainRequest) -> int:
@@ -56,15 +52,22 @@ def train(request: TrainRequest) -> int:
     """
     signals.stop_early()
     job = request.source().load()
-    if fixed := hub_revisions.kept(request.runs, job, request.extend.run if request.extend else None, new=request.new):
+    place = find_placement.find(request.place, os.environ, job)
+    if place:
+        say(f"placement: {place.words()}")
+    leads = place is None or place.leads
+    with remote_runs.opened(request.runs, job, new=request.new, leads=leads) as copies:
+        return _train(request, job, place, copies)
+
+
+def _train(request: TrainRequest, job: Job, place: Placement | None, copies: RemoteRuns | None) -> int:
+    extended = request.extend.run if request.extend else None
+    if fixed := hub_revisions.kept(request.runs, job, extended, new=request.new):
         request = replace(request, assignments=[*request.assignments, *fixed])
         job = request.source().load()
     check_environment(job, os.environ)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    place = find_placement.find(request.place, os.environ, job)
-    if place:
-        say(f"placement: {place.words()}")
     machine = world.shared(detect(request.runs), place)
     machine = device_check.select_devices(machine, world.own_gpus(job.limits.gpus, machine, place))
     world.check_world_size(job, machine)
@@ -73,7 +76,7 @@ def train(request: TrainRequest) -> int:
     if place and not place.leads:
         run = follower_folder.opened(request.runs, job, place.index)
     else:
-        run = _opened(request, job, asked)
+        run = _opened(request, job, asked, copies)
     if place and job.train.batch_size == "auto":
         batch_size.fixed(job, "a run of several processes")
     if job.train.batch_size == "auto":
@@ -96,14 +99,22 @@ def train(request: TrainRequest) -> int:
     if stored:
         plan = plans.carried(plan, stored)
     show_plan.show(plan, job, machine, run.path / "plan.json", stored, request.shown)
-    return _run(request, job, machine, plan, run, asked, place)
+    return _run(request, job, machine, plan, run, asked, place, copies)
 
 
-def _opened(request: TrainRequest, job: Job, asked: effective_plan.PlanRequest) -> run_folder.RunFolder:
-    """The run folder that the command trains in."""
+def _opened(
+    request: TrainRequest, job: Job, asked: effective_plan.PlanRequest, copies: RemoteRuns | None
+) -> run_folder.RunFolder:
+    """The run folder that the command trains in; its copy begins."""
+    after = copies.last_number() if copies else 0
     if request.extend:
-        return extended_run.open_extended(request.runs, job, request.extend, asked, new=request.new)
-    run = run_folder.open_run(request.runs, job, new=request.new)
+        run = extended_run.open_extended(request.runs, job, request.extend, asked, new=request.new, after=after)
+    else:
+        run = run_folder.open_run(request.runs, job, new=request.new, after=after)
+    if copies:
+        copies.begin(run.path)
+    if request.extend:
+        return run
     words = ["drivetrain", "train", str(request.spec), *(w for each in request.assignments for w in ("--set", each))]
     if not run.resumes and (line := extended_run.offer(request.runs, job, shlex.join(words))):
         say(line)
@@ -118,6 +129,7 @@ def _run(
     run: run_folder.RunFolder,
     asked: effective_plan.PlanRequest,
     place: Placement | None,
+    copies: RemoteRuns | None,
 ) -> int:
     requested = {"plain": asked.plain, "plan": asked.plan}
     size = [] if request.batch_size is None else [f"train.batch_size={request.batch_size}"]
@@ -125,7 +137,7 @@ def _run(
     lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *size], requested)
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
-        EventLog(run.path).add("memory", KILLED_AS_ONE)
+        EventLog(run.path).add("memory", memory_kill.KILLED_AS_ONE)
     leads = place is None or place.leads
     tracker = tracker_child.beside(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, place)
@@ -142,7 +154,10 @@ def _run(
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
         if tracker:
             tracker.finish(stopped=code == Stopped.exit_code)
-    return code
+    copied = copies.finish(run.path, code) if copies else code
+    if copied != code:
+        lifecycle.end(copied)
+    return copied
 
 
 def _attempts(
@@ -172,11 +187,15 @@ def _attempts(
                 words = ["--measured"]
                 continue
             crashed = code in signals.CRASHES and not forward.sent
-            if place or (not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before))):
+            if place or (
+                not crashed and not (code in (KILLED, PeerError.exit_code) and memory_kill.killed_since(before))
+            ):
                 if code == KILLED:
                     print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
                 return code
-            kind, why = ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
+            kind, why = (
+                ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", memory_kill.told(machine))
+            )
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):
                 EventLog(run.path).add(kind, f"{why} before its first step; restarting without measuring")
                 words = ["--measured"]
@@ -185,7 +204,7 @@ def _attempts(
                 kernel_crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
             )
             if again is None:
-                error = kernel_crash.hopeless(why) if crashed else _too_large(why)
+                error = kernel_crash.hopeless(why) if crashed else memory_kill.too_large(why)
                 print(error, file=sys.stderr)
                 return error.exit_code
             then = "restarting from its last checkpoint"
@@ -196,25 +215,6 @@ def _attempts(
                 else f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is",
             )
             plan = again
-
-
-def _killed(before: int | None) -> bool:
-    """Whether a process of ours has been killed at the memory limit since then."""
-    after = cgroup.oom_kills(Path("/"))
-    return before is not None and after is not None and after > before
-
-
-def _at_the_limit(machine: Hardware) -> str:
-    peak = format_bytes(cgroup.peak_memory(Path("/")))
-    return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
-
-
-def _too_large(why: str) -> OutOfMemory:
-    return OutOfMemory(
-        f"{why} with micro-batch 1",
-        "a job that fits the limit",
-        "raise limits.memory, or use a smaller network or smaller samples",
-    )
 
 
 def _trainers(

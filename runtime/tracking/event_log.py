@@ -16,6 +16,10 @@ class EventLog:
     def add(self, kind: str, text: str, step: int | None = None) -> None:
         """Print and store an event; if the disk is full, it is only printed."""
         print(f"{kind}: {text}", flush=True)
+        self.keep(kind, text, step)
+
+    def keep(self, kind: str, text: str, step: int | None = None) -> None:
+        """Store an event that was printed already."""
         row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
         try:
             with self.path.open("a", encoding="utf-8") as file:

@@ -19,6 +19,7 @@ LISTS = {
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
     "{metrics}": "validation/loss, validation/accuracy, validation/f1",
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
+    "{store}": "s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH; without user, password and query",
     "{yaml}": "YAML: `key: value`, indented by spaces",
     "{fix}": "fix the line; tabs and unclosed brackets are usual causes",
 }

@@ -286,6 +286,10 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
             "checkpoint: {notice: http://169.254.169.254/x}\n",
             "network: on, for checkpoint.notice: http://169.254.169.254/x is polled",
         ),
+        (
+            "checkpoint: {copy_to: s3://bucket/runs}\n",
+            "network: on, for checkpoint.copy_to: s3://bucket/runs gets a copy of the run",
+        ),
     ],
 )
 def test_a_network_is_granted_only_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:

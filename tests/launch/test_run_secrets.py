@@ -46,6 +46,32 @@ def test_with_a_network_proxies_and_certificates_follow(tmp_path: Path) -> None:
     }
 
 
+def test_the_credentials_of_a_store_follow_for_a_job_that_is_copied_there() -> None:
+    given = {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
+        "AWS_PROFILE": "mine",
+        "GOOGLE_BEARER_TOKEN": "t",
+    }
+    copied = "checkpoint: {copy_to: s3://bucket/runs}\n"
+    values, lines = collected(copied, True, **given)
+    assert values == {name: given[name].encode() for name in list(given)[:3]}
+    assert "hidden" not in "".join(lines)
+    assert lines[-1] == "AWS_ENDPOINT_URL names this host by 127.0.0.1, which in a container is the container itself"
+    assert collected("", True, **given)[0] == {}
+    assert collected(copied, False, **given)[0] == {}
+
+
+def test_a_file_of_credentials_follows_as_its_content(tmp_path: Path) -> None:
+    (tmp_path / "key.json").write_text("{}")
+    copied = "checkpoint: {copy_to: gs://bucket/runs}\n"
+    found = collected(copied, True, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))[0]
+    assert found == {"GOOGLE_SERVICE_ACCOUNT_KEY": b"{}"}
+    with pytest.raises(SpecError, match="cannot be read: /nowhere: No such file"):
+        collected(copied, True, GOOGLE_APPLICATION_CREDENTIALS="/nowhere")
+
+
 def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("stored\n")
     assert collected(HUB, True, HF_HOME=str(tmp_path))[0] == {"HF_TOKEN": b"stored"}

@@ -117,6 +117,8 @@ def test_an_answer_that_is_cut_is_taken_up_again(store: ObjectStore, proxy: Faul
     assert store.get("x") == content(1_000_000)
     proxy.fault = first(1, Fault("cut", at), "GET")
     assert b"".join(store.stream("x")) == content(1_000_000)
+    proxy.fault = first(1, Fault("cut", at), "GET")
+    assert [each.name for each in store.objects()] == ["x"]
 
 
 def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyStore, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 OF_THE_TRIAL = (1, NumericsError.exit_code, OutOfMemory.exit_code)
 """Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can go on."""
+OFF = ("sweep=null", "checkpoint.copy_to=null")
+"""What trials do without: their names begin anew in each sweep, so copies in one place would meet."""
 SHOW_EVERY = 30.0
 """Seconds between two versions of the page; trials can be shorter than drawing it."""
 EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
@@ -109,7 +111,7 @@ class _Sweep:
         number, values = running.number, self.study.values(running)
         words = ", ".join(f"{key} {swept.written(value)}" for key, value in values.items())
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {words}")
-        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", "sweep=null")
+        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *OFF)
         try:
             job = SpecSource(self.request.spec, assignments).load()
         except SpecError as error:

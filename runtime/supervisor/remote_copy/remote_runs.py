@@ -1,0 +1,219 @@
+"""The copies of a job's runs in a store: which one a command continues, and that nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.errors import CheckpointError, SpecError
+from runtime.job import Job
+from runtime.storage.object_store import ObjectStore
+from runtime.storage.remote_address import RemoteAddress, parse
+from runtime.storage.store_errors import RemoteError, Trouble
+from runtime.supervisor import run_folder
+from runtime.supervisor.remote_copy import copy_record, fetch_run, run_copy
+from runtime.supervisor.remote_copy.copy_child import CopyChild
+from runtime.supervisor.remote_copy.copy_record import CopyRecord
+from runtime.supervisor.remote_copy.writer_lock import WriterLock
+from runtime.system.console import say
+from runtime.system.files import parse_json
+from runtime.tracking.event_log import EventLog
+
+
+class RemoteRuns:
+    """The folder of a store in which the runs of a job are copied."""
+
+    def __init__(self, runs: Path, job: Job, address: RemoteAddress) -> None:
+        self.runs = runs
+        self.job = job
+        self.address = address
+        self.writer = copy_record.new_id()
+        self.names = _numbered(ObjectStore(address).folders(), job.name)
+        """The runs of this name in the store, in order."""
+        self.child: CopyChild | None = None
+        self._locks: dict[str, WriterLock] = {}
+        self._held = contextlib.ExitStack()
+
+    def continue_last(self) -> None:
+        """Bring the last run of the job here, if it is unfinished and the disk does not have it as far.
+
+        Raises:
+            RemoteError: if the store gives no answer.
+            Busy: if somebody else trains it.
+            CheckpointError: if the folder of its name is another run, or no checkpoint verifies.
+        """
+        local = run_folder.numbered(self.runs, self.job.name) if self.runs.is_dir() else []
+        if not self.names or (local and _number(local[-1].name) > _number(self.names[-1])):
+            return
+        name = self.names[-1]
+        store = ObjectStore(self.address / name)
+        folder = self.runs / name
+        if folder.is_dir():
+            self._check_same(store, folder)
+        if _status(store) == "done" and (not folder.is_dir() or run_folder.status(folder) == "done"):
+            return
+        with _kept_out(folder):
+            self._acquire(name, folder)
+            if _is_ahead(store, folder):
+                say(f"copy: {store.address} is unfinished; downloading it")
+                lines: list[str] = []
+                try:
+                    fetch_run.fetch_run(store, folder, lines.append)
+                finally:
+                    for line in lines:
+                        say(f"copy: {line}")
+                events = EventLog(folder)
+                for line in lines:
+                    events.keep("copy", line)
+
+    def begin(self, run: Path) -> None:
+        """Take the right to write the copy of the run that was opened, and start to copy.
+
+        Raises:
+            RemoteError: if the store gives no answer.
+            Busy: if somebody else writes it.
+            CheckpointError: if the copy of this name is another run.
+        """
+        known = copy_record.of_folder(run)
+        if run.name not in self._locks:
+            if run.name in self.names:
+                self._check_same(ObjectStore(self.address / run.name), run)
+            self._acquire(run.name, run)
+        CopyRecord(known.run if known else copy_record.new_id(), str(self.address / run.name), self.writer).write(run)
+        self._held.close()
+        self._locks.pop(run.name)
+        say(f"copy: {self.address / run.name}")
+        self.child = CopyChild(run, self.address / run.name, self.job.checkpoint.keep)
+
+    def finish(self, run: Path, code: int) -> int:
+        """Wait for the rest of the copy; returns the exit code of the run, which may become 7 or 11.
+
+        Args:
+            run: the run folder; if it is gone, so is its copy.
+            code: of the run without its copy.
+        """
+        child, self.child = self.child, None
+        if child is None:
+            return code
+        if run.is_dir():
+            return child.finish(code)
+        child.cancel()
+        with contextlib.suppress(RemoteError):
+            run_copy.discard(ObjectStore(child.address))
+        return code
+
+    def leave(self) -> None:
+        """Give everything back, if the run could not begin."""
+        if self.child:
+            self.child.finish(SpecError.exit_code)
+            self.child = None
+        self._held.close()
+        for lock in self._locks.values():
+            lock.release()
+
+    def last_number(self) -> int:
+        """The highest number that a run in the store has."""
+        return _number(self.names[-1]) if self.names else 0
+
+    def _acquire(self, name: str, folder: Path) -> None:
+        """Take the lock; nobody else trains in the folder of this disk, so its last writer has ended."""
+        known = copy_record.of_folder(folder)
+        lock = WriterLock(ObjectStore(self.address / name), self.writer)
+        lock.acquire(known.writer if known else None, say)
+        self._locks[name] = lock
+        self._held.enter_context(lock.beating())
+
+    def _check_same(self, store: ObjectStore, folder: Path) -> None:
+        there, here = copy_record.of_store(store), copy_record.of_folder(folder)
+        if there and (here is None or here.run != there.run):
+            raise CheckpointError(
+                f"{folder} and {store.address} are two different runs of the same name",
+                "one run of each name, wherever it is",
+                "give the job another name, or start a new run with --new",
+            )
+
+
+@contextlib.contextmanager
+def opened(runs: Path, job: Job, *, new: bool, leads: bool) -> Iterator[RemoteRuns | None]:
+    """The copies of this job's runs, with the unfinished one brought here; None if this process copies nothing.
+
+    Args:
+        runs: parent of the run folders.
+        job: the present spec.
+        new: whether an unfinished run is left alone.
+        leads: whether this process writes the run.
+
+    Raises:
+        RemoteError: if the store gives no answer: whether there is a run to continue is not known then.
+        Busy: if somebody else trains it.
+        CheckpointError: if it cannot be continued.
+    """
+    if job.checkpoint.copy_to is None or not leads:
+        yield None
+        return
+    try:
+        found = RemoteRuns(runs, job, parse(job.checkpoint.copy_to))
+    except RemoteError as error:
+        raise _of_key(job, error) from None
+    try:
+        try:
+            if not new:
+                found.continue_last()
+        except RemoteError as error:
+            raise _of_key(job, error) from None
+        yield found
+    finally:
+        found.leave()
+
+
+def _of_key(job: Job, error: RemoteError) -> RemoteError:
+    place = job.document.place(("checkpoint", "copy_to"))
+    without = "; `--set checkpoint.copy_to=null` trains without a copy"
+    return RemoteError(
+        error.trouble, f"{place}: checkpoint.copy_to: {error.given}", error.possible, error.action + without
+    )
+
+
+@contextlib.contextmanager
+def _kept_out(folder: Path) -> Iterator[None]:
+    """No other process trains in the folder, if there is one."""
+    handle = run_folder.lock_folder(folder) if folder.is_dir() else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _numbered(names: list[str], job: str) -> list[str]:
+    pattern = re.compile(rf"{re.escape(job)}-\d{{3,}}")
+    return sorted(filter(pattern.fullmatch, names), key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _status(store: ObjectStore) -> str | None:
+    try:
+        found = parse_json(store.get(run_copy.STATE))
+    except RemoteError as error:
+        if error.trouble is Trouble.MISSING:
+            return None
+        raise
+    except ValueError:
+        return None
+    return found.get("status") if isinstance(found, dict) else None
+
+
+def _is_ahead(store: ObjectStore, folder: Path) -> bool:
+    """Whether the store has more of a run than the folder."""
+    names = [each.name for each in store.objects()]
+    if not folder.is_dir():
+        return copy_record.FILE in names
+    there = max(map(run_copy.step_of, fetch_run.committed(names)), default=-1)
+    here = max((run_copy.step_of(path) for path in folder.glob(f"{run_copy.CHECKPOINTS}/step-*[0-9]")), default=-1)
+    return there > here or _status(store) == "done"

@@ -1,0 +1,249 @@
+"""The copy of a run folder in a store: each checkpoint with its manifest last, all small files, the model.
+
+A checkpoint without a manifest is no checkpoint, so a copy that was killed anywhere holds the ones before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from runtime.storage.object_store import ObjectStore
+from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
+from runtime.system.files import parse_json
+from runtime.training.checkpoints.manifest import MANIFEST, verify
+
+CHECKPOINTS = "checkpoints"
+STATE = "state.json"
+LEFT_OUT = (CHECKPOINTS, "ranks", LOCK_FILE)
+"""Of a run folder: copied in another way, of no use elsewhere, or not ours."""
+LARGE = 64 << 20
+"""Bytes from which a file is not read as a whole."""
+_PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
+_STEP = re.compile(r"step-\d+")
+
+
+class LostLock(Exception):
+    """Somebody else writes this run."""
+
+
+class RunCopy:
+    """A run folder and its copy."""
+
+    def __init__(self, store: ObjectStore, run: Path, keep: int, check: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            store: opened at the address of the copy.
+            run: the run folder.
+            keep: how many checkpoints stay in the store.
+            check: called before every object and every part of one; raises LostLock if somebody else writes this run.
+        """
+        self.store = store
+        self.run = run
+        self.keep = keep
+        self.check = check
+        self.up: set[str] = set()
+        """Checkpoints that this process has written whole, or found so."""
+        self.damaged: set[str] = set()
+        self._stamps: dict[str, tuple[int, int, int]] = {}
+        self._best: dict[str, str | None] = {}
+        self._pruned = ""
+        """The checkpoint whose older ones were removed."""
+
+    def send(self) -> None:
+        """Bring the copy up to date; the state of the run comes last, so a finished copy is complete.
+
+        Raises:
+            RemoteError: if the store does not take it; the same call sends the rest.
+            LostLock: if somebody else writes this run.
+        """
+        state = self._content(STATE)
+        self._files()
+        if (newest := self.newest()) and newest.name not in self.up:
+            self._step(newest)
+        if newest and newest.name in self.up and newest.name != self._pruned:
+            self._prune(newest.name)
+            self._pruned = newest.name
+        if state is not None and (stamp := (len(state), hash(state), 0)) != self._stamps.get(STATE):
+            self.check()
+            self.store.put(STATE, state)
+            self._stamps[STATE] = stamp
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint of the folder that matches its manifest."""
+        folders = (self.run / CHECKPOINTS).glob("step-*")
+        found = sorted((path for path in folders if _STEP.fullmatch(path.name)), key=step_of, reverse=True)
+        for path in found:
+            if path.name in self.up:
+                return path
+            if path.name not in self.damaged and path.exists():
+                if verify(path) is None:
+                    return path
+                if path.exists():  # else it was removed meanwhile
+                    self.damaged.add(path.name)
+        return None
+
+    def missing(self) -> list[str]:
+        """What is not in the store as it is here."""
+        newest = self.newest()
+        steps = [newest.name] if newest and newest.name not in self.up else []
+        return steps + [name for name, path in self._small() if self._stamps.get(name) != _stamp(path)]
+
+    def has_last_checkpoint(self) -> bool:
+        """Whether a run that was stopped can be resumed from the store without a loss."""
+        newest = self.newest()
+        return newest is None or newest.name in self.up
+
+    def _step(self, path: Path) -> None:
+        """Copy a checkpoint, and before it the best one that it names."""
+        with _held(path, self.run) as folder:
+            if folder is None:
+                return
+            best = best_of(folder)
+            if best and not self._is_up(best) and (self.run / CHECKPOINTS / best).is_dir():
+                with _held(self.run / CHECKPOINTS / best, self.run) as other:
+                    if other is not None and verify(other) is None:
+                        self._checkpoint(other, best)
+            # Rows of metrics that a checkpoint relies on are there before it is.
+            self._files()
+            self._checkpoint(folder, path.name)
+            self._best[path.name] = best
+
+    def _checkpoint(self, folder: Path, name: str) -> None:
+        """Copy one checkpoint; its manifest makes it one."""
+        place = f"{CHECKPOINTS}/{name}"
+        self.check()
+        # One of this name may be there, of a run that went back to an earlier one.
+        self.store.delete([f"{place}/{MANIFEST}"])
+        for part in sorted(folder.iterdir()):
+            if part.name != MANIFEST:
+                self.check()
+                self.store.put_file(f"{place}/{part.name}", part, self.check)
+        self.check()
+        self.store.put(f"{place}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+        self.up.add(name)
+
+    def _is_up(self, name: str) -> bool:
+        if name not in self.up and self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}"):
+            self.up.add(name)
+        return name in self.up
+
+    def _prune(self, newest: str) -> None:
+        """Remove what the rule for the folder removes: all but the last `keep`, and the best ones that those name."""
+        found: dict[str, list[str]] = {}
+        for each in self.store.objects(CHECKPOINTS):
+            found.setdefault(each.name.split("/")[1], []).append(each.name)
+        whole = [name for name, parts in found.items() if any(part.endswith(f"/{MANIFEST}") for part in parts)]
+        steps = sorted((n for n in whole if _STEP.fullmatch(n) and step_of(n) <= step_of(newest)), key=step_of)
+        kept = set(steps[-max(1, self.keep) :])
+        kept |= {best for name in sorted(kept) if (best := self._best_there(name))}
+        for name in sorted(set(found) - kept):
+            self.check()
+            # The manifest first: what is left of a removal that was killed is no checkpoint.
+            self.store.delete(sorted(found[name], key=lambda part: not part.endswith(f"/{MANIFEST}")))
+            self.up.discard(name)
+
+    def _best_there(self, name: str) -> str | None:
+        if name not in self._best:
+            self._best[name] = _best(self.store.get(f"{CHECKPOINTS}/{name}/state.json"))
+        return self._best[name]
+
+    def _files(self) -> None:
+        """Copy the files that have changed, but for the state."""
+        for name, path in self._small():
+            stamp = _stamp(path)
+            if stamp is None or self._stamps.get(name) == stamp:
+                continue
+            self.check()
+            with contextlib.suppress(FileNotFoundError):  # replaced in this moment
+                if stamp[0] > LARGE:
+                    self.store.put_file(name, path, self.check)
+                else:
+                    self.store.put(name, path.read_bytes())
+                self._stamps[name] = stamp
+
+    def _small(self) -> Iterator[tuple[str, Path]]:
+        """Name and path of the files of the folder that are copied as they are, without the state."""
+        for folder, folders, names in os.walk(self.run):
+            here = Path(folder).relative_to(self.run)
+            out = LEFT_OUT if here == Path() else ()
+            folders[:] = sorted(name for name in folders if is_portable(name) and name not in out)
+            for name in sorted(names):
+                path = Path(folder) / name
+                kept = is_portable(name) and name not in out and (here / name) != Path(STATE)
+                if kept and not path.is_symlink() and path.is_file():
+                    yield (here / name).as_posix(), path
+
+    def _content(self, name: str) -> bytes | None:
+        try:
+            return (self.run / name).read_bytes()
+        except OSError:
+            return None
+
+
+def step_of(path: Path | str) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(str(path).rpartition("-")[2])
+
+
+def best_of(folder: Path) -> str | None:
+    """The name of the best checkpoint that a checkpoint refers to."""
+    try:
+        return _best((folder / "state.json").read_bytes())
+    except OSError:
+        return None
+
+
+def is_portable(name: str) -> bool:
+    """Whether a name may be written to a store, or be taken from one: none is hidden, none leads out of the folder."""
+    return all(_PART.fullmatch(part) for part in name.split("/"))
+
+
+def discard(store: ObjectStore) -> None:
+    """Remove the copy of a run in which nothing was trained."""
+    store.delete([each.name for each in store.objects()])
+
+
+def _best(state: bytes) -> str | None:
+    try:
+        best = parse_json(state)["watch"]["best"]
+        return f"best-{int(best['step'])}" if best["best"] is not None else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes with the content of a file; None if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+@contextlib.contextmanager
+def _held(path: Path, run: Path) -> Iterator[Path | None]:
+    """A folder with the same files, which stays while the trainer removes older checkpoints; None if it is gone.
+
+    The names are links, so it takes no space; where there are none, it is the folder itself.
+    """
+    place = run / f".tmp-copy-{path.name}"
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        try:
+            place.mkdir()
+            for part in path.iterdir():
+                os.link(part, place / part.name)
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError:
+            yield path if path.exists() else None
+            return
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""A run folder with checkpoints of a few bytes, and a store for its copy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.storage.object_store import ObjectStore, Patience
+from runtime.storage.remote_address import parse
+from runtime.system.files import sha256
+from runtime.training.checkpoints.manifest import MANIFEST
+from tests.object_store import FaultyStore, before
+
+SHORT = Patience(retries=0.3, silence=1.0, connect=1.0)
+
+
+@contextmanager
+def faulty_store(server: str) -> Iterator[FaultyStore]:
+    """The proxy, with its variables in the environment."""
+    with before(server) as found, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in found.variables().items():
+            patch.setenv(name, value)
+        yield found
+
+
+def opened(place: str, patience: Patience = SHORT) -> ObjectStore:
+    return ObjectStore(parse(f"s3://bucket/{place}"), patience)
+
+
+def a_run(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "job.yaml").write_text("name: parts\n")
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    (folder / ".lock").write_text("")
+    (folder / "ranks").mkdir()
+    (folder / "ranks" / "log").write_text("x")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    state(folder, "running")
+    return folder
+
+
+def state(folder: Path, status: str) -> None:
+    (folder / "state.json").write_text(json.dumps({"status": status}))
+
+
+def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) -> Path:
+    """A checkpoint that matches its manifest."""
+    place = run / "checkpoints" / name
+    place.mkdir(parents=True)
+    watch = {"best": {"best": None if best is None else 0.5, "step": best or 0}}
+    (place / "state.json").write_text(json.dumps({"watch": watch, "name": name}))
+    (place / "model.safetensors").write_bytes(name.encode() * (size // len(name)))
+    (place / "optimizer.safetensors").write_bytes(name.encode() * 10)
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(place.iterdir())}
+    (place / MANIFEST).write_text(json.dumps({"format": 1, "files": files}))
+    return place
+
+
+def there(store: ObjectStore) -> list[str]:
+    """The checkpoints of the copy that have a manifest."""
+    return sorted(
+        each.name.split("/")[1] for each in store.objects("checkpoints") if each.name.endswith(f"/{MANIFEST}")
+    )

@@ -1,0 +1,164 @@
+"""Whole trainings with a copy in a store: lost with their disk, continued elsewhere; a store that is away at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import trained
+from tests.object_store import KEY, SECRET, FaultyStore, moto
+from tests.supervisor.remote_copy.fake_run import faulty_store, opened, there
+
+PATIENT = 240.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[FaultyStore]:
+    with faulty_store(server) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def peaceful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody disturbed, without a copy."""
+    job = trained.written(tmp_path_factory.mktemp("peaceful"))
+    trained.finish(job)
+    return trained.run(job)
+
+
+def copied(place: str) -> tuple[str, str]:
+    return "--set", f"checkpoint.copy_to=s3://bucket/{place}"
+
+
+def wait(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENT
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def kill_all(process: psutil.Popen) -> None:
+    """As a machine that is lost: nothing of it goes on."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.suspend()
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
+def steps(place: str) -> list[int]:
+    return [int(name.removeprefix("step-")) for name in there(opened(place)) if name.startswith("step-")]
+
+
+def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
+    proxy: FaultyStore, peaceful: Path, tmp_path: Path
+) -> None:
+    """Killed on the first machine, stopped on the second, finished on the third; each begins with an empty disk."""
+    one, two, three = (trained.written(tmp_path / name) for name in ("one", "two", "three"))
+    process = trained.start(one, *copied("lost"))
+    wait(lambda: any(step > 14 for step in steps("lost/small-001")))
+    kill_all(process)
+    shutil.rmtree(one.parent / "runs")
+    process = trained.start(two, *copied("lost"))
+    before = max(steps("lost/small-001"))
+    wait(lambda: any(step > before for step in steps("lost/small-001")))
+    process.send_signal(signal.SIGTERM)
+    log = two.parent / "job.log"
+    assert process.wait(PATIENT) == 75, log.read_text()
+    assert "was last written by process" in log.read_text()
+    last = trained.last(trained.run(two)).name
+    assert last in there(opened("lost/small-001")), "what was saved when it was stopped is there"
+    told = trained.finish(three, *copied("lost"))
+    assert f"{last}, " in told
+    assert "downloaded to" in told
+    assert trained.differences(peaceful, trained.run(three)) == []
+    state = opened("lost/small-001").get("state.json")
+    assert b'"done"' in state
+    assert (
+        opened("lost/small-001").get("model/model.safetensors")
+        == (trained.run(three) / "model" / "model.safetensors").read_bytes()
+    )
+    assert not opened("lost/small-001").exists("writer.json")
+    for folder in (two.parent, three.parent):
+        for path in folder.rglob("*"):
+            content = path.read_bytes() if path.is_file() else b""
+            assert SECRET.encode() not in content, path
+            assert KEY.encode() not in content, path
+    assert [each for each in opened("lost").objects() if SECRET.encode() in opened("lost").get(each.name)] == []
+    # The next one begins with the next number, though this disk has none.
+    four = trained.written(tmp_path / "four", epochs="1")
+    trained.finish(four, *copied("lost"))
+    assert trained.run(four).name == "small-002"
+
+
+def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peaceful: Path, tmp_path: Path) -> None:
+    job = trained.written(tmp_path)
+    process = trained.start(job, *copied("while"))
+    wait(lambda: bool(steps("while/small-001")))
+    proxy.away = True
+    wait(lambda: "training goes on, and what is missing is sent later" in (tmp_path / "job.log").read_text())
+    proxy.away = False
+    assert process.wait(PATIENT) == 0, (tmp_path / "job.log").read_text()
+    assert "answers again" in (tmp_path / "job.log").read_text()
+    assert trained.differences(peaceful, trained.run(job)) == []
+    assert trained.last(trained.run(job)).name in there(opened("while/small-001"))
+
+
+def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultyStore, tmp_path: Path) -> None:
+    job = trained.written(tmp_path)
+    process = trained.start(job, *copied("end"))
+    wait(lambda: bool(steps("end/small-001")))
+    proxy.away = True
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENT) == 7, (tmp_path / "job.log").read_text()
+    log = (tmp_path / "job.log").read_text()
+    last = trained.last(trained.run(job)).name
+    assert f"s3://bucket/end/small-001 lacks {last}, " in log
+    assert "the last checkpoint is complete in" in log
+    told = trained.finish(job, *copied("end"), expected=7)  # it is still away
+    assert "checkpoint.copy_to: s3://bucket/end: cannot list: the store does not answer" in told
+    assert "`--set checkpoint.copy_to=null` trains without a copy" in told
+    proxy.away = False
+    trained.finish(job, *copied("end"))
+    assert trained.last(trained.run(job)).name in there(opened("end/small-001"))
+
+
+def test_a_second_trainer_elsewhere_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
+    one, two = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
+    endless = ("--set", "train.early_stopping=null")
+    process = trained.start(one, *endless, *copied("second"))
+    wait(lambda: bool(steps("second/small-001")))
+    told = trained.finish(two, *endless, *copied("second"), expected=11)
+    assert "is training this run" in told
+    assert not (two.parent / "runs").exists() or not list((two.parent / "runs").iterdir())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENT) == 75, (one.parent / "job.log").read_text()
+
+
+def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
+    one, two = (trained.written(tmp_path / name, epochs="1") for name in ("one", "two"))
+    trained.finish(one, *copied("other"))
+    process = trained.start(two)
+    wait(lambda: bool(list(two.parent.glob("runs/small-001/checkpoints/step-*"))))
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(PATIENT)
+    if trained.status(two) == "stopped":
+        told = trained.finish(two, *copied("other"), expected=4)
+        assert "are two different runs of the same name" in told

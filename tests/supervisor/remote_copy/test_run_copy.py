@@ -1,0 +1,235 @@
+"""A run is copied to a store and brought back: killed anywhere, a checkpoint that verifies is there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import CheckpointError
+from runtime.storage.store_errors import RemoteError
+from runtime.supervisor.remote_copy.fetch_run import fetch_run
+from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy, discard
+from runtime.training.checkpoints.manifest import verify
+from tests.object_store import Fault, FaultyStore, moto
+from tests.supervisor.remote_copy.fake_run import SHORT, a_run, checkpoint, faulty_store, opened, state, there
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[FaultyStore]:
+    with faulty_store(server) as found:
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return a_run(tmp_path / "runs" / "parts-001")
+
+
+def fetched(place: str, folder: Path) -> list[str]:
+    """The run, brought to another disk; what was told."""
+    lines: list[str] = []
+    fetch_run(opened(place), folder, lines.append)
+    return lines
+
+
+def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    checkpoint(run, "best-10")
+    checkpoint(run, "step-20", best=10)
+    copy = RunCopy(opened("all"), run, 2)
+    copy.send()
+    assert copy.missing() == []
+    names = [each.name for each in opened("all").objects()]
+    assert "checkpoints/step-20/MANIFEST.json" in names
+    assert not [name for name in names if "ranks" in name or ".lock" in name or ".tmp" in name]
+    lines = fetched("all", tmp_path / "elsewhere" / "parts-001")
+    assert (
+        lines == [f"s3://bucket/all: step-20, 6.2 KiB downloaded to {tmp_path}/elsewhere/parts-001"]
+        or "step-20" in lines[0]
+    )
+    for path in run.rglob("*"):
+        other = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
+        if path.is_file() and path.name not in (".lock", "log"):
+            assert other.read_bytes() == path.read_bytes()
+    assert not list(run.glob(".tmp*"))
+    assert not list((tmp_path / "elsewhere").glob(".tmp*"))
+
+
+def test_the_copy_is_pruned_like_the_folder(proxy: FaultyStore, run: Path) -> None:
+    copy = RunCopy(opened("prune"), run, 2)
+    for step in (10, 20, 30, 40):
+        if step != 30:
+            checkpoint(run, f"best-{step}")
+        checkpoint(run, f"step-{step}", best=step if step != 30 else 20)
+        copy.send()
+    assert there(opened("prune")) == ["best-20", "best-40", "step-30", "step-40"]
+    again = RunCopy(opened("prune"), run, 1)
+    checkpoint(run, "step-50", best=40)
+    again.send()
+    assert there(opened("prune")) == ["best-40", "step-50"]
+
+
+def test_a_run_that_went_back_leaves_no_later_checkpoint(proxy: FaultyStore, run: Path) -> None:
+    copy = RunCopy(opened("back"), run, 2)
+    for step in (10, 20):
+        checkpoint(run, f"step-{step}")
+        copy.send()
+    shutil.rmtree(run / "checkpoints" / "step-20")
+    checkpoint(run, "step-15")
+    RunCopy(opened("back"), run, 2).send()
+    assert there(opened("back")) == ["step-10", "step-15"]
+
+
+def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> None:
+    checkpoint(run, "step-10")
+    (checkpoint(run, "step-20") / "model.safetensors").write_bytes(b"x")
+    copy = RunCopy(opened("damaged"), run, 2)
+    copy.send()
+    assert there(opened("damaged")) == ["step-10"]
+
+
+def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, tmp_path: Path) -> None:
+    """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""
+    for number in itertools.count(1):
+        place = f"killed{number}"
+        folder = a_run(tmp_path / place / "parts-001")
+        copy = RunCopy(opened(place), folder, 1)
+        checkpoint(folder, "best-10")
+        checkpoint(folder, "step-10", best=10)
+        copy.send()
+        checkpoint(folder, "best-20")
+        checkpoint(folder, "step-20", best=20)
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 20}\n')
+        begun = len(proxy.seen)
+
+        def fault(count: int, method: str, path: str, begun: int = begun, last: int = begun + number) -> Fault | None:
+            if count < last:
+                return None
+            return Fault("lost" if last % 2 and count == last else "gone")
+
+        proxy.fault = fault
+        try:
+            copy.send()
+            whole = True
+        except RemoteError:
+            whole = False
+        proxy.fault = lambda count, method, path: None
+        elsewhere = tmp_path / "elsewhere" / place
+        fetched(place, elsewhere)
+        steps = sorted(path.name for path in (elsewhere / "checkpoints").glob("step-*"))
+        assert steps in (["step-10"], ["step-20"])
+        step = steps[0].removeprefix("step-")
+        assert all(verify(elsewhere / "checkpoints" / name) is None for name in (steps[0], f"best-{step}"))
+        if step == "20":
+            assert '"step": 20' in (elsewhere / "metrics.jsonl").read_text(), "rows are there before the checkpoint"
+        copy.send()  # what an upload after it makes of the rest
+        assert there(opened(place)) == ["best-20", "step-20"]
+        assert not [each for each in opened(place).objects("checkpoints") if "-10/" in each.name]
+        if whole:
+            assert number > 10
+            return
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_damaged_copy_is_told_and_the_one_before_is_used(
+    proxy: FaultyStore, run: Path, tmp_path: Path, damage: str
+) -> None:
+    place = f"bad-{damage}"
+    for step in (10, 20):
+        checkpoint(run, f"step-{step}")
+        RunCopy(opened(place), run, 2).send()
+    store, name = opened(place), "checkpoints/step-20/model.safetensors"
+    content = store.get(name)
+    if damage == "missing":
+        store.delete([name])
+    else:
+        store.put(name, content[:-1] if damage == "cut" else b"X" + content[1:])
+    lines = fetched(place, tmp_path / "elsewhere")
+    assert f"s3://bucket/{place}: checkpoint step-20 is damaged: model.safetensors" in lines[0]
+    assert "step-10" in lines[1]
+    assert [path.name for path in (tmp_path / "elsewhere" / "checkpoints").iterdir()] == ["step-10"]
+    store.put("checkpoints/step-10/state.json", b"{}")
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
+        fetched(place, tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_download_with_faults(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    checkpoint(run, "step-10", size=3_000_000)
+    RunCopy(opened("faults"), run, 2).send()
+    kinds = itertools.cycle([Fault("cut", 1000), None, Fault("slow down"), None, Fault("gone"), None])
+    proxy.fault = lambda number, method, path: next(kinds) if method == "GET" else None
+    lines: list[str] = []
+    fetch_run(opened("faults", SHORT.__class__(retries=20, silence=2, connect=1)), tmp_path / "here", lines.append)
+    assert verify(tmp_path / "here" / "checkpoints" / "step-10") is None
+
+
+def test_names_in_a_store_do_not_leave_the_folder(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    store = opened("names")
+    RunCopy(store, run, 2).send()
+    for name in ("a/.hidden", "back\\slash", "checkpoints/step-1/.x"):
+        store.put(name, b"bad")
+    fetched("names", tmp_path / "deep" / "here")
+    found = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
+    assert found == {"job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
+
+
+def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, run: Path) -> None:
+    checkpoint(run, "step-10")
+    RunCopy(opened("lost"), run, 2).send()
+    before = [(each.name, each.tag) for each in opened("lost").objects()]
+    checkpoint(run, "step-20")
+    state(run, "done")
+
+    def lost() -> None:
+        raise LostLock
+
+    with pytest.raises(LostLock):
+        RunCopy(opened("lost"), run, 2, lost).send()
+    assert [(each.name, each.tag) for each in opened("lost").objects()] == before
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultyStore, run: Path) -> None:
+    path = checkpoint(run, "step-10")
+
+    def pruned() -> None:
+        if list(run.glob(".tmp-copy-*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+    RunCopy(opened("meanwhile"), run, 2, pruned).send()
+    assert there(opened("meanwhile")) == ["step-10"]
+
+
+def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
+    checkpoint(run, "step-10")
+    state(run, "done")
+    RunCopy(opened("order"), run, 2).send()
+    written = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
+    assert written[-1] == "state.json"
+    manifest = written.index("MANIFEST.json")
+    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(written[:manifest])
+
+
+def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
+    checkpoint(run, "step-10")
+    copy = RunCopy(opened("once"), run, 2)
+    copy.send()
+    count = len(proxy.seen)
+    copy.send()
+    assert len(proxy.seen) == count
+
+
+def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> None:
+    RunCopy(opened("refused"), run, 2).send()
+    discard(opened("refused"))
+    assert opened("refused").objects() == []
