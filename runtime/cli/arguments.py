@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli import cluster_options, csv_option
+from runtime.cli import cluster_options, csv_option, plan_options
 from runtime.cli.command_parser import CommandParser
 from runtime.job import JOBS
 from runtime.supervisor import named_run
@@ -82,6 +82,7 @@ def _add_plan(add: Add) -> None:
     made.add_argument("--plain", action="store_true", help="turn all optimizations off")
     made.add_argument("--all", action="store_true", help="include settings that do not apply to this machine and job")
     made.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
+    plan_options.add(made)
 
 
 def _with_runs(made: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -43,6 +43,7 @@ def facts(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     """Show every decision."""
+    from runtime.cli import plan_nodes
     from runtime.hardware import calibration_file, facts, gpu_selection
     from runtime.hardware.detect import detect
     from runtime.job_spec import load as job_spec
@@ -61,12 +62,15 @@ def plan(given: argparse.Namespace) -> int:
         machine = calibration_file.attached(machine)
         line = "\n".join(filter(None, (line, calibration_file.note(machine, elsewhere=bool(line)))))
         print(line, end="\n" if line else "", file=sys.stderr if given.json else sys.stdout, flush=True)
+    several = list(plan_nodes.lines(given, job, machine))
     known = {} if given.hardware else evidence.started(machine, job)
     made = plans.resolve(job, machine, plain=given.plain, measured=known)
     if given.json:
         print(json.dumps(made.to_json(), indent=1))
     else:
         console().print(render(made, job, machine, whole=given.all))
+    for line in several:
+        print(line, file=sys.stderr if given.json else sys.stdout)
     return 0
 
 

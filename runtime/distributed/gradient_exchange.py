@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.distributed.ranks import Ranks
+from runtime.distributed.world import BUCKET_BYTES
 
-BUCKET_BYTES = 4 * 2**20
-"""Size of a bucket, unless a single parameter is larger: small enough to start early, large enough for the network."""
 ALIGNMENT = 64
 """Bytes; vectorized kernels are slower on gradients that start elsewhere."""
 

@@ -20,6 +20,10 @@ MEETING = "DRIVETRAIN_MEETING"
 """Environment variable: host:port of the store through which the processes find each other."""
 SOCKET = "DRIVETRAIN_MEETING_SOCKET"
 """Environment variable of rank 0: the open file that listens there; absent if the starter keeps the store."""
+BUCKET_BYTES = 4 * 2**20
+"""Size of a bucket of gradients, unless a single parameter is larger: small enough to start early, large enough for the
+network.
+"""
 NODES = "DRIVETRAIN_NODES"
 """Environment variable: the number of supervisors, if there are several."""
 

@@ -1,0 +1,76 @@
+"""`drivetrain plan JOB --nodes N`: what several machines would cost and gain, from a run on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.errors import CheckpointError, SpecError
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.plan import scaling
+from runtime.report.record import read
+from runtime.report.summary import summarize
+from runtime.supervisor.run_folder import numbered
+from runtime.system.units import parse_rate
+
+PHASES = ("train", "input", "forward", "optimizer")
+"""Phases of a step. On a GPU the optimizer is not counted apart."""
+
+
+def lines(given: argparse.Namespace, job: Job, machine: Hardware) -> Iterator[str]:
+    """The prediction in words; nothing without --nodes.
+
+    Raises:
+        SpecError: if an option is no number or rate, or no run of the job has measured a step in one process.
+    """
+    if given.nodes is None:
+        for option in ("per_node", "link"):
+            if getattr(given, option) is not None:
+                name = f"--{option.replace('_', '-')}"
+                raise SpecError(f"{name} without --nodes", "--nodes N", f"add --nodes 2, or remove {name}")
+        return
+    per_node = given.per_node or 1
+    if given.nodes < 1 or per_node < 1:
+        raise SpecError(f"--nodes {given.nodes} --per-node {per_node}", "1 or more", "give numbers from 1 on")
+    link = None
+    if given.link is not None:
+        try:
+            link = parse_rate(given.link)
+        except ValueError as error:
+            raise SpecError(f"--link: {error}", "a rate in bits a second: 500mbit, 10gbit", "correct it") from None
+    one = _measured(job, Path("runs"))
+    if given.nodes * per_node > one.batch:
+        raise SpecError(
+            f"--nodes {given.nodes} --per-node {per_node}: {given.nodes * per_node} processes for a batch of {one.batch}",
+            f"at most {one.batch} processes: each takes its share of every batch",
+            "take fewer, or a larger batch (train.batch_size)",
+        )
+    halved = job.optimize.get("exchange_precision") == "bf16"
+    made = scaling.Scaling(one, given.nodes, per_node, halved, on_cpu=machine.gpu is None)
+    yield "several machines (a model, not a measurement: docs/scale.md)"
+    yield from scaling.lines(made, link)
+
+
+def _measured(job: Job, runs: Path) -> scaling.OneMachine:
+    """A step of the newest run of the job in one process."""
+    for run in reversed(numbered(runs, job.name) if runs.is_dir() else []):
+        try:
+            result = summarize(read(run))
+            state = json.loads(next(iter(sorted((run / "checkpoints").glob("step-*/state.json")))).read_text())
+        except (CheckpointError, OSError, StopIteration, ValueError):
+            continue
+        spent = {phase: result.phases.get(phase, 0.0) for phase in PHASES}
+        alone = state["identity"]["processes"] == "1"
+        if not alone or not result.trainable or not result.samples_per_second or not sum(spent.values()):
+            continue
+        step = job.train.batch / result.samples_per_second
+        updating = step * spent["optimizer"] / sum(spent.values())
+        return scaling.OneMachine(run.name, job.train.batch, step - updating, updating, 4 * result.trainable)
+    raise SpecError(
+        f"--nodes, and no finished run of {job.name} in one process is in {runs}",
+        "a run on one machine, which has measured a step and counted the gradients",
+        f"train it for a moment: drivetrain train {job.document.name} --set train.steps=100 --set name={job.name}",
+    )
