@@ -77,9 +77,27 @@ def _unexpected(command: str, rest: Sequence[str], options: Sequence[str]) -> Sp
             f"options: {', '.join(options)}",
             f"remove it; `drivetrain {command} --help` shows all arguments",
         )
-    name = option.partition("=")[0]
+    name, _, value = option.partition("=")
+    value = value or next((word for word in rest[rest.index(option) + 1 :] if not word.startswith("-")), "VALUE")
     return SpecError(
         f"{name}: `drivetrain {command}` has no such option",
         ", ".join(options),
-        nearest(name, options) or f"`drivetrain {command} --help` explains them",
+        (_key_of_the_job(name, value) if "--set" in options else "")
+        or nearest(name, options)
+        or f"`drivetrain {command} --help` explains them",
     )
+
+
+def _key_of_the_job(option: str, value: str) -> str:
+    """What to do about an option of other trainers that is a key of the job file here; empty if it is none."""
+    from runtime import optimizations
+    from runtime.job import Job
+
+    word = option.lstrip("-").replace("-", "_")
+    known = {
+        section: set(Job.model_fields[section].annotation.model_fields) for section in ("train", "limits", "checkpoint")
+    }  # type: ignore[union-attr]
+    known |= {"train.optimizer": {"lr"}, "optimize": set(optimizations.off_values())}
+    word = {"learning_rate": "lr"}.get(word, word)
+    section = next((section for section, keys in known.items() if word in keys), None)
+    return f"it is a key of the job: --set {section}.{word}={value}" if section else ""

@@ -34,7 +34,8 @@ def train(given: argparse.Namespace) -> int:
             f"remove these options, or run `{SETUP}` to install torch here",
         )
     print(
-        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
+        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here",
+        flush=True,
     )
     from runtime.launch import container
 

@@ -10,6 +10,7 @@ from runtime.data.dataset import Head, NewSamples
 from runtime.data.formats import csv_dialect, table_splits
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import CheckpointError, DataError
+from runtime.job.user_files import nearest_path
 
 
 def read(
@@ -69,10 +70,11 @@ def _read(
 ) -> NewSamples:
     lost = [str(path) for path in paths if not path.exists()]
     if lost:
+        meant = [text for path in lost if (text := nearest_path([Path()], path))]
         raise DataError(
             f"{', '.join(lost[:5])}: not there",
             "files or folders that this process can access",
-            "check the spelling; a container can access only the project and mounted folders",
+            " ".join(meant) or "check the spelling; a container can access only the project and mounted folders",
         )
     if preprocessing.get("kind") in ("texts", "table", "series"):
         paths = [table_splits.table(path, "data") if path.is_dir() else path for path in paths]

@@ -22,6 +22,9 @@ from runtime.system.units import format_bytes
 _RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on|continues \S+)\r?$", re.MULTILINE)
 """The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
+SMALLEST = 384 << 20
+"""Bytes. With less, torch and the supervisor alone reach the limit, whatever the batch."""
+
 
 def follow(
     container: Any, begun: Callable[[], None] = lambda: None, opened: Callable[[Path], None] = lambda run: None
@@ -95,6 +98,12 @@ def ended(code: int, attributes: Any) -> str:
         return ""
     if attributes["State"].get("OOMKilled"):
         limit = format_bytes(attributes["HostConfig"]["Memory"])
+        if attributes["HostConfig"]["Memory"] < SMALLEST:
+            return (
+                f"the container was killed because it reached its memory limit of {limit}\n"
+                f"  possible: at least {format_bytes(SMALLEST)}, of which the libraries take most\n"
+                "  do:       --set limits.memory=1g, or more for a large network, then run the same command again"
+            )
         return (
             f"the container was killed because it reached its memory limit of {limit}\n"
             "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"

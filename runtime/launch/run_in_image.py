@@ -17,16 +17,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.errors import DataError, DeviceError, SpecError, StorageError
+from runtime.errors import DataError, DeviceError, SpecError
 from runtime.inference.predict import STDIN, TERMINAL
 from runtime.job import Job
-from runtime.launch import mounts
+from runtime.launch import mounts, output_folder
 from runtime.launch.project import PROJECT, image
 from runtime.system.files import read_json
 from runtime.system.installation import SETUP
 
 WITH_JOB = ("find-lr", "memory", "bench", "fetch")
-COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "reproduce", "sample", "convert", "init")
+COMMANDS = (
+    *WITH_JOB,
+    "report",
+    "compare",
+    "evaluate",
+    "predict",
+    "export",
+    "reproduce",
+    "sample",
+    "convert",
+    "init",
+    "calibrate",
+)
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
 """The libraries with which `init` reads data; it needs no torch."""
@@ -68,7 +80,8 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
     values, info = dict[str, bytes](), client.info()
-    engine = engine_traits.find(info)
+    engine, output = engine_traits.find(info), getattr(given, "output", None)
+    written = output_folder.mount(output)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
         for path, job in _jobs(given):
@@ -88,14 +101,15 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     if engine.rootless:
         user = ("0", "0")
     else:
-        _check_output(getattr(given, "output", None), int(user[0]))
+        output_folder.check_writable(output, int(user[0]))
     limits |= engine.limits(gpu=False)
     with run_secrets.written(values, info, int(user[0])) as secrets:
         seen += [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
         options = ["--security-opt", "label=disable"] if engine.selinux else []
         options += ["--interactive"] if STDIN in getattr(given, "inputs", ()) else []
-        command = line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online)
+        seen = [mount for mount in mounts.together(iter(seen)) if mount.target != written]
+        command = line(arguments, workdir, user, limits, seen, network=online, written=written)
         return _wait([*command[:2], *options, *command[2:]])
 
 
@@ -107,17 +121,22 @@ def line(
     seen: Sequence[mounts.Mount],
     *,
     network: bool,
+    written: Path | None = None,
 ) -> list[str]:
-    """The engine's command line: hardened as in compose; the project is writable, `seen` is read-only."""
+    """The engine's command line: hardened as in compose; the project and `written` are writable, `seen` is read-only."""
     from runtime.launch import compose_flags
 
-    binds = [_bind(PROJECT, PROJECT), *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen)]
+    places = [PROJECT, *([written] if written else [])]
+    binds = [
+        *(_bind(place, place) for place in places),
+        *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen),
+    ]
     volumes = [
         f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
     ]
     # The records of trained models are read-only, so that code run with a model cannot add to them.
     volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
-    places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
+    mounted = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
     terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
     return [
         "docker",
@@ -127,7 +146,7 @@ def line(
         "never",
         *compose_flags.flags(limits),
         *([] if network else ["--network", "none"]),
-        *places,
+        *mounted,
         *terminal,
         "--user",
         ":".join(user),
@@ -160,24 +179,6 @@ def _has_no_reader(descriptor: int) -> bool:
     asked = select.poll()
     asked.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in asked.poll(0))
-
-
-def _check_output(output: Path | None, uid: int) -> None:
-    """Check the output folder for root, whose container runs as another user that cannot write everywhere.
-
-    Raises:
-        StorageError: if the output is in a folder owned by root.
-    """
-    if output is None or uid == os.getuid():
-        return
-    folder = next(path for path in Path(os.path.abspath(output)).parents if path.exists())
-    if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
-        raise StorageError(
-            f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
-            f"uid {uid}",
-            "a folder of that user, as runs/ is",
-            f"--output runs/{output.name}, or `{SETUP}`, then no container is needed for this",
-        )
 
 
 def _workdir(here: Path) -> Path:
@@ -224,7 +225,7 @@ def _named(given: argparse.Namespace) -> Iterator[Path]:
     words = [value for values in vars(given).values() for value in (values if isinstance(values, list) else [values])]
     for word in words:
         path = Path(os.path.abspath(word)) if isinstance(word, Path) else None
-        if path and path.exists() and word != getattr(given, "job", None):
+        if path and path.exists() and word not in (getattr(given, "job", None), getattr(given, "output", None)):
             yield path.parent if path.suffix.lower() in mounts.MANIFESTS and _of_images(given) else path
 
 

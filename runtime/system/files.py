@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -155,7 +156,14 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     # In our containers runs/ is a mount, and no other folder can be used.
     elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
-        owner = next(p for p in (path, *path.parents) if p.exists()).stat()
+        place = next(p for p in (path, *path.parents) if p.exists())
+        owner = place.stat()
+        if owner.st_uid == os.getuid():
+            return StorageError(
+                f"{path}: {error.strerror}: {place} is yours, but closed for writing",
+                "a folder that this user can write to",
+                f"chmod u+rwx {shlex.quote(str(place))}{elsewhere}",
+            )
         return StorageError(
             f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, but this process runs as uid {os.getuid()}",
             "a folder that this user can write to",

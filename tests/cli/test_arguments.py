@@ -40,6 +40,21 @@ REFUSED = [
     ("repeat a --seeds x", "--seeds: invalid int value: 'x'", "`drivetrain repeat --help` explains the arguments"),
     ("xyz", "xyz: there is no such command", "`drivetrain --help` explains all commands"),
     ("validate a.yaml --st b=1", "--st: `drivetrain validate` has no such option", 'did you mean "--set"?'),
+    (
+        "train a.yaml --epochs 3",
+        "--epochs: `drivetrain train` has no such option",
+        "it is a key of the job: --set train.epochs=3",
+    ),
+    (
+        "plan a.yaml --learning-rate=1e-4",
+        "--learning-rate: `drivetrain plan` has no such option",
+        "it is a key of the job: --set train.optimizer.lr=1e-4",
+    ),
+    (
+        "train a.yaml --precision bf16",
+        "--precision: `drivetrain train` has no such option",
+        "it is a key of the job: --set optimize.precision=bf16",
+    ),
     ("evaluate a --dta=b", "--dta: `drivetrain evaluate` has no such option", 'did you mean "--data"?'),
     (
         "plan a b",

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from runtime.cli import main
+from runtime.errors import DataError
 from runtime.inference import predictions
 from runtime.models import saved_model
 from runtime.training.run import Run
@@ -55,6 +57,21 @@ def predicted(model: Path, inputs: list[Path], output: Path, *options: str) -> l
     code = main.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
     assert code == 0
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_files_that_are_no_images_are_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were left out in silence; a path that is misspelt is answered with the one that was meant."""
+    (home / "noted").mkdir()
+    model = trained(CASES["image folders"], home / "noted").folder / "model"
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (8, 8)).save(photos / "a.png")
+    (photos / "Thumbs.db").write_bytes(b"x")
+    (photos / ".hidden").write_bytes(b"x")
+    assert len(predicted(model, [photos], tmp_path / "out.jsonl")) == 1
+    assert f"files that are no images are left out: {photos / 'Thumbs.db'}\n" in capsys.readouterr().err
+    assert main.main(["predict", str(model), str(tmp_path / "fotos")]) == DataError.exit_code
+    assert f'did you mean "{photos}"?' in capsys.readouterr().err
 
 
 def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:

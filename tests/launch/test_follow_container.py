@@ -122,6 +122,12 @@ def test_exit_code_of_a_container_is_explained(
         assert "\n  do:       " in error
 
 
+@pytest.mark.parametrize(("limit", "told"), [(50 << 20, "limits.memory=1g"), (4 << 30, "optimize.micro_batch=8")])
+def test_where_the_libraries_alone_do_not_fit_no_smaller_batch_is_advised(limit: int, told: str) -> None:
+    text = follow_container.ended(137, {"State": {"OOMKilled": True}, "HostConfig": {"Memory": limit}})
+    assert told in text.partition("  do: ")[2]
+
+
 TRAINER = """
 import os, sys
 from pathlib import Path

@@ -261,6 +261,26 @@ def test_an_output_that_the_container_cannot_write(
     assert main.main([*words, str(tmp_path / "answers.csv")]) == 3
 
 
+def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_folder_holds_more(
+    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback: the container could not write there."""
+    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
+    (tmp_path / "new.csv").touch()
+    made = tmp_path / "out" / "answers.csv"
+    assert main.main(["predict", "runs", str(tmp_path / "new.csv"), "--output", str(made)]) == 3
+    mounts = after(ran.pop(), "--mount")
+    assert f"type=bind,source={tmp_path},target={tmp_path}" in mounts
+    assert f"type=bind,source={tmp_path}/new.csv,target={tmp_path}/new.csv,readonly" in mounts
+    assert main.main(["predict", "runs", str(tmp_path), "--output", str(made)]) == 3
+    assert [part for part in after(ran.pop(), "--mount") if str(tmp_path) in part] == [
+        f"type=bind,source={tmp_path},target={tmp_path}"
+    ]
+    assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
+    assert f"a container would have to write to {Path.home()}" in capsys.readouterr().err
+    assert ran == []
+
+
 def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
     odd = tmp_path / 'a, "b"\nc\rd: $e'
     row = run_in_image._bind(odd, odd)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,3 +59,15 @@ def test_a_line_of_data_is_named(tmp_path: Path) -> None:
 
 def test_an_unreadable_answer_counts_as_a_notice() -> None:
     assert preemption._means_something(DEEP)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_folder_that_cannot_be_written(mine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ours said that it belonged to the very user who called."""
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + (not mine))
+    error = str(files.storage_error(tmp_path / "runs" / "a-001", OSError(errno.EACCES, "Permission denied")))
+    if mine:
+        assert f"{tmp_path} is yours, but closed for writing" in error
+        assert f"do:       chmod u+rwx {tmp_path}" in error
+    else:
+        assert f"it belongs to uid {tmp_path.stat().st_uid}, but this process runs as uid {os.getuid()}" in error

@@ -98,7 +98,9 @@ def _ended(snapshot: Snapshot) -> Iterator[Finding]:
     line = ["docker", "ps", "-aq", "--filter", f"name=^{name()}-", "--filter", "status=exited"]
     if count := len((snapshot.run(line) or "").split()):
         yield ok(
-            "containers", f"{count} of this checkout ended and are kept; `make prune` removes them and leaves runs/"
+            "containers",
+            f"{count} of this checkout ended and are kept for `make logs`; `make prune` removes them, leaves runs/, and "
+            "empties the caches that your checkouts share",
         )
 
 

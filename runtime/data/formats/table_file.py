@@ -132,7 +132,7 @@ def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) 
             raise DataError(
                 f'{option}: {path} has no column "{name}"',
                 f"its columns: {listed(list(names), 30)}",
-                nearest(name, names) or "use one of its columns",
+                nearest(name, names) or f'rename the column in the file to "{name}", or name another one',
             )
 
 

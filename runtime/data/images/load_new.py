@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from runtime.data.images.load import ImageSplit
 from runtime.data.images.npz_images import ImageArrays
 from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from runtime.data.images.source import Images
+from runtime.data.labels import listed
 from runtime.errors import DataError
 
 KEY = "data"
@@ -139,8 +140,13 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
             names += [os.path.join(path, name) for name in listing.names]
             targets = ClassTargets(listing.labels)
             notes += listing.notes
+        elif path.is_dir():
+            images, others = _inside(path)
+            names += images
+            if others:
+                notes.append(f"{path}: files that are no images are left out: {listed(others)}")
         else:
-            names += list(_inside(path)) if path.is_dir() else [str(path)]
+            names.append(str(path))
     if cells and len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them a table with images in it",
@@ -160,9 +166,13 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _inside(folder: Path) -> Iterator[str]:
-    """Images of a folder and its subfolders, in sorted order, without hidden files; each folder is visited once."""
+def _inside(folder: Path) -> tuple[list[str], list[str]]:
+    """Images of a folder and its subfolders, in sorted order, and its other files; neither includes hidden ones. Each
+    folder is visited once.
+    """
     seen: set[str] = set()
+    images: list[str] = []
+    others: list[str] = []
     for place, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(place))
         folders[:] = sorted(
@@ -170,8 +180,7 @@ def _inside(folder: Path) -> Iterator[str]:
             for name in folders
             if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in seen
         )
-        yield from (
-            os.path.join(place, name)
-            for name in sorted(names)
-            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-        )
+        for name in sorted(name for name in names if not name.startswith(".")):
+            kind = images if name.lower().endswith(EXTENSIONS) else others
+            kind.append(os.path.join(place, name))
+    return images, others

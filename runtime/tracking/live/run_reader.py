@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime import optimizations
 from runtime.errors import CheckpointError
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row, read_json
@@ -135,7 +136,8 @@ class RunReader:
     def _read_plan(self) -> None:
         view = self.view
         rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
-        on = [row for row in rows if row["value"] not in (False, 0, "off", "auto")]
+        off = optimizations.off_values()
+        on = [row for row in rows if row["value"] not in (False, 0, "off", "auto", off.get(row["name"]))]
         on.sort(key=lambda row: row["value"] is True)  # a value says more than a mere on
         view.plan = tuple(_short(row["name"], row["value"]) for row in on)
         cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})

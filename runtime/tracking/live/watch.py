@@ -50,6 +50,7 @@ def _paint(follower: RunReader) -> None:
 
 
 def _print(follower: RunReader) -> None:
+    say(f"watching {follower.view.folder}")
     while True:
         view = look(follower)
         say(line(view))

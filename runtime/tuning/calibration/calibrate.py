@@ -201,7 +201,7 @@ def _alone(machine: Hardware, events: list[str]) -> Iterator[None]:
 
 def summary(found: Calibration) -> str:
     """In one line: how many comparisons, and what is missing."""
-    words = f"{len(found.probes)} comparisons in {found.seconds:.0f} s"
+    words = f"{len(found.probes)} comparison{'s' * (len(found.probes) != 1)} in {found.seconds:.0f} s"
     if found.is_busy:
         words += f"; {found.disturbance}"
     if found.missing:

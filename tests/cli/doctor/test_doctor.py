@@ -114,7 +114,11 @@ def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
     given = {"answers": {"docker ps": "0a1b2c\n3d4e5f\n"}}
     found = [finding for finding in findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "containers"]
     assert [(finding.level, finding.text) for finding in found] == [
-        (Level.OK, "2 of this checkout ended and are kept; `make prune` removes them and leaves runs/")
+        (
+            Level.OK,
+            "2 of this checkout ended and are kept for `make logs`; `make prune` removes them, leaves runs/, and "
+            "empties the caches that your checkouts share",
+        )
     ]
     assert "containers" not in {finding.name for finding in findings(snapshot(tmp_path, "laptop", {}))}
 

@@ -36,6 +36,7 @@ def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
     done = watch(run)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == f"watching {run}"
     assert done.stdout.splitlines()[-1].startswith("done at step 270, best validation/accuracy 0.9")
     assert not CONTROL.search(done.stdout)
 
@@ -51,6 +52,15 @@ def test_the_best_epoch_is_that_of_the_training(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     view = RunReader(run).read()
     assert (view.metric, view.best) == ("validation/f1", (0.8, 3))
+
+
+def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path) -> None:
+    rows = [("precision", "fp32"), ("prefix_precision", "fp32"), ("cpu_threads", 2), ("channels_last", True)]
+    decisions = [{"name": name, "value": value} for name, value in rows]
+    change(run / "plan.json", lambda plan: plan.update(decisions=decisions))
+    shown = " ".join(RunReader(run).read().plan)
+    assert "fp32" not in shown
+    assert "channels_last" in shown
 
 
 def test_watch_loads_no_torch(run: Path) -> None:
