@@ -94,9 +94,8 @@ def _key_of_the_job(option: str, value: str) -> str:
     from runtime.job import Job
 
     word = option.lstrip("-").replace("-", "_")
-    known = {
-        section: set(Job.model_fields[section].annotation.model_fields) for section in ("train", "limits", "checkpoint")
-    }  # type: ignore[union-attr]
+    parts = {section: Job.model_fields[section].annotation for section in ("train", "limits", "checkpoint")}
+    known = {section: set(getattr(part, "model_fields", ())) for section, part in parts.items()}
     known |= {"train.optimizer": {"lr"}, "optimize": set(optimizations.off_values())}
     word = {"learning_rate": "lr"}.get(word, word)
     section = next((section for section, keys in known.items() if word in keys), None)

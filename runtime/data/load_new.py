@@ -70,7 +70,7 @@ def _read(
 ) -> NewSamples:
     lost = [str(path) for path in paths if not path.exists()]
     if lost:
-        meant = [text for path in lost if (text := nearest_path([Path()], path))]
+        meant = [hint for path in lost if (hint := nearest_path([Path()], path))]
         raise DataError(
             f"{', '.join(lost[:5])}: not there",
             "files or folders that this process can access",
