@@ -165,6 +165,15 @@ class FetchesAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class ChangesByEpoch(Protocol):
+    """A split whose inputs are not the same in every epoch."""
+
+    def at(self, epoch: int) -> Split:
+        """The samples as they are in this epoch, counted from 0."""
+        ...
+
+
 class Preprocessing(Protocol):
     """Converts raw inputs to network inputs, on their device; augments only if an epoch is given."""
 
@@ -188,6 +197,8 @@ class Dataset:
     prepare: Preprocessing = as_it_is
     mixable: bool = True
     """Whether the inputs are numbers that mixup can blend."""
+    views: int = 0
+    """After this many epochs the augmentation of the training samples repeats; 0 if it never does, or there is none."""
     decoded: bool = True
     """False if samples are decoded from files each time they are used."""
     test: NewSamples | None = None

@@ -152,6 +152,17 @@ class ImageAugment(Spec):
     cutmix: Cutmix | None = Field(
         None, description="cutmix, for the whole batch, with random numbers from (seed, step)"
     )
+    views: Count | None = Field(
+        None,
+        description="augment each image in this many ways, which repeat: an epoch is augmented like the one this many epochs before, "
+        "so that outputs of frozen layers can be kept (optimize.feature_cache); null: in a new way in every epoch",
+    )
+
+    @property
+    def of_single_images(self) -> tuple[str, ...]:
+        """The requested changes of each image by itself."""
+        others = ("mixup", "cutmix", "views")
+        return tuple(name for name, requested in self if requested and name not in others)
 
 
 class ImageData(TableFileData):

@@ -23,6 +23,14 @@ class ImageJob(Job):
     def problems(self) -> Iterator[Problem]:
         """Settings of a network that contradict its pretrained weights."""
         yield from self._column_problems()
+        augment = self.data.augment
+        if augment.views and not augment.of_single_images:
+            yield self.problem(
+                ("data", "augment", "views"),
+                f"is {augment.views}, and no image is augmented by itself",
+                "with flip, crop_padding, resized_crop, randaugment, color_jitter or erasing",
+                "add one of them, or remove it",
+            )
         model = self.model
         if not isinstance(model, ImageNetwork):
             return

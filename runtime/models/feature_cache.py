@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -120,6 +119,32 @@ class Activations:
             self._put(half)
 
 
+class Views:
+    """The activations of training samples whose augmentation repeats, by view; each is computed when its epoch comes.
+
+    Args:
+        views: the activations of each view.
+    """
+
+    def __init__(self, views: Sequence[Activations]) -> None:
+        self.views, self.targets = views, views[0].targets
+
+    def __len__(self) -> int:
+        return len(self.views[0])
+
+    def at(self, epoch: int) -> Activations:
+        """The activations of the view of this epoch, counted from 0."""
+        return self.views[epoch % len(self.views)]
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Those of the first view."""
+        return self.views[0].gather(ids)
+
+    def title(self, index: int) -> str:
+        """A name for one sample."""
+        return self.views[0].title(index)
+
+
 def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
     """What caching the activations would cost and save; None if the network cannot be split."""
     if isinstance(dataset.train, JointTargets) or not hasattr(model, "divided"):
@@ -132,7 +157,7 @@ def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
 
 def total(dataset: Dataset, saving: CacheSaving) -> int:
     """Bytes of all activations."""
-    splits = (dataset.train, dataset.validation)
+    splits = (*[dataset.train] * max(1, dataset.views), dataset.validation)
     return NUMBER * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
 
 
@@ -144,7 +169,7 @@ def keep(
     key: str,
     batch_size: int,
     folder: Path | None,
-    compute: Callable[[FrozenSplit, Split, Ids], Inputs],
+    compute: Callable[[FrozenSplit, Split, Ids, int | None], Inputs],
     report: Callable[[str], None],
 ) -> tuple[Dataset, FrozenSplit]:
     """Replace the samples of a dataset by cached activations of the network's frozen prefix.
@@ -156,7 +181,7 @@ def keep(
         key: the settings that the activations depend on; those of the same dataset and key are reused.
         batch_size: samples that are computed together, if all have the same length.
         folder: where the activations are stored; None for memory.
-        compute: computes the activations of some samples.
+        compute: computes the activations of some samples, augmented as in the given epoch.
         report: reports that the activations of a split have been computed.
 
     Returns:
@@ -170,21 +195,27 @@ def keep(
     assert found is not None, "refused where there is no frozen prefix"
     with frozen_split.evaluating(model), torch.no_grad():
         shown = found.prefix(*inputs)
-    splits = (dataset.train, dataset.validation)
+    views = list(range(dataset.views)) or [None]
+    parts = [*((dataset.train, epoch) for epoch in views), (dataset.validation, None)]
     key = f"{key} {found.name}"
     if key not in dataset.kept:
         dataset.kept.clear()
-        dataset.kept[key] = [_rows(split, shown, folder) for split in splits]
-    train, validation = (
-        Activations(
+        dataset.kept[key] = [_rows(split, shown, folder) for split, _ in parts]
+
+    def activations(split: Split, epoch: int | None, rows: CachedRows) -> Activations:
+        which = "" if epoch is None else f", view {epoch + 1} of {len(views)},"
+        return Activations(
             split,
             rows,
             _groups(split, batch_size, rows.offsets is not None),
-            partial(compute, found, split),
-            lambda text: report(f"{found.name} {text}"),
+            lambda ids: compute(found, split, ids, epoch),
+            lambda text: report(f"{found.name}{which} {text}"),
         )
-        for split, rows in zip(splits, dataset.kept[key], strict=True)
+
+    *trained, validation = (
+        activations(split, epoch, rows) for (split, epoch), rows in zip(parts, dataset.kept[key], strict=True)
     )
+    train = Views(trained) if dataset.views else trained[0]
     cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
     return cached, found
 

@@ -42,9 +42,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
-    epochs = job.train.epochs
+    epochs, views = job.train.epochs, _views(job)
     if epochs < 2:
         return Choice(False, "in a single epoch nothing is computed twice")
+    if epochs <= views:
+        return Choice(False, f"in {epochs} epochs each of the {views} views is used at most once (data.augment.views)")
     if workload is None:
         return Choice(True, "compute frozen layers once, if they come first and their outputs fit")
     where = _place(job, hardware, workload.prefix_bytes)
@@ -53,7 +55,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, f"computing {workload.prefix} is as fast as reading their outputs from {where}")
     return Choice(
         True,
-        f"{workload.prefix} are computed once instead of in each of {epochs} epochs{_until(job)}: saves "
+        f"{workload.prefix} are computed {f'in {views}' if views else 'once instead of in each'} of {epochs} epochs{_until(job)}: saves "
         f"{workload.prefix_share:.0%} of the computation per step, needs {format_bytes(workload.prefix_bytes)} "
         f"{'of memory' if where == 'memory' else 'of disk space'}",
     )
@@ -81,12 +83,30 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
     if getattr(job.data, "stream", None):
         return "the samples are streamed, and their features would have to be kept"
-    augment = [name for name, requested in getattr(job.data, "augment", None) or () if requested]
-    if augment:
-        return f"data.augment.{augment[0]} changes the inputs in every epoch"
+    if why := _changing(job):
+        return why
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers needs inputs to load, and cached features need none"
     return None if workload is None else _no_room(job, hardware, workload)
+
+
+def _views(job: Job) -> int:
+    """After how many epochs the augmentation repeats; 0 if it never does, or there is none."""
+    return getattr(getattr(job.data, "augment", None), "views", None) or 0
+
+
+def _changing(job: Job) -> str | None:
+    """What changes the inputs in every epoch."""
+    views = _views(job)
+    for name, requested in getattr(job.data, "augment", None) or ():
+        if not requested or name == "views":
+            continue
+        if name in ("mixup", "cutmix"):
+            return f"data.augment.{name} changes the inputs in every step"
+        if not views:
+            more = "; data.augment.views makes that repeat" if hasattr(job.data.augment, "views") else ""  # type: ignore[attr-defined]
+            return f"data.augment.{name} changes the inputs in every epoch{more}"
+    return None
 
 
 def _frozen(job: Job) -> Freeze | None:
@@ -143,7 +163,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         key=f"{run.step.options.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}",
         batch_size=run.job.train.batch,
         folder=run.folder if place == "disk" else None,
-        compute=lambda found, split, ids: _computed(run, whole, found, split, ids),
+        compute=lambda found, split, ids, epoch: _computed(run, whole, found, split, ids, epoch),
         report=lambda text: run.events.add("feature_cache", text),
     )
     run.replaced, run.cached = whole, split.name
@@ -151,14 +171,16 @@ def apply(run: AssembledRun, value: Value) -> None:
     run.configure_step(forward=split.rest, packed_forward=split.packed)
 
 
-def _computed(run: AssembledRun, dataset: Dataset, found: FrozenSplit, split: Split, ids: Ids) -> Inputs:
+def _computed(
+    run: AssembledRun, dataset: Dataset, found: FrozenSplit, split: Split, ids: Ids, epoch: int | None
+) -> Inputs:
     """Compute the prefix for a group of samples, in its own precision whatever the step uses."""
     import torch
 
     short = run.prefix_dtype
     cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
     with run.clock.phase("features"), torch.no_grad(), cast:
-        inputs = dataset.prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, None)
+        inputs = dataset.prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, epoch)
         outputs: Inputs = found.prefix(*run.step.laid_out(inputs))
         return outputs
 

@@ -86,12 +86,12 @@ class Recorder(torch.optim.SGD):
         self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
 
 
-def gradient(done: run.Run) -> torch.Tensor:
+def gradient(done: run.Run, epoch: int = 0) -> torch.Tensor:
     done.train_mode()
     recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
     done.step = replace(done.step, optimizer=recorder)
-    batch = next(iter(done.batches.epoch(0)))
-    done.step(done.mixed(done.prepared(batch, 0)), done.step_seed())
+    batch = next(iter(done.batches.epoch(epoch)))
+    done.step(done.mixed(done.prepared(batch, epoch)), done.step_seed())
     return recorder.seen
 
 
@@ -110,6 +110,66 @@ def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, na
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     (want, _), (got, _) = evaluate(whole), evaluate(cached)
     assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
+
+
+def augmented(folder: Path) -> Job:
+    job(folder, "resnet18")
+    file = folder / "job.yaml"
+    file.write_text(file.read_text().replace("image_size: 16}", AUGMENTED).replace("epochs: 2", "epochs: 5"))
+    return job_spec.load(file)
+
+
+def test_views_are_those_of_the_augmented_images_and_come_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = augmented(tmp_path)
+    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
+    facts = inspection.inspect_workload(whole.dataset, whole.model)
+    assert facts.prefix_bytes == sum(rows.flat.nbytes for kept in cached.dataset.kept.values() for rows in kept)
+    assert "in 2 of 5 epochs" in feature_cache.choose(asked, tiny.machine(), replace(facts, prefix_work=1e9)).reason
+    for epoch in range(4):
+        expected, found = gradient(whole, epoch), gradient(cached, epoch)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    told = capsys.readouterr().out
+    assert [told.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
+    ids = np.arange(8)
+    (raw,) = whole.dataset.train.gather(ids)
+    first, second, third = (whole.dataset.prepare((raw,), ids, epoch)[0] for epoch in range(3))
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+    (got, _), (want, _) = evaluate(cached), evaluate(whole)
+    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+def test_views_killed_and_resumed_give_the_same_bits(tmp_path: Path) -> None:
+    asked = augmented(tmp_path)
+    one, two = made(tmp_path, asked, True), made(tmp_path, asked, True)
+    for epoch in (0, 1, 2):
+        gradient(one, epoch)
+    assert torch.equal(gradient(one, 3), gradient(two, 3))
+
+
+@pytest.mark.parametrize(
+    ("augment", "told"),
+    [
+        ("flip: true", "data.augment.flip changes the inputs in every epoch; data.augment.views makes that repeat"),
+        ("flip: true, mixup: {}, views: 2", "data.augment.mixup changes the inputs in every step"),
+        ("flip: true, views: 2", "None"),
+    ],
+)
+def test_what_changes_the_inputs(augment: str, told: str) -> None:
+    text = tiny.TEXT.format(epochs=3, train="", model=", freeze: {names: [features]}")
+    asked = job_spec.check(tiny.parse(text.replace("train: x}", f"train: x, augment: {{{augment}}}}}"), "tiny.yaml"))
+    assert str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True)) == told
+
+
+def test_views_without_anything_random_are_refused() -> None:
+    text = tiny.TEXT.format(epochs=3, train="", model="").replace("train: x}", "train: x, augment: {views: 2}}")
+    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.views: is 2, and no image is augmented by itself"):
+        job_spec.check(tiny.parse(text, "tiny.yaml"))
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "whole encoder", "resnet18"])

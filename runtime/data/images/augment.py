@@ -2,7 +2,8 @@
 
 Order: resized crop, padded crop, flip, RandAugment, color jitter (brightness, contrast, saturation), erasing. Areas
 that an image does not cover (padding, warps, erased patches) get the mean color of the training images, which
-normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only.
+normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only, with `views` on the epoch
+modulo `views`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Augment:
             ids: sample ids, shape (N,).
             epoch: counted from 0.
         """
-        spec, draw = self.spec, partial(_draw, self.seed, epoch, ids)
+        spec = self.spec
+        draw = partial(_draw, self.seed, epoch % spec.views if spec.views else epoch, ids)
         fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)
         if spec.resized_crop:
             pixels = cropped(pixels, draw("resized_crop", 4), spec.resized_crop.scale, spec.resized_crop.ratio)

@@ -110,6 +110,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         heads={"": head},
         preprocessing=found.to_json() | columns,
         prepare=found,
+        views=job.data.augment.views or 0,
         decoded=not isinstance(train.images, Files),
         notes=[counts, *train.notes, *notes, *more],
         files={key: images.names for key, images in read if isinstance(images, Files) and not images.cells},

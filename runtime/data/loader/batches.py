@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from runtime.data import stateless_random
-from runtime.data.dataset import Batch, FetchesAhead, JointTargets, Split
+from runtime.data.dataset import Batch, ChangesByEpoch, FetchesAhead, JointTargets, Split
 from runtime.data.loader import workers as crews
 from runtime.data.loader.orders import Order
 from runtime.data.loader.prefetch import ahead
@@ -69,8 +69,9 @@ class Batches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""
         groups = [self.shard(ids) for ids in self.order(epoch, start)]
-        workers = self.workers_for(self.split, max(map(len, groups), default=0))
-        return fetch(self.split, groups, workers=workers, pin=self.pin, tell=self.tell)
+        split = self.split.at(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
+        workers = self.workers_for(split, max(map(len, groups), default=0))
+        return fetch(split, groups, workers=workers, pin=self.pin, tell=self.tell)
 
     def workers_for(self, split: Split, count: int) -> int:
         """How many workers can prepare batches of up to `count` samples; shared memory limits them."""
