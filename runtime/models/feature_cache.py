@@ -195,7 +195,7 @@ def keep(
     assert found is not None, "refused where there is no frozen prefix"
     with frozen_split.evaluating(model), torch.no_grad():
         shown = found.prefix(*inputs)
-    views = list(range(dataset.views)) or [None]
+    views: list[int | None] = [*range(dataset.views)] or [None]
     parts = [*((dataset.train, epoch) for epoch in views), (dataset.validation, None)]
     key = f"{key} {found.name}"
     if key not in dataset.kept:
