@@ -215,7 +215,8 @@ def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("inputs", "code", "parts"),
     [
-        (["gone.png"], 3, ["gone.png: not there", "files or folders", "check the spelling"]),
+        (["x.jpg"], 3, ["x.jpg: not there", "files or folders", "check the spelling"]),
+        (["brocken.png"], 3, ["brocken.png: not there", "files or folders", "did you mean", 'broken.png"?']),
         (["broken.png"], 3, ["1 of 1 samples cannot be used", "broken.png: empty file", "name other files"]),
         (["empty"], 3, ["no images in", "at least one image"]),
         (["one.npz", "broken.png"], 3, ["2 input paths, one of them an .npz", "pass the .npz alone"]),

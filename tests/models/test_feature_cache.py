@@ -238,7 +238,7 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
     real = feature_cache._computed
 
     def small(*given: object) -> object:
-        if len(given[-1]) > 3:  # type: ignore[arg-type]
+        if len(given[-2]) > 3:  # type: ignore[arg-type]
             raise RuntimeError("[enforce fail] not enough memory: you tried to allocate")
         return real(*given)  # type: ignore[arg-type]
 
