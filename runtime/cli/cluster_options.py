@@ -8,7 +8,7 @@ from pathlib import Path
 from runtime.cli import contained
 from runtime.errors import SpecError
 
-ENGINES = ("slurm", "k8s", "skypilot")
+ENGINES = ("slurm", "k8s", "skypilot", "nodes")
 """What jobs can be launched on."""
 _OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 

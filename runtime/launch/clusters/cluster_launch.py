@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import DeviceError
-from runtime.launch.clusters import kubernetes, shared_folders, site, skypilot, slurm
+from runtime.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from runtime.launch.clusters.site import Site
 from runtime.system.files import write_text
@@ -37,6 +37,7 @@ ENGINES = {
     ),
     "k8s": Engine(".k8s.yaml", kubernetes.check, kubernetes.manifest, kubernetes.submit, kubernetes.follow),
     "skypilot": Engine(".sky.yaml", skypilot.check, skypilot.task, skypilot.submit, skypilot.follow),
+    "nodes": Engine(".nodes.sh", docker_nodes.check, docker_nodes.script, docker_nodes.submit, docker_nodes.follow),
 }
 
 

@@ -1,0 +1,82 @@
+"""The part of the script for several Docker engines that is the same for all jobs: train, and decide by the exit codes."""
+
+BODY = r"""
+on() { docker --context "${contexts[$1]}" "${@:2}"; }  # on NODE WORDS: docker on the engine of a node
+numbers=("${!contexts[@]}")
+ends=$(mktemp -d) || exit 7
+stopped=
+
+remove() { local i; for i in "${numbers[@]}"; do on "$i" rm --force "$name-$i" > /dev/null 2>&1; done; }
+stop() { stopped=yes; local i; for i in "${numbers[@]}"; do on "$i" stop --time "$grace" "$name-$i" > /dev/null 2>&1 & done; }
+trap 'rm -rf "$ends"; remove' EXIT
+trap stop TERM INT HUP
+
+# The end of one node into a file; a connection that breaks is no end.
+await() {
+    local code
+    while :; do
+        if code=$(on "$1" wait "$name-$1" 2> /dev/null); then break; fi
+        on "$1" inspect "$name-$1" > /dev/null 2>&1 || { code=8; on "$1" version > /dev/null 2>&1 && break; }
+        sleep 2
+    done
+    echo "$code" > "$ends/new-$1" && mv "$ends/new-$1" "$ends/$1"
+}
+
+# Whether a node has lost its training.
+lost() {
+    local end
+    for end in "$ends"/[0-9]*; do
+        if [ -e "$end" ]; then case "$(cat "$end")" in 0 | 75) ;; *) return 0 ;; esac; fi
+    done
+    return 1
+}
+
+# How many nodes have ended.
+ended() { find "$ends" -name '[0-9]*' | wc -l; }
+
+# One training on all nodes; sets $code.
+attempt() {
+    local i waited=0 awaiting=()
+    remove
+    rm -f "$ends"/*
+    for i in "${numbers[@]}"; do
+        on "$i" run --detach --name "$name-$i" --env DRIVETRAIN_JOB="$job" --entrypoint sh "${options[@]}" "$image" \
+            "${train[@]}" --node "$i" > /dev/null || { code=9; echo "node $i (${contexts[$i]}) starts no container"; return; }
+        await "$i" & awaiting+=($!)
+    done
+    on 0 logs --follow "$name-0" & local log=$!
+    while [ "$(ended)" -lt "${#numbers[@]}" ]; do
+        sleep 1
+        # The leader ends last, and a loss ends all others within a minute.
+        if [ -e "$ends/0" ] || lost; then waited=$((waited + 1)); fi
+        if [ "$waited" -ge "$silence" ]; then break; fi
+    done
+    kill "${awaiting[@]}" "$log" 2> /dev/null
+    code=8
+    if [ -e "$ends/0" ]; then code=$(cat "$ends/0"); fi
+    # What all others end with may only follow from what one has found.
+    for i in "${numbers[@]}"; do
+        if [ "$code" != 0 ] && [ -e "$ends/$i" ]; then
+            case "$(cat "$ends/$i")" in [1-7] | 9 | 11) code=$(cat "$ends/$i"); break ;; esac
+        fi
+    done
+    for i in "${numbers[@]}"; do
+        if [ "$i" != 0 ] && [ "$code" != 0 ] && [ "$code" != 75 ]; then
+            echo "the last lines of node $i (${contexts[$i]}):"; on "$i" logs --tail 5 "$name-$i" 2>&1
+        fi
+    done
+}
+
+for number in 1 2 3; do
+    attempt
+    case "$code" in
+        0) echo "trained to the end"; exit 0 ;;
+        75) echo "stopped early; run this script again to resume"; exit 75 ;;
+        8 | 129 | 13? | 14?) ;;
+        *) echo "exit $code; another attempt would end in the same way"; exit "$code" ;;
+    esac
+    if [ -n "$stopped" ]; then break; fi
+    echo "a node was lost (exit $code, attempt $number of 3)"
+done
+exit "$code"
+"""

@@ -1,0 +1,168 @@
+"""`drivetrain launch --on nodes`: the script for several Docker engines, what is refused, and what it does by exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.cli import main
+from tests import nodes
+from tests.paths import ROOT
+from tests.slurm_cluster import until
+from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
+
+SPEC = (
+    "name: tiny  # costs $5 'a day'\ntask: image-classification\ndata: {train: /data/images.npz}\nlimits: {cpus: 2}\n"
+)
+SITE: dict[str, Any] = {
+    "image": f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}",
+    "contexts": ["node0", "node1"],
+    "meet": "10.77.0.1:29400",
+    "mounts": {"/data": "/srv/data"},
+    "runs": "/data/runs",
+    "grace": "20s",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **keys: object) -> None:
+    (folder / "site.yaml").write_text(json.dumps({"nodes": SITE | keys}))
+
+
+def launch(*words: str) -> int:
+    return main.main(["launch", "tiny.yaml", "--on", "nodes", "--site", "site.yaml", "--nodes", "2", *words])
+
+
+def engines(folder: Path, starts: dict[str, list[str]]) -> dict[str, str]:
+    """The environment in which `docker` is the double."""
+    home, bin_ = folder / "engines", folder / "bin"
+    home.mkdir()
+    bin_.mkdir()
+    (bin_ / "docker").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/launch/docker_double.py "$@"\n')
+    (bin_ / "docker").chmod((bin_ / "docker").stat().st_mode | stat.S_IXUSR)
+    for context, words in starts.items():
+        (home / f"{context}.json").write_text(json.dumps(words))
+    path = f"{bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "ENGINES": str(home), "PYTHONPATH": str(ROOT)}
+
+
+def test_a_script_runs_one_hardened_container_on_each_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("--per-node", "2") == 0
+    assert f"to submit it: bash {folder}/tiny.nodes.sh" in capsys.readouterr().out
+    text = (folder / "tiny.nodes.sh").read_text()
+    assert "contexts=(node0 node1)" in text
+    assert (
+        "options=(--init --read-only --cap-drop=ALL --security-opt=no-new-privileges:true --pids-limit=512 --user=1000:1000 "
+        "--network=host --cpus=2 --memory=4096m --memory-swap=4096m --shm-size=256m --tmpfs=/tmp:exec,mode=1777 "
+        "--tmpfs=/cache:exec,mode=1777 --volume=/srv/data:/data)"
+    ) in text
+    assert "--set limits.processes=2 --set limits.gpus=none --runs /data/runs --nodes 2 --meet 10.77.0.1:29400)" in text
+    told = subprocess.run(
+        ["bash", "-c", text.partition("options=")[0] + 'printf %s "$job"'], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == SPEC
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"image": "ghcr.io/owner/cpu:1"}, "nodes.image: is 'ghcr.io/owner/cpu:1'\n  possible: an image by its digest"),
+        ({"contexts": ["node0"]}, "nodes.contexts has 1, and --nodes is 2"),
+        ({"meet": "a b"}, "nodes.meet 'a b'\n  possible: HOST:PORT"),
+        ({"runs": "/elsewhere"}, "site.yaml: nodes.mounts: runs: /elsewhere is below no volume"),
+        ({"runs": None}, "nodes.runs: is null"),
+    ],
+)
+def test_a_wrong_site_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
+) -> None:
+    write(folder, **change)
+    assert launch() == 2
+    assert expected in capsys.readouterr().err
+    assert not (folder / "tiny.nodes.sh").exists()
+
+
+def test_a_secret_is_refused_that_docker_inspect_would_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tiny.yaml").write_text(SPEC + "environment: [HF_TOKEN]\n")
+    assert launch() == 2
+    assert "tiny.yaml:5:1: environment: has names, and their values would be seen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("leader", "other", "code", "attempts"),
+    [
+        ("exit 0", "exit 0", 0, 1),
+        ("exit 75", "exit 75", 75, 1),
+        ("exit 0", "exit 8", 0, 1),
+        ("exit 8", "exit 3", 3, 1),
+        ("exit 2", "exit 2", 2, 1),
+        ("exit 8", "exit 137", 8, 3),
+        ("exit 8", "sleep 100", 8, 3),
+    ],
+)
+def test_exit_codes_decide_what_follows(folder: Path, leader: str, other: str, code: int, attempts: int) -> None:
+    assert launch() == 0
+    path = folder / "tiny.nodes.sh"
+    begin, rest = path.read_text().split("train=(", 1)
+    body = rest.split("\n", 1)[1].replace("silence=60", "silence=2")
+    path.write_text(f"{begin}train=(-c 'case $2 in 0) {leader};; 1) {other};; esac' sh)\n{body}")
+    done = subprocess.run(
+        ["bash", str(path)],
+        env=engines(folder, {"node0": [], "node1": []}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.count("a node was lost") == (attempts if attempts > 1 else 0)
+    assert [path.suffix for path in (folder / "engines").iterdir()] == [".json", ".json"], "no container is left"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
+def test_a_stopped_script_resumes_and_a_lost_node_costs_no_bit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    home = job.parent
+    monkeypatch.chdir(home)
+    job.write_text(job.read_text().replace("images.npz", f"{home}/images.npz").replace("epochs: 4", "epochs: 60"))
+    write(home, mounts={str(home): str(home)}, runs=str(home / "runs"))
+    assert launch() == 0
+    run = home / "runs" / "tiny-001"
+    with nodes.network(2) as machines:
+        environ = engines(home, {machine.name: machine.command([]) for machine in machines})
+
+        def start() -> subprocess.Popen[bytes]:
+            with (home / "script.log").open("ab") as log:
+                return subprocess.Popen(
+                    ["bash", str(home / "tiny.nodes.sh")], cwd=home, env=environ, stdout=log, stderr=log
+                )
+
+        script = start()
+        until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 300)
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(120) == 75, (home / "script.log").read_text()
+        before = len(rows(run))
+        script = start()
+        until(lambda: len(rows(run)) > before + 10, 300)
+        kill = ["docker", "--context", "node1", "kill", "drivetrain-tiny-1"]
+        subprocess.run(kill, env=environ, check=True)
+        assert script.wait(400) == 0, (home / "script.log").read_text()
+    assert "a node was lost (exit 8, attempt 1 of 3)" in (home / "script.log").read_text()
+    reference = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(home / "reference")]
+    assert train(job, *reference).returncode == 0
+    assert same(home / "reference" / "tiny-001", run)
