@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli import cluster_options, csv_option, plan_options
+from runtime.cli import cluster_options, csv_option, plan_options, runs_option
 from runtime.cli.command_parser import CommandParser
 from runtime.job import JOBS
 from runtime.supervisor import named_run
@@ -15,6 +15,7 @@ from runtime.system.version import VERSION
 TASKS = tuple(task for task in JOBS if task != "custom")
 """Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
 Add = Callable[[str, str], argparse.ArgumentParser]
+RUN = "run folder, its name in runs/, or its address in an object store"
 
 
 def parser() -> CommandParser:
@@ -88,7 +89,11 @@ def _add_plan(add: Add) -> None:
 def _with_runs(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _with_job(made)
     made.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
+        "--runs",
+        type=runs_option.parse,
+        default=runs_option.LOCAL,
+        metavar="DIR",
+        help="parent of the run folders (default: runs); s3://BUCKET/PATH, gs:// or az:// copies runs/ there",
     )
     made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
     return made
@@ -196,18 +201,20 @@ def _add_look(add: Add) -> None:
     made = add("watch", "show the live progress of a run, or the last state of a finished one")
     made.add_argument("run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)")
     made = add("report", "regenerate the report of a run")
-    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made.add_argument("run", type=named_run.parse, help=RUN)
     made = add("reproduce", "train a finished run again from its own records, and compare the result bit by bit")
-    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made.add_argument("run", type=named_run.parse, help=RUN)
     made.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
     )
     made = add("track", "send to a tracking server what it does not have of a run yet")
-    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made.add_argument("run", type=named_run.parse, help=RUN)
     made.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")
     made.add_argument("--experiment", metavar="NAME", help="experiment there (default: the job's name)")
     made = add("compare", "compare runs side by side: job files, plans, results and curves")
-    made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
+    made.add_argument(
+        "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"
+    )
     made.add_argument(
         "--output", type=Path, metavar="DIR", help="output folder (default: compare-... next to the first run)"
     )
@@ -218,7 +225,7 @@ def _add_look(add: Add) -> None:
 
 def _add_use(add: Add) -> None:
     """Commands that use a trained model."""
-    run = "run folder, its name in runs/, or a copied model folder"
+    run = "run folder, its name in runs/, its address in an object store, or a copied model folder"
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     made = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     made.add_argument("run", type=named_run.parse, help=run)

@@ -152,8 +152,11 @@ def calibrate(given: argparse.Namespace) -> int:
 
 def watch(given: argparse.Namespace) -> int:
     """Show a run live."""
+    from runtime.supervisor.remote_copy import cached_run
     from runtime.tracking.live import watch as watching
 
+    if cached_run.is_cached(given.run):
+        return watching.show_copied(given.run)
     return watching.watch(given.run)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from runtime.cli import runs_option
 from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
 from runtime.errors import DrivetrainError, SpecError
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(given: argparse.Namespace) -> None:
     """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
+    runs_option.apply(given)
+    runs_option.fetch(given)
     if given.command == "watch" and given.run is None:
         given.run = named_run.newest()
     named = [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else []

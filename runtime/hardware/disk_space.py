@@ -14,6 +14,7 @@ from runtime.system.files import is_private
 DECODED = "decoded"
 """Folder of decoded images in the cache."""
 SHARDS = "shards"
+RUNS = "runs"
 """Folder of streamed shards in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
@@ -45,6 +46,11 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
 def shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for streamed shards."""
     return _cache(environ) / SHARDS
+
+
+def runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for runs of object stores that are looked at here."""
+    return _cache(environ) / RUNS
 
 
 def _cache(environ: Mapping[str, str]) -> Path:

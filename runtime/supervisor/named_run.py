@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.errors import CheckpointError, nearest
+from runtime.errors import CheckpointError, SpecError, nearest
+from runtime.storage.remote_address import BadAddress, RemoteAddress, is_remote
+from runtime.storage.remote_address import parse as parse_address
+from runtime.supervisor.remote_copy import cached_run
 from runtime.system.installation import TRAIN_CPU
 
 RUNS = Path("runs")
@@ -13,10 +16,30 @@ SWEEP = "sweep.yaml"
 """The spec of a sweep, in a folder that holds its trials."""
 
 
-def parse(text: str) -> Path:
-    """The path as written, or the run of that name below runs/ if only that exists."""
+def parse(text: str) -> Path | RemoteAddress:
+    """The path as written, or the run of that name below runs/ if only that exists; or an address in a store.
+
+    Raises:
+        SpecError: for an address that is none of a store.
+    """
+    if is_remote(text):
+        try:
+            return parse_address(text)
+        except BadAddress as error:
+            raise SpecError(error.given, error.possible, error.action) from None
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
+
+
+def local(run: Path | RemoteAddress) -> Path:
+    """The folder of a run on this machine; one in a store is downloaded, without its checkpoints.
+
+    Raises:
+        SpecError: for an address that has no runs.
+        CheckpointError: if there is no run at the address.
+        StorageError: if the store, or the cache, does not answer.
+    """
+    return cached_run.cached_run(run) if isinstance(run, RemoteAddress) else run
 
 
 def newest_trial(path: Path) -> Path:

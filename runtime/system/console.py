@@ -16,6 +16,11 @@ def say(text: str) -> None:
     print("\n".join(map(_wrapped, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
 
 
+def say_aside(text: str) -> None:
+    """Print a line to stderr, for commands whose output goes to another program."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def _wrapped(line: str) -> str:
     """The line, continued with an indent if it is wider than the terminal."""
     width = shutil.get_terminal_size().columns

@@ -37,7 +37,7 @@ def fetch_run(store: ObjectStore, final: Path, tell: Callable[[str], None]) -> N
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         names = [each.name for each in store.objects()]
-        size = sum(_download(store, name, place) for name in names if _is_small(name))
+        size = sum(download(store, name, place) for name in names if is_small(name))
         found, more = _checkpoints(store, names, place / CHECKPOINTS, tell)
         _put(place, final)
     except OSError as error:
@@ -83,23 +83,38 @@ def _checkpoints(
 
 def _checkpoint(store: ObjectStore, names: list[str], name: str, place: Path) -> int:
     parts = [each for each in names if each.startswith(f"{CHECKPOINTS}/{name}/") and is_portable(each)]
-    return sum(_download(store, part, place.parent) for part in parts)
+    return sum(download(store, part, place.parent) for part in parts)
 
 
-def _download(store: ObjectStore, name: str, place: Path) -> int:
-    """Write one object to the same name below a folder; returns its bytes."""
+def download(store: ObjectStore, name: str, place: Path, *, whole: bool = False) -> int:
+    """Write one object to the same name below a folder; returns its bytes.
+
+    Args:
+        store: opened at the run.
+        name: of the object.
+        place: the folder.
+        whole: whether a file of this name must be replaced at once, since others may read it.
+
+    Raises:
+        RemoteError: if the store does not give it.
+        OSError: if it cannot be written.
+    """
     path = place / name
+    beside = path.with_name(f".tmp-{path.name}") if whole else path
     path.parent.mkdir(parents=True, exist_ok=True)
     size = 0
-    with path.open("wb") as file:
+    with beside.open("wb") as file:
         for piece in store.stream(name):
             size += file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+    if whole:
+        beside.replace(path)
     return size
 
 
-def _is_small(name: str) -> bool:
+def is_small(name: str) -> bool:
+    """Whether an object is a file of the run folder itself, and no checkpoint."""
     return is_portable(name) and name != LOCK_FILE and not name.startswith(f"{CHECKPOINTS}/")
 
 

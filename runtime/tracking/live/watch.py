@@ -36,6 +36,14 @@ def watch(folder: Path) -> int:
     return 0
 
 
+def show_copied(folder: Path) -> int:
+    """Show once the copy of a run elsewhere. Returns 0."""
+    view = RunReader(folder).read()
+    say(line(view))
+    say(f"{view.status} at step {view.step} when it was copied last")
+    return 0
+
+
 def _paint(follower: RunReader) -> None:
     painter = Painter(console())
     try:

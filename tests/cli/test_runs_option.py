@@ -1,0 +1,46 @@
+"""`--runs` with the address of an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import runs_option
+from runtime.cli.command_line import parse
+from runtime.errors import SpecError
+
+
+def test_an_address_means_a_copy() -> None:
+    given = parse(["train", "job.yaml", "--runs", "s3://bucket/runs/", "--set", "train.epochs=1"])
+    runs_option.apply(given)
+    assert given.runs == Path("runs")
+    assert given.set == ["train.epochs=1", "checkpoint.copy_to=s3://bucket/runs"]
+
+
+def test_a_folder_stays_one() -> None:
+    given = parse(["train", "job.yaml", "--runs", "there"])
+    runs_option.apply(given)
+    assert given.runs == Path("there")
+    assert given.set == []
+
+
+def test_a_run_in_a_store_is_not_extended() -> None:
+    with pytest.raises(SpecError, match="--extend s3://b/runs/parts-001: a run in an object store"):
+        runs_option.fetch(parse(["train", "job.yaml", "--extend", "s3://b/runs/parts-001"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "job.yaml", "--runs", "https://host/x"], "cannot be written"),
+        (["train", "job.yaml", "--runs", "s3://a:hidden@b/x"], "--runs: s3://b/x is written with a user or password"),
+        (["sweep", "job.yaml", "--runs", "s3://b/x"], "`sweep` copies nothing"),
+        (["train", "job.yaml", "--runs", "s3://b/x", "--set", "checkpoint.copy_to=s3://c"], "one of them"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    with pytest.raises(SpecError) as found:
+        runs_option.apply(parse(words))
+    assert message in str(found.value)
+    assert "hidden" not in str(found.value)

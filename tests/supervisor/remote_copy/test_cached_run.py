@@ -1,0 +1,102 @@
+"""Commands that look at a run in a store: it is brought to the user's cache, and what has changed is brought again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.cli.main import main
+from runtime.errors import CheckpointError, SpecError, StorageError
+from runtime.hardware import disk_space
+from runtime.storage.remote_address import parse
+from runtime.storage.store_errors import RemoteError
+from runtime.supervisor import named_run
+from runtime.supervisor.remote_copy.cached_run import cached_run
+from runtime.supervisor.remote_copy.run_copy import RunCopy
+from tests import report_folder
+from tests.object_store import FaultyStore, moto
+from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, faulty_store, opened, state
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with faulty_store(server) as found:
+        yield found
+
+
+def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "parts-001")
+    checkpoint(run, "step-10")
+    copy = RunCopy(opened("seen/parts-001"), run, 2)
+    copy.send()
+    here = named_run.local(named_run.parse("s3://bucket/seen/parts-001"))
+    assert here == disk_space.runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
+    assert here.is_relative_to(tmp_path / "cache")
+    assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert not (here / "checkpoints").exists(), "they are large, and no command that looks needs them"
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    state(run, "done")
+    copy.send()
+    opened("seen/parts-001").delete(["model/config.json"])
+    (here / "report.html").write_text("written here")
+    count = len(proxy.seen)
+    cached_run(parse("s3://bucket/seen/parts-001"))
+    assert [path.rpartition("/")[2] for _, path in proxy.seen[count:][1:]] == ["metrics.jsonl", "state.json"]
+    assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert not (here / "model" / "config.json").exists()
+    assert (here / "report.html").exists()
+
+
+def test_report_and_watch_of_a_run_elsewhere(
+    proxy: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = report_folder.make(tmp_path / "elsewhere")
+    RunCopy(opened("shown/parts-001"), run, 2).send()
+    assert main(["report", "s3://bucket/shown/parts-001"]) == 0
+    told = capsys.readouterr()
+    assert "downloaded to" in told.err
+    assert Path(told.out.split()[-1]).stat().st_size > 1000
+    assert main(["watch", "s3://bucket/shown/parts-001"]) == 0
+    assert "when it was copied last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("s3://bucket/none", CheckpointError, "s3://bucket/none: there is no run"),
+        ("s3://nowhere/none", RemoteError, "there is no bucket nowhere"),
+        ("https://host/run", SpecError, "is no folder of an object store"),
+        ("s3://me:word@bucket/x", SpecError, "with a user or password"),
+    ],
+)
+def test_bad_addresses(proxy: FaultyStore, address: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as found:
+        named_run.local(named_run.parse(address))
+    assert "word@" not in str(found.value)
+
+
+def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> None:
+    for name in ("parts-001", "parts-002"):
+        RunCopy(opened(f"list/{name}"), a_run(tmp_path / name), 2).send()
+    with pytest.raises(CheckpointError) as found:
+        named_run.local(named_run.parse("s3://bucket/list"))
+    assert found.value.possible == "runs there: parts-001, parts-002"
+    assert found.value.action == "name one: s3://bucket/list/parts-002"
+
+
+def test_a_cache_that_cannot_be_written(proxy: FaultyStore, tmp_path: Path) -> None:
+    RunCopy(opened("full/parts-001"), a_run(tmp_path / "parts-001"), 2).send()
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StorageError):
+        named_run.local(named_run.parse("s3://bucket/full/parts-001"))
