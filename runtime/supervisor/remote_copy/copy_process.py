@@ -61,6 +61,7 @@ class Copying:
         self.events = EventLog(folder)
         self.lock = WriterLock(store, writer)
         self.copy = RunCopy(store, folder, keep, self._check)
+        self.copy.moved = self._note_movement
         self.trouble = ""
         self.pause = EVERY
         self._ended, self._done = threading.Event(), threading.Event()
@@ -128,8 +129,10 @@ class Copying:
         newest = self.copy.newest()
         return newest is not None and newest.name not in self.copy.up
 
-    def _check(self) -> None:
+    def _note_movement(self) -> None:
         self._moved = time.monotonic()
+
+    def _check(self) -> None:
         if self.lock.lost:
             raise LostLock
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.storage.object_store import ObjectStore
+from runtime.supervisor.remote_copy.held_checkpoint import held
 from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
 from runtime.system.files import parse_json
 from runtime.training.checkpoints.manifest import MANIFEST, verify
@@ -46,6 +46,8 @@ class RunCopy:
         self.run = run
         self.keep = keep
         self.check = check
+        self.moved: Callable[[], None] = lambda: None
+        """Called whenever the store has taken something."""
         self.up: set[str] = set()
         """Checkpoints that this process has written whole, or found so."""
         self.damaged: set[str] = set()
@@ -100,12 +102,12 @@ class RunCopy:
 
     def _step(self, path: Path) -> None:
         """Copy a checkpoint, and before it the best one that it names."""
-        with _held(path, self.run) as folder:
+        with held(path, self.run) as folder:
             if folder is None:
                 return
             best = best_of(folder)
             if best and not self._is_up(best) and (self.run / CHECKPOINTS / best).is_dir():
-                with _held(self.run / CHECKPOINTS / best, self.run) as other:
+                with held(self.run / CHECKPOINTS / best, self.run) as other:
                     if other is not None and verify(other) is None:
                         self._checkpoint(other, best)
             # Rows of metrics that a checkpoint relies on are there before it is.
@@ -122,9 +124,11 @@ class RunCopy:
         for part in sorted(folder.iterdir()):
             if part.name != MANIFEST:
                 self.check()
-                self.store.put_file(f"{place}/{part.name}", part, self.check)
+                self.store.put_file(f"{place}/{part.name}", part, self._part)
+                self.moved()
         self.check()
         self.store.put(f"{place}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+        self.moved()
         self.up.add(name)
 
     def _is_up(self, name: str) -> bool:
@@ -161,10 +165,15 @@ class RunCopy:
             self.check()
             with contextlib.suppress(FileNotFoundError):  # replaced in this moment
                 if stamp[0] > LARGE:
-                    self.store.put_file(name, path, self.check)
+                    self.store.put_file(name, path, self._part)
                 else:
                     self.store.put(name, path.read_bytes())
                 self._stamps[name] = stamp
+                self.moved()
+
+    def _part(self) -> None:
+        self.check()
+        self.moved()
 
     def _small(self) -> Iterator[tuple[str, Path]]:
         """Name and path of the files of the folder that are copied as they are, without the state."""
@@ -223,27 +232,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns, found.st_ino
-
-
-@contextlib.contextmanager
-def _held(path: Path, run: Path) -> Iterator[Path | None]:
-    """A folder with the same files, which stays while the trainer removes older checkpoints; None if it is gone.
-
-    The names are links, so it takes no space; where there are none, it is the folder itself.
-    """
-    place = run / f".tmp-copy-{path.name}"
-    shutil.rmtree(place, ignore_errors=True)
-    try:
-        try:
-            place.mkdir()
-            for part in path.iterdir():
-                os.link(part, place / part.name)
-        except FileNotFoundError:
-            yield None
-            return
-        except OSError:
-            yield path if path.exists() else None
-            return
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

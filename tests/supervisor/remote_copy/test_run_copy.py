@@ -233,3 +233,17 @@ def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> 
     RunCopy(opened("refused"), run, 2).send()
     discard(opened("refused"))
     assert opened("refused").objects() == []
+
+
+def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, run: Path) -> None:
+    """Else the wait at the end of a run, which counts the time in which nothing moves, would never end."""
+    checkpoint(run, "step-10")
+    copy, moved = RunCopy(opened("moved"), run, 2), list[int]()
+    copy.moved = lambda: moved.append(1)
+    proxy.away = True
+    with pytest.raises(RemoteError):
+        copy.send()
+    assert moved == []
+    proxy.away = False
+    copy.send()
+    assert len(moved) > 3
