@@ -14,7 +14,9 @@ from runtime.cli.fetch import fetch
 from runtime.cli.init import init
 from runtime.cli.repeat import repeat, sweep
 from runtime.cli.track import track
+from runtime.errors import SpecError
 from runtime.launch import image_contents, run_in_image
+from runtime.system.units import format_bytes, parse_bytes
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -235,6 +237,21 @@ def sample(given: argparse.Namespace) -> int:
     return 0
 
 
+def shard(given: argparse.Namespace) -> int:
+    """Write a folder of images as shards."""
+    from runtime.data.streaming import destination, write_shards
+
+    try:
+        size = parse_bytes(given.size)
+    except ValueError:
+        raise SpecError(f"--size: {given.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
+    target = destination.open_destination(given.to)
+    made = write_shards.write(given.source, target, size, given.seed, print)
+    count, samples = len(made.shards), sum(each.samples for each in made.shards)
+    print(f"{given.to}: {count:,} shards, {samples:,} images, {format_bytes(sum(each.bytes for each in made.shards))}")
+    return 0
+
+
 def convert(given: argparse.Namespace) -> int:
     """Convert a pickle checkpoint."""
     from runtime.pretrained import convert as converting
@@ -284,6 +301,7 @@ COMMANDS: dict[str, Command] = {
     "predict": predict,
     "export": export,
     "sample": sample,
+    "shard": shard,
     "init": init,
     "fetch": fetch,
     "convert": convert,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.errors import Problem, nearest
-from runtime.job import Document, Job, dotted
+from runtime.job import Document, Job, dotted, remote_data
 from runtime.job.data import Data, TableFileData
 from runtime.job.formatting import shown
 from runtime.job.hub_address import is_on_hub
@@ -22,6 +22,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _unfreeze_problems(job, document)
     yield from _stream_problems(job, document)
     yield from _parts_problems(job, document)
+    yield from remote_data.problems(job)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))

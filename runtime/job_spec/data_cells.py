@@ -25,6 +25,7 @@ from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
+from runtime.storage.remote_address import is_remote
 
 LARGEST = 8 << 20
 """Bytes; of a larger file only the header is checked, so that the command answers at once."""
@@ -58,7 +59,9 @@ def check(job: Job) -> list[str]:
     known: dict[str, set[str]] = {}
     for key, text in job.data_paths():
         path, label = job.resolve(text), dotted(key)
-        if (key, text) in job.unfetched():
+        if is_remote(text):
+            told.append(f"{label}: {text} is in an object store; what is in it is checked when training starts")
+        elif (key, text) in job.unfetched():
             told.append(
                 f"{label}: {text} is not in the cache of the Hugging Face hub; `drivetrain fetch {job.document.name}` "
                 "downloads it, and so does `train`; what is in it is checked then"

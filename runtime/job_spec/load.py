@@ -16,6 +16,7 @@ from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
 from runtime.job.hub_address import is_on_hub
+from runtime.job.remote_data import local_paths
 from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
 from runtime.job_spec import data_columns, earlier_run_keys, named_splits, sweep_space
@@ -198,7 +199,7 @@ def _check_paths(job: Job) -> None:
         raise SpecError(sorted(found, key=_line))
     weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights"]
     absent = job.unfetched()
-    paths = [*(named for named in job.data_paths() if named not in absent), *weights]
+    paths = [*(named for named in local_paths(job) if named not in absent), *weights]
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)

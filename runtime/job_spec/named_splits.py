@@ -13,9 +13,11 @@ from runtime.job import Job, dotted
 from runtime.job.data import Data
 from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
+from runtime.job.remote_data import local_paths
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
+from runtime.storage.remote_address import is_remote
 
 TABLES = (TableJob, TextJob, SeriesJob)
 
@@ -35,7 +37,7 @@ def named(job: Job) -> Job:
         return job
     if not job.data.stream:
         job = _tables(job, lambda path: os.path.isdir(path) and table_splits.has_images(path))
-    if is_on_hub(job.data.train):
+    if is_on_hub(job.data.train) or is_remote(job.data.train):
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
@@ -53,7 +55,7 @@ def _has_train(path: Path) -> bool:
 def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
     """The job with the tables of the folders that it names, of those that `holds` says have some."""
     update: dict[str, str] = {}
-    for key, text in job.data_paths():
+    for key, text in local_paths(job):
         path = job.resolve(text)
         if is_on_hub(text) or not holds(path):
             continue

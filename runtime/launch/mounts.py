@@ -19,6 +19,7 @@ from runtime.job import Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
+from runtime.job.remote_data import local_paths
 from runtime.launch.project import PROJECT
 
 WORKSPACE = Path("/workspace")
@@ -155,7 +156,7 @@ def _homes() -> set[Path]:
 
 def named_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every existing path in the spec, with its key: data, and pretrained weights."""
-    yield from ((key, text) for key, text in job.data_paths() if not is_on_hub(text))
+    yield from ((key, text) for key, text in local_paths(job) if not is_on_hub(text))
     yield from ((key, text) for key, text in job.model_paths() if os.path.exists(job.resolve(text)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.job import Job
+from runtime.job import Job, remote_data
 from runtime.job import custom as custom_job
 from runtime.pretrained import hub_name
 
@@ -18,6 +18,8 @@ def need(job: Job) -> str | None:
         return f"{key}: {text} is on the Hugging Face hub"
     if job.checkpoint.copy_to:
         return f"checkpoint.copy_to: {job.checkpoint.copy_to} gets a copy of the run"
+    if stored := remote_data.remote_paths(job):
+        return f"{'.'.join(stored[0][0])}: {stored[0][1]} is in an object store"
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None

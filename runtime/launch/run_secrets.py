@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runtime.errors import SpecError
-from runtime.job import Job
+from runtime.job import Job, remote_data
 from runtime.job.environment import check_environment
 from runtime.launch import engine_traits
 from runtime.pretrained import hub_name
@@ -106,8 +106,9 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
 
 
 def _stores(job: Job) -> list[str]:
-    """The schemes of the stores that a run writes."""
-    return [parse(job.checkpoint.copy_to).scheme] if job.checkpoint.copy_to else []
+    """The schemes of the stores that a run reads and writes."""
+    written = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
+    return sorted({parse(text).scheme for text in (*written, *(text for _, text in remote_data.remote_paths(job)))})
 
 
 @contextmanager

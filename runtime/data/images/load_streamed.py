@@ -119,7 +119,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
 
 def _read(job: ImageJob, text: str, form: LabelForm, key: str, cache: ShardCache) -> _Source:
     """Index the shards of one address, and check their targets."""
-    store = open_stream.open_store(job.resolve(text), key)
+    store = open_stream.open_store(job, text, key)
     index, rows, lacks = _indices(store, job.data.path_column, form, key, cache)
     notes = manifest.ManifestRows()
     wrong, take = manifest.targets(notes, index.rows, form, Path(text), key)

@@ -118,8 +118,8 @@ def _fetching(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batc
     """The batches, while what the next ones need is fetched."""
     with split.fetching(groups) as used:
         for number, batch in enumerate(batches):
-            used(number)
             yield batch
+            used(number + 1)
 
 
 def _prepared(

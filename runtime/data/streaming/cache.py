@@ -16,7 +16,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +71,17 @@ class ShardCache:
         finally:
             os.close(handle)
 
-    def make(self, name: str, size: int, write: Callable[[Path], None], *, urgent: bool = True) -> bool:
+    def make(
+        self, name: str, size: int, write: Callable[[Path], None], rank: int = 0, keep: Collection[str] | None = None
+    ) -> bool:
         """Put a shard into the cache, unless it is there; one process of a machine does, the others wait for it.
 
         Args:
             name: of the shard.
             size: bytes that making it takes at most.
             write: writes the shard to a path.
-            urgent: whether to remove what others need soon, and to wait. If not, it is given up where there is no space.
+            rank: how soon it is needed, 0 at once: what is needed later makes room for it.
+            keep: what must stay; it is then given up where there is no space. None to wait for space.
 
         Returns:
             Whether it was made or is there.
@@ -89,8 +92,8 @@ class ShardCache:
         self._check(name, size)
         start = time.monotonic()
         with self._claimed(name) as claim:
-            while claim is not None and not self._reserved(name, claim, size, urgent):
-                if not urgent:
+            while claim is not None and not self._reserved(name, claim, size, rank, keep):
+                if keep is not None:
                     return False
                 if time.monotonic() - start > PATIENCE:
                     raise self._full()
@@ -130,28 +133,31 @@ class ShardCache:
             finally:
                 os.close(handle)
 
-    def _reserved(self, name: str, claim: int, size: int, urgent: bool) -> bool:
+    def _reserved(self, name: str, claim: int, size: int, rank: int, keep: Collection[str] | None) -> bool:
         """Whether there is space for a shard now; it is then reserved."""
         with self.locked():
             taken = self._sizes(f"{name}{CLAIM}")
             needed = sum(taken.values()) + size - self.limit
             if needed > 0:
-                needed -= self._removed(needed, urgent)
+                needed -= self._removed(needed, rank, keep)
             if needed > 0:
                 return False
             os.truncate(claim, size)
         return True
 
-    def _removed(self, needed: int, urgent: bool) -> int:
-        """Remove shards; returns how many bytes are free now."""
-        soon = lease.needed(self.folder)
-        found: list[tuple[float, float, Path]] = []
+    def _removed(self, needed: int, rank: int, keep: Collection[str] | None) -> int:
+        """Remove shards that nobody needs, or that are needed later; returns how many bytes are free now."""
+        soon, ending = lease.needed(self.folder)
+        found: list[tuple[int, float, Path]] = []
         for path in self.folder.glob(f"*{READY}"):
+            name = path.name.removesuffix(READY)
             with contextlib.suppress(FileNotFoundError):
-                # Of those that are needed, the one that is needed last goes first.
-                order = soon.get(path.name.removesuffix(READY))
-                if order is None or urgent:
-                    found.append((0 if order is None else 1 / (1 + order), path.stat().st_mtime, path))
+                if name not in soon:
+                    found.append((0, path.stat().st_mtime, path))
+                elif keep is None and name in ending:
+                    found.append((1, soon[name], path))
+                elif soon[name] > rank and name not in (keep or ()):  # what is needed last goes first
+                    found.append((2, -soon[name], path))
         free = 0
         for _, _, path in sorted(found):
             if free >= needed:

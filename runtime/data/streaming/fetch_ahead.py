@@ -1,7 +1,6 @@
 """Fetches shards ahead, in the order in which the batches need them, as far as the cache has space.
 
-A shard that the next batches need is fetched at once, whatever it takes the place of. One that is needed later waits until
-there is space.
+A shard that is fetched ahead takes the place of one that nobody needs, or that another run needs later.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from runtime.errors import DrivetrainError
 
 AT_ONCE = 4
 """Shards that are fetched at the same time."""
-SOON = 8
-"""Batches ahead whose shards are urgent: worker processes are so far ahead."""
 LOOK = 0.1
 """Seconds between two looks for what can be fetched."""
 AGAIN = 5.0
@@ -43,20 +40,27 @@ class FetchAhead:
         self.changed, self.ended = threading.Event(), threading.Event()
         self.lease = Lease(reader.cache.folder)
         self.running: dict[int, Future[bool]] = {}
-        self.wanted: list[str] = []
+        self.lock = threading.Lock()
+        self.beside = max((reader.beside(shard) for shard in reader.cached()), default=0)
+        """Bytes that stay free for a shard that is unpacked."""
+        self.passed = 0
+        """Uses from the beginning on that are over."""
+        self.wanted: tuple[list[str], list[str]] = [], []
+        """Names of shards in the order of need, and of those that are needed for the last time."""
         self.failed: dict[int, tuple[float, DrivetrainError]] = {}
         """When each shard could not be fetched, and why."""
         self.thread = threading.Thread(target=self._run, name="fetch ahead", daemon=True)
 
     def start(self) -> None:
         """Begin to fetch."""
-        self._plan()
         self.reader.lease = self.lease
+        self._look_ahead()
         self.thread.start()
 
     def advance(self, batches: int) -> None:
         """Tell how many batches were used."""
         self.position = batches
+        self._look_ahead()
         self.changed.set()
 
     def end(self) -> None:
@@ -64,25 +68,26 @@ class FetchAhead:
         self.ended.set()
         self.changed.set()
         self.thread.join()
-        self.reader.lease = None
+        self.reader.lease, self.reader.ranks = None, {}
         self.lease.end()
 
     def _run(self) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             while not self.ended.is_set():
                 self.changed.clear()
-                for shard, first in self._plan():
+                for shard in list(self.reader.ranks):
                     if len(self.running) == AT_ONCE:
                         break
                     if shard not in self.running and self._may_try(shard):
-                        urgent = first <= self.position + SOON
-                        self.running[shard] = pool.submit(self.reader.fetch, shard, urgent=urgent)
+                        self.running[shard] = pool.submit(self.reader.fetch, shard, urgent=False)
                 self.changed.wait(LOOK)
                 for shard in [shard for shard, future in self.running.items() if future.done()]:
                     self._finish(shard, self.running.pop(shard))
 
     def _may_try(self, shard: int) -> bool:
-        return shard not in self.failed or time.monotonic() - self.failed[shard][0] > AGAIN
+        if shard in self.failed and time.monotonic() - self.failed[shard][0] < AGAIN:
+            return False
+        return not self.reader.cache.has(self.reader.name(shard))
 
     def _finish(self, shard: int, future: Future[bool]) -> None:
         """Keep an error for the worker processes that need the shard; this process meets it by itself."""
@@ -98,25 +103,29 @@ class FetchAhead:
     def _write(self) -> None:
         errors = {
             self.reader.name(shard): [type(error).__name__, error.given, error.possible, error.action]
-            for shard, (_, error) in self.failed.items()
+            for shard, (_, error) in list(self.failed.items())
         }
-        self.lease.write(self.wanted, errors)
+        with self.lock:
+            self.lease.write(*self.wanted, errors)
 
-    def _plan(self) -> list[tuple[int, int]]:
-        """Shards that are not there, in the order of need, with the batch that needs each first; writes the lease."""
-        room, wanted, missing = self.reader.cache.limit, list[str](), list[tuple[int, int]]()
-        self.uses = [use for use in self.uses if use[1] >= self.position]
-        for first, _, shard in self.uses:
+    def _look_ahead(self) -> None:
+        """Find out what is needed soon, as far as the cache has space, in the order of need; write the lease."""
+        while self.passed < len(self.uses) and self.uses[self.passed][1] < self.position:
+            self.passed += 1
+        room, ranks, ending = self.reader.cache.limit - self.beside, dict[int, int](), list[int]()
+        for first, last, shard in self.uses[self.passed :]:
+            if last < self.position or shard in ranks:
+                continue
             room -= self.reader.size(shard)
-            if room < 0:
+            if room < 0 and first > self.position:
                 break
-            wanted.append(name := self.reader.name(shard))
-            if not self.reader.cache.has(name):
-                missing.append((shard, first))
+            ranks[shard] = len(ranks)
+            ending += [shard] * (last == self.position)
+        self.reader.ranks = ranks
+        wanted = [self.reader.name(shard) for shard in ranks], [self.reader.name(shard) for shard in ending]
         if wanted != self.wanted:
             self.wanted = wanted
             self._write()
-        return missing
 
 
 def uses(reader: ShardReader, groups: Sequence[Ids]) -> list[tuple[int, int, int]]:

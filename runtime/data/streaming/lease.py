@@ -25,9 +25,17 @@ class Lease:
             os.close(self.handle)
             self.handle = _locked(self.path)
 
-    def write(self, names: Sequence[str], errors: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Store the names of shards in the order of need, and why some of them cannot be had."""
-        text = json.dumps({"names": list(names), "errors": dict(errors or {})}).encode()
+    def write(
+        self, names: Sequence[str], ending: Sequence[str] = (), errors: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Store what is needed.
+
+        Args:
+            names: of shards, in the order of need.
+            ending: those that no batch after the present one needs.
+            errors: why some of them cannot be had.
+        """
+        text = json.dumps({"names": list(names), "ending": list(ending), "errors": dict(errors or {})}).encode()
         # A new file would have no lock. A reader that sees it half written skips it, which costs a fetch at most.
         os.truncate(self.handle, 0)
         os.pwrite(self.handle, text, 0)
@@ -42,15 +50,22 @@ class Lease:
         os.close(self.handle)
 
 
-def needed(folder: Path) -> dict[str, int]:
-    """How soon each shard is needed, by name: 0 is at once; leases of processes that are gone are removed."""
+def needed(folder: Path) -> tuple[dict[str, int], set[str]]:
+    """How soon each shard is needed, by name: 0 is at once; and those whose last batch it is.
+
+    Leases of processes that are gone are removed.
+    """
     soon: dict[str, int] = {}
+    lasting: set[str] = set()
     for path in folder.glob(f"*{SUFFIX}"):
         if _is_dead(path):
             continue
-        for place, name in enumerate(_read(path).get("names", ())):
+        found = _read(path)
+        names = found.get("names", [])
+        for place, name in enumerate(names):
             soon[name] = min(place, soon.get(name, place))
-    return soon
+        lasting |= set(names) - set(found.get("ending", ()))
+    return soon, soon.keys() - lasting
 
 
 def _locked(path: Path) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.data.formats import shards as tables
+from runtime.data.streaming import shard_list
 from runtime.data.streaming.shard import KINDS, SUFFIXES, Shard
 from runtime.errors import DataError
 from runtime.system.files import storage_error
@@ -29,9 +30,10 @@ class LocalStore:
             folder, files = self.path.parent, tables.files(self.path, self.key)
         else:
             folder, files = self.path, []
-        return usable(
-            [_shard(folder, file) for file in files], sorted({file.name for file in files}), str(self.path), self.key
-        )
+        found = [_shard(folder, file) for file in files]
+        index = folder / shard_list.NAME
+        content = index.read_bytes() if self.path.is_dir() and index.is_file() else None
+        return usable(shard_list.listed(found, content, str(self.path), self.key), str(self.path), self.key)
 
     def local(self, shard: Shard) -> Path | None:
         """The file itself."""
@@ -48,7 +50,7 @@ class LocalStore:
         check(shard)
 
 
-def usable(found: list[Shard], names: list[str], where: str, key: str) -> list[Shard]:
+def usable(found: list[Shard], where: str, key: str) -> list[Shard]:
     """The shards, checked: of one kind, and not empty.
 
     Raises:
@@ -63,7 +65,7 @@ def usable(found: list[Shard], names: list[str], where: str, key: str) -> list[S
         )
     if len(kinds) > 1:
         raise DataError(
-            f"{key}: {where} has {' and '.join(kinds)} files ({names[0]}, ...)",
+            f"{key}: {where} has {' and '.join(kinds)} files ({found[0].name}, ...)",
             "shards of one kind",
             "move the others elsewhere",
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -17,20 +16,22 @@ from runtime.data.streaming.index import Index
 from runtime.data.streaming.local_store import LocalStore
 from runtime.data.streaming.order import StreamOrder
 from runtime.data.streaming.reader import ShardReader
+from runtime.data.streaming.remote_store import RemoteStore
 from runtime.data.streaming.shard import ShardStore
 from runtime.errors import DataError, SpecError
 from runtime.hardware.disk_space import shards_folder
 from runtime.job import Job
 from runtime.job.stream import Stream
+from runtime.storage.remote_address import is_remote, parse
 from runtime.system.units import format_bytes, parse_bytes
 
 FEW = 10
 """A window with fewer samples says nothing about the classes of its shards."""
 
 
-def open_store(path: Path, key: str) -> ShardStore:
-    """The shards at a path of the spec."""
-    return LocalStore(path, key)
+def open_store(job: Job, text: str, key: str) -> ShardStore:
+    """The shards at a path or address of the spec."""
+    return RemoteStore(parse(text), key) if is_remote(text) else LocalStore(job.resolve(text), key)
 
 
 def open_cache(stream: Stream) -> ShardCache:

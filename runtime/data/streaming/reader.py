@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,8 @@ class ShardReader:
     """Bytes fetched by this process."""
     lease: Lease | None = None
     """What is fetched ahead; None if nothing is."""
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    """How soon shards are needed, as far as it is known: 0 is at once."""
     owner: int = field(default_factory=os.getpid)
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes in the cache, by shard, as far as they are known."""
@@ -79,7 +81,8 @@ class ShardReader:
         """
         found: list[bytes] = [b""] * len(rows)
         shards = self.index.shard_of(rows)
-        for shard in dict.fromkeys(shards.tolist()):
+        # Those that are needed longest last, so that others can make room for them.
+        for shard in sorted(set(shards.tolist()), key=lambda shard: (self.ranks.get(shard, len(self.ranks)), shard)):
             places = np.flatnonzero(shards == shard)
             start = int(self.index.starts[shard])
             with self._opened(shard) as handle:
@@ -104,8 +107,13 @@ class ShardReader:
         """Bytes that a shard takes in the cache, about."""
         return self.sizes.get(shard, int(self.index.bytes[shard]))
 
+    def beside(self, shard: int) -> int:
+        """Bytes that a shard takes while it is fetched, beside its unpacked form."""
+        found = self.index.shards[shard]
+        return found.size if self.rows.unpacked and not self.store.local(found) else 0
+
     def fetch(self, shard: int, *, urgent: bool) -> bool:
-        """Put a shard into the cache; returns whether it is there.
+        """Put a shard into the cache; returns whether it is there. If it is not urgent, what this run needs stays.
 
         Raises:
             DataError: if it has changed.
@@ -116,10 +124,12 @@ class ShardReader:
         if local:
             local_store.check(found)
         while True:
-            whole = found.size if self.rows.unpacked and not local else 0
+            whole = self.beside(shard)
             write = partial(self._made, found, local, room)
             try:
-                return self.cache.make(name, room + whole, write, urgent=urgent)
+                rank = 0 if urgent else self.ranks.get(shard, 0)
+                keep = None if urgent else [self.name(each) for each in list(self.ranks)]
+                return self.cache.make(name, room + whole, write, rank, keep)
             except OutgrownError:
                 room *= 2
                 self.sizes[shard] = room

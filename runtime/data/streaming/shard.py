@@ -22,6 +22,8 @@ class Shard:
     """Bytes."""
     stamp: str
     """ETag, or mtime in nanoseconds: another one means other content."""
+    sha256: str = ""
+    """Hex digest of the content, if a list of the shards has it."""
 
     @property
     def suffix(self) -> str:

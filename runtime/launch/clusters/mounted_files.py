@@ -9,6 +9,7 @@ from runtime.errors import Problem, SpecError
 from runtime.job import custom as custom_job
 from runtime.job import dotted
 from runtime.job.hub_address import is_on_hub
+from runtime.job.remote_data import local_paths
 from runtime.launch.clusters.cluster_job import ClusterJob
 
 
@@ -38,7 +39,7 @@ def check(work: ClusterJob, runs: str, volumes: Sequence[str], where: str) -> No
 def _named(work: ClusterJob) -> Iterator[tuple[str, str, str]]:
     """The paths of the job: place, key, path."""
     job = work.job
-    for key, text in (*job.data_paths(), *job.model_paths()):
+    for key, text in (*local_paths(job), *job.model_paths()):
         network = key[-1] in ("name", "pretrained") and not text.startswith(("/", ".", "~"))
         if not is_on_hub(text) and not network:
             yield job.document.place(key), dotted(key), text

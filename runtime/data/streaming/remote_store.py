@@ -1,0 +1,92 @@
+"""Shards in an object store, fetched whole, and compared with what was indexed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.data.streaming import shard_list
+from runtime.data.streaming.local_store import changed, usable
+from runtime.data.streaming.shard import SUFFIXES, Shard
+from runtime.errors import DataError
+from runtime.storage.object_store import ObjectStore, Patience
+from runtime.storage.remote_address import RemoteAddress
+from runtime.storage.store_errors import RemoteError, Trouble
+from runtime.system.files import storage_error
+
+PATIENCE = Patience()
+
+
+@dataclass
+class RemoteStore:
+    """The shards below an address, or the one that it names."""
+
+    address: RemoteAddress
+    key: str
+    """The spec key that names it."""
+    opened: dict[int, ObjectStore] = field(default_factory=dict, repr=False)
+    """By process: a client does not survive a fork."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"opened": {}}
+
+    @property
+    def single(self) -> bool:
+        """Whether the address is that of a shard."""
+        return self.address.path.lower().endswith(SUFFIXES)
+
+    def shards(self) -> list[Shard]:
+        """All shards, by name."""
+        if self.single:
+            try:
+                found = [self._store().head(self.address.name)]
+            except RemoteError as error:
+                if error.trouble is not Trouble.MISSING:
+                    raise
+                found = []
+        else:
+            found = [each for each in self._store().objects() if "/" not in each.name]
+        files = [each for each in found if each.name.lower().endswith(SUFFIXES)]
+        folder = self.address.parent if self.single else self.address
+        made = [Shard(each.name, str(folder / each.name), each.bytes, each.tag) for each in files]
+        listing = any(each.name == shard_list.NAME for each in found)
+        content = self._store().get(shard_list.NAME) if listing else None
+        return usable(shard_list.listed(made, content, str(self.address), self.key), str(self.address), self.key)
+
+    def local(self, shard: Shard) -> Path | None:
+        """None: all are fetched."""
+        return None
+
+    def fetch(self, shard: Shard, path: Path) -> None:
+        """Download a shard."""
+        store = self._store()
+        try:
+            digest = hashlib.sha256()
+            with path.open("wb") as file:
+                for piece in store.stream(shard.name):
+                    file.write(piece)
+                    digest.update(piece)
+            now = store.head(shard.name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                raise changed(shard, "is not there any more") from None
+            raise
+        except OSError as error:
+            raise storage_error(path, error) from None
+        if (now.bytes, now.tag) != (shard.size, shard.stamp):
+            raise changed(shard, "has changed since it was indexed")
+        if shard.sha256 and digest.hexdigest() != shard.sha256:
+            raise changed(shard, f"has another content than {shard_list.NAME} says")
+        if (size := path.stat().st_size) != shard.size:
+            raise DataError(
+                f"shard {shard.address} came with {size:,} bytes",
+                f"its {shard.size:,} bytes",
+                "check the store and the network",
+            )
+
+    def _store(self) -> ObjectStore:
+        if os.getpid() not in self.opened:
+            self.opened[os.getpid()] = ObjectStore(self.address.parent if self.single else self.address, PATIENCE)
+        return self.opened[os.getpid()]

@@ -1,0 +1,46 @@
+"""Data in an object store: which keys may name an address, and what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.errors import Problem
+from runtime.job.formatting import shown
+from runtime.job.job import Job
+from runtime.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
+
+
+def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+    """The data of a job that is in an object store, with its keys."""
+    return [(key, text) for key, text in job.data_paths() if is_remote(text)]
+
+
+def local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+    """The data of a job that is elsewhere, with its keys."""
+    return [(key, text) for key, text in job.data_paths() if not is_remote(text)]
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """Addresses that cannot be streamed from."""
+    for key, text in remote_paths(job):
+        try:
+            address = parse(text)
+        except BadAddress as error:
+            yield job.problem(key, error.given, error.possible, error.action)
+            continue
+        if key[-1] == "test" or not getattr(job.data, "stream", None):
+            yield job.problem(
+                key,
+                f"is {shown(text)}, in an object store",
+                "shards for training and validation, with `stream: true`",
+                "add `stream: true` to data"
+                if key[-1] != "test"
+                else "copy the data of the final test to this machine",
+            )
+        elif not address.writable:
+            yield job.problem(
+                key,
+                f"is {shown(text)}, and the files of a web server cannot be listed",
+                POSSIBLE,
+                "use an object store",
+            )

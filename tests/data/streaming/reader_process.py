@@ -1,0 +1,48 @@
+"""One process that reads the batches of an epoch: python -m tests.data.streaming.reader_process JOB RANK COUNT WORKERS EPOCH START
+
+Prints a digest of each batch, or of this process's part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+from runtime.data.dataset import Batch
+from runtime.data.load import load
+from runtime.data.loader.batches import Batches
+from runtime.distributed.ranks import Ranks
+from runtime.errors import DrivetrainError
+from runtime.job_spec import load as job_spec
+
+
+def digest(batch: Batch) -> str:
+    """Ids, pixels or tokens, and targets."""
+    found = hashlib.sha256(batch.ids.tobytes())
+    for each in (*batch.inputs, *batch.targets.values()):
+        found.update(each.numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> int:
+    path, *numbers = sys.argv[1:7]
+    rank, count, workers, epoch, start = map(int, numbers)
+    pause = float(sys.argv[7]) if len(sys.argv) > 7 else 0.0
+    try:
+        job = job_spec.load(Path(path))
+        data = load(job)
+        batches = Batches(data.train, job.train.batch, job.train.seed, data.order)
+        batches.workers, batches.shard = workers, Ranks(rank, count).shard
+        for number, batch in enumerate(batches.epoch(epoch, start), start):
+            print(number, digest(batch), ",".join(map(str, batch.ids.tolist())), flush=True)
+            time.sleep(pause)
+    except DrivetrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

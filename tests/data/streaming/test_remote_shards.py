@@ -1,0 +1,289 @@
+"""Shards in an object store (a real S3 server behind a proxy that fails), through a cache that holds a part of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.data.images import load_streamed
+from runtime.data.load import load
+from runtime.data.loader.batches import Batches
+from runtime.data.streaming import remote_store
+from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
+from runtime.storage.object_store import ObjectStore, Patience
+from runtime.storage.remote_address import parse
+from tests.data.streaming import shards
+from tests.data.streaming.reader_process import digest
+from tests.object_store import SECRET, Fault, FaultyStore, before, moto
+from tests.paths import ROOT
+
+SHARDS, ROWS = 80, 12
+"""Shards of about 40 KiB."""
+SHORT = Patience(retries=6.0, silence=1.0, connect=1.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_store, "PATIENCE", SHORT)
+    with before(server) as found:
+        for name, value in found.variables().items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same images as tar and as Parquet, here and in the store."""
+    made = {}
+    for suffix in (".tar", ".parquet"):
+        made[suffix] = shards.folder(tmp_path_factory.mktemp("s") / suffix[1:], suffix, SHARDS, ROWS, side=22)
+        for file in made[suffix].iterdir():
+            put(server, f"{suffix[1:]}/{file.name}", file.read_bytes())
+    return made
+
+
+def put(server: str, name: str, content: bytes) -> None:
+    kind = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(f"http://{server}/bucket/{name}", content, kind, method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+def own(server: str, name: str, source: Path, count: int = 8) -> str:
+    """A few of the shards at an address of their own, to spoil."""
+    for file in sorted(source.iterdir())[:count]:
+        put(server, f"{name}/{file.name}", file.read_bytes())
+    return f"s3://bucket/{name}"
+
+
+def fetched(proxy: FaultyStore) -> Counter[str]:
+    """How often each shard was downloaded, or a part of it."""
+    return Counter(path for method, path in proxy.seen if method == "GET" and "." in path.rpartition("/")[2])
+
+
+def epochs(job: object, count: int = 2, workers: int = 0) -> list[str]:
+    data = load(job)  # type: ignore[arg-type]
+    batches = Batches(data.train, 12, 0, data.order)
+    batches.workers = workers
+    return [digest(batch) for epoch in range(count) for batch in batches.epoch(epoch)]
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[list[int]]:
+    """The bytes in the cache, looked at all the time."""
+    sizes, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            total = 0
+            for file in folder.glob("*"):
+                try:
+                    total += 0 if file.suffix in (".index", ".part") else file.stat().st_size
+                except FileNotFoundError:
+                    continue
+            sizes.append(total)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+def test_a_cache_of_a_tenth_of_the_data(
+    tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, suffix: str
+) -> None:
+    size = sum(file.stat().st_size for file in folders[suffix].iterdir())
+    limit = size // 10 // 1024 * 1024
+    local = epochs(shards.job(tmp_path / "a", folders[suffix], streams=2, window=2))
+    job = shards.job(
+        tmp_path / "b", f"s3://bucket/{suffix[1:]}", streams=2, window=2, stream=f"cache: {limit // 1024}k"
+    )
+    data = load(job)
+    proxy.seen.clear()
+    batches = Batches(data.train, 12, 0, data.order)
+    with watched(tmp_path / "cache/shards") as sizes:
+        assert [digest(batch) for epoch in range(2) for batch in batches.epoch(epoch)] == local
+    assert limit / 2 < max(sizes) <= limit
+    used = len({data.train.title(n).partition(" ")[0] for n in range(len(data.train))})
+    assert sum(fetched(proxy).values()) <= 1.1 * 2 * used
+
+
+def run(path: Path, *numbers: object, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.data.streaming.reader_process", str(path), *map(str, numbers)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> list[list[str]]:
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    return [line.split() for line in out.splitlines()]
+
+
+def test_workers_processes_and_kills_give_the_same_batches(
+    tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore
+) -> None:
+    job = shards.job(tmp_path, "s3://bucket/tar", streams=3, window=1, stream="cache: 1m")
+    whole = finished(run(tmp_path / "t.yaml", 0, 1, 0, 1, 0))
+    assert len(whole) == len(Batches(load(job).train, 12, 0, load(job).order).order(1))
+    assert finished(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == whole
+    for count in (2, 3):
+        proxy.seen.clear()
+        parts = [finished(each) for each in [run(tmp_path / "t.yaml", n, count, 0, 1, 0) for n in range(count)]]
+        for lines in zip(whole, *parts, strict=True):
+            assert lines[0][2] == ",".join(line[2] for line in lines[1:])
+        # Together they have fetched each shard about once, besides the sample for mean and deviation.
+        assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.SAMPLED
+    killed = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
+    assert killed.stdout is not None
+    seen = [killed.stdout.readline().split() for _ in range(5)]
+    killed.kill()
+    killed.communicate()
+    assert seen + finished(run(tmp_path / "t.yaml", 0, 1, 1, 1, 5)) == whole
+
+
+def first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, str], Fault | None]:
+    left = [count]
+
+    def decide(number: int, method: str, path: str) -> Fault | None:
+        if method == "GET" and part in path and left[0] > 0:
+            left[0] -= 1
+            return fault
+        return None
+
+    return decide
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("slow down"), Fault("cut", 9000), Fault("silent"), Fault("gone"), Fault("cut", 0)], ids=str
+)
+def test_a_store_that_recovers(
+    tmp_path: Path, server: str, folders: dict[str, Path], proxy: FaultyStore, fault: Fault
+) -> None:
+    address = own(server, f"r{abs(hash(str(fault)))}", folders[".tar"])
+    local = shards.job(tmp_path / "a", folders[".tar"])
+    proxy.fault = first(2, fault)
+    job = shards.job(tmp_path / "b", address)
+    found = epochs(job, 1)
+    assert len(set(found)) == len(found) > 3
+    assert load(local).heads == load(job).heads
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        (Fault("slow down"), StorageError, "the store does not answer (503 SlowDown)"),
+        (Fault("denied"), StorageError, "the store refuses it (403 AccessDenied)"),
+        (Fault("gone"), StorageError, "the store does not answer"),
+        (Fault("silent"), StorageError, "the store does not answer"),
+    ],
+    ids=["slow down", "denied", "gone", "silent"],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_does_not_recover(
+    tmp_path: Path,
+    server: str,
+    folders: dict[str, Path],
+    proxy: FaultyStore,
+    fault: Fault,
+    kind: type[DrivetrainError],
+    said: str,
+    workers: int,
+) -> None:
+    address = own(server, f"n{fault.kind.replace(' ', '')}{workers}", folders[".parquet"])
+    job = shards.job(tmp_path, address, stream="cache: 400k")
+    data = load(job)
+    for file in (tmp_path / "cache/shards").glob("*.rows"):
+        file.unlink()
+    proxy.fault = first(10**6, fault, "0003.parquet")
+    batches = Batches(data.train, 12, 0, data.order)
+    batches.workers = workers
+    with pytest.raises(kind) as error:
+        list(batches.epoch(0))
+    assert error.value.exit_code == 7
+    assert f"{address}/0003.parquet" in str(error.value)
+    assert said in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_changed_shard_is_named(tmp_path: Path, server: str, folders: dict[str, Path], workers: int) -> None:
+    address = own(server, f"changed{workers}", folders[".tar"])
+    data = load(shards.job(tmp_path, address))
+    for file in (tmp_path / "cache/shards").glob("*.rows"):
+        file.unlink()
+    whole = (folders[".tar"] / "0003.tar").read_bytes()
+    ObjectStore(parse(address)).put("0003.tar", whole[:-1] + b"\x01")
+    batches = Batches(data.train, 12, 0, data.order)
+    batches.workers = workers
+    with pytest.raises(DataError, match=rf"shard {address}/0003\.tar has changed since it was indexed") as error:
+        list(batches.epoch(0))
+    assert error.value.exit_code == 3
+
+
+def test_training_goes_on_while_the_cache_lasts(
+    tmp_path: Path, server: str, folders: dict[str, Path], proxy: FaultyStore
+) -> None:
+    address = own(server, "lasts", folders[".tar"])
+    data = load(shards.job(tmp_path, address, stream="cache: 10m"))
+    batches = Batches(data.train, 12, 0, data.order)
+    first_epoch = [digest(batch) for batch in batches.epoch(0)]
+    proxy.away = True
+    start = time.monotonic()
+    assert [digest(batch) for batch in batches.epoch(0)] == first_epoch
+    assert time.monotonic() - start < SHORT.retries
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("s3://no bucket/x", "names no"),
+        ("s3://user:word@bucket/x", "written with a user or password"),
+        ("https://host/x", "cannot be listed"),
+    ],
+)
+def test_addresses_that_cannot_be(tmp_path: Path, train: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        shards.job(tmp_path, f"'{train}'")
+    assert said in str(error.value) or "is no name of a bucket" in str(error.value)
+    assert "word" not in str(error.value).partition("user or password")[0]
+
+
+def test_addresses_need_a_stream(tmp_path: Path) -> None:
+    shards.job(tmp_path, "s3://bucket/tar")
+    text = (tmp_path / "t.yaml").read_text().replace("stream: {streams: 4, window: 2}, ", "")
+    (tmp_path / "t.yaml").write_text(text)
+    from runtime.job_spec import load as job_spec
+
+    with pytest.raises(SpecError, match=r"add `stream: true` to data"):
+        job_spec.load(tmp_path / "t.yaml")
+
+
+def test_nothing_at_an_address(tmp_path: Path, server: str) -> None:
+    with pytest.raises(DataError, match=r"data.train: no shards in s3://bucket/nothing"):
+        load(shards.job(tmp_path, "s3://bucket/nothing"))
+    with pytest.raises(StorageError, match=r"there is no bucket other"):
+        load(shards.job(tmp_path, "s3://other/nothing"))
+    assert ObjectStore(parse("s3://bucket/nothing")).objects() == []

@@ -1,0 +1,133 @@
+"""A folder of images as shards: resumable, the same bytes, listed with hashes, and read back as the folder is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from runtime.cli.main import main
+from runtime.data.load import load
+from runtime.data.streaming import destination, write_shards
+from runtime.errors import DataError, DrivetrainError
+from runtime.system.files import sha256
+from tests.data.streaming import shards
+
+SIZE = 60_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def images(root: Path, count: int = 150) -> Path:
+    for number in range(count):
+        place = root / ("dark", "bright")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
+    return root
+
+
+def write(source: Path, to: Path, seed: int = 0) -> list[str]:
+    lines: list[str] = []
+    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append)
+    return lines
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: sha256(file) for file in sorted(folder.iterdir())}
+
+
+def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path) -> None:
+    write(images(tmp_path / "i"), tmp_path / "s")
+    listing = json.loads((tmp_path / "s/index.json").read_text())
+    assert listing["complete"] is True
+    assert listing["samples"] == 150
+    assert {each["name"]: each["sha256"] for each in listing["shards"]}.items() <= digests(tmp_path / "s").items()
+    assert len(listing["shards"]) > 4
+    assert all(each["bytes"] < SIZE + 20_000 for each in listing["shards"])
+    found = load(shards.job(tmp_path, "s"))
+    assert len(found.train) + len(found.validation) == 150
+    assert found.heads[""].classes == ("bright", "dark")
+    assert Counter(found.train.targets[""].tolist())[0] > 40
+    assert not any("single class" in note for note in found.notes)
+
+
+def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = images(tmp_path / "i")
+    write(source, tmp_path / "whole")
+    for after in range(4):
+        put, left = destination.LocalFolder.put, [2 * after + 2]
+
+        def stop(self: destination.LocalFolder, name: str, file: Path, put=put, left=left) -> None:  # type: ignore[no-untyped-def]
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            put(self, name, file)
+
+        monkeypatch.setattr(destination.LocalFolder, "put", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(source, tmp_path / f"{after}")
+        monkeypatch.setattr(destination.LocalFolder, "put", put)
+        with pytest.raises(DataError, match="are not all written"):
+            load(shards.job(tmp_path, f"{tmp_path}/{after}"))
+        lines = write(source, tmp_path / f"{after}")
+        assert digests(tmp_path / f"{after}") == digests(tmp_path / "whole")
+        assert len(lines) == len(digests(tmp_path / "whole")) - 1 - after  # those that are there are not written again
+    assert write(source, tmp_path / "whole") == []
+
+
+def test_what_cannot_be_decoded_is_left_out(tmp_path: Path) -> None:
+    source = images(tmp_path / "i")
+    (source / "dark/bad.png").write_bytes(b"no image")
+    lines = write(source, tmp_path / "s")
+    assert any("1 of 151 samples cannot be used and is skipped" in line for line in lines)
+    assert json.loads((tmp_path / "s/index.json").read_text())["samples"] == 150
+    for number in range(20):
+        (source / f"dark/bad{number}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="samples cannot be used"):
+        write(source, tmp_path / "t")
+
+
+def test_other_data_does_not_mix(tmp_path: Path) -> None:
+    source = images(tmp_path / "i")
+    write(source, tmp_path / "s")
+    with pytest.raises(DataError, match="of other images, another size or another seed"):
+        write(source, tmp_path / "s", seed=1)
+    Image.new("RGB", (8, 8)).save(source / "dark/new.png")
+    with pytest.raises(DataError, match="of other images"):
+        write(source, tmp_path / "s")
+    shards.folder(tmp_path / "foreign")
+    with pytest.raises(DataError, match="has not written"):
+        write(source, tmp_path / "foreign")
+
+
+@pytest.mark.parametrize(("spoil", "said"), [("missing", "is missing"), ("cut", "has 600 bytes")])
+def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, said: str) -> None:
+    write(images(tmp_path / "i"), tmp_path / "s")
+    file = tmp_path / "s/000001.tar"
+    if spoil == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:600])
+    with pytest.raises(DataError, match=f"shard 000001.tar of .* {said}"):
+        load(shards.job(tmp_path, "s"))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = images(tmp_path / "i", 20)
+    assert main(["shard", str(source), "--to", str(tmp_path / "s"), "--size", "1m"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/s: 1 shards, 20 images")
+    assert main(["shard", str(source), "--to", "https://host/x"]) == 2
+    assert main(["shard", str(source), "--to", str(tmp_path / "t"), "--size", "much"]) == 2
+    assert main(["shard", str(tmp_path / "nothing"), "--to", str(tmp_path / "t")]) == 3
+
+
+def test_errors_have_three_parts(tmp_path: Path) -> None:
+    with pytest.raises(DrivetrainError) as error:
+        destination.open_destination("https://host/x")
+    assert all((error.value.given, error.value.possible, error.value.action))
