@@ -69,7 +69,7 @@ class ShardCache:
             else:  # removed a moment ago
                 yield None
         finally:
-            os.close(handle)
+            lease.unlock(handle)
 
     def make(
         self, name: str, size: int, write: Callable[[Path], None], rank: int = 0, keep: Collection[str] | None = None
@@ -131,7 +131,7 @@ class ShardCache:
                     claim.unlink(missing_ok=True)
                 return
             finally:
-                os.close(handle)
+                lease.unlock(handle)
 
     def _reserved(self, name: str, claim: int, size: int, rank: int, keep: Collection[str] | None) -> bool:
         """Whether there is space for a shard now; it is then reserved."""
@@ -188,7 +188,7 @@ class ShardCache:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(handle)
+            lease.unlock(handle)
 
     def _check(self, name: str, size: int) -> None:
         try:
@@ -224,7 +224,7 @@ def _remove(path: Path) -> int:
     except OSError:
         return 0
     finally:
-        os.close(handle)
+        lease.unlock(handle)
 
 
 def _abandoned(claim: Path) -> bool:
@@ -238,4 +238,4 @@ def _abandoned(claim: Path) -> bool:
     except OSError:
         return False
     finally:
-        os.close(handle)
+        lease.unlock(handle)

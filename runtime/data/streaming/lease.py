@@ -22,7 +22,7 @@ class Lease:
         folder.mkdir(parents=True, exist_ok=True)
         self.handle = _locked(self.path)
         while not os.fstat(self.handle).st_nlink:  # taken for a dead one before it was locked
-            os.close(self.handle)
+            unlock(self.handle)
             self.handle = _locked(self.path)
 
     def write(
@@ -47,7 +47,7 @@ class Lease:
     def end(self) -> None:
         """Give everything back."""
         self.path.unlink(missing_ok=True)
-        os.close(self.handle)
+        unlock(self.handle)
 
 
 def needed(folder: Path) -> tuple[dict[str, int], set[str]]:
@@ -66,6 +66,12 @@ def needed(folder: Path) -> tuple[dict[str, int], set[str]]:
             soon[name] = min(place, soon.get(name, place))
         lasting |= set(names) - set(found.get("ending", ()))
     return soon, soon.keys() - lasting
+
+
+def unlock(handle: int) -> None:
+    """Close a locked file. A worker process that was forked meanwhile has the lock too, so closing alone would not end it."""
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def _locked(path: Path) -> int:
@@ -92,5 +98,5 @@ def _is_dead(path: Path) -> bool:
         except OSError:
             return False
         finally:
-            os.close(handle)
+            unlock(handle)
     return True
