@@ -80,7 +80,8 @@ class ShardCache:
             name: of the shard.
             size: bytes that making it takes at most.
             write: writes the shard to a path.
-            rank: how soon it is needed, 0 at once: what is needed later makes room for it.
+            rank: how soon it is needed, 0 at once: what is needed later makes room for it. A batch reads its shards in
+                this order.
             keep: what must stay; it is then given up where there is no space. None to wait for space.
 
         Returns:
@@ -154,10 +155,10 @@ class ShardCache:
             with contextlib.suppress(FileNotFoundError):
                 if name not in soon:
                     found.append((0, path.stat().st_mtime, path))
-                elif keep is None and name in ending:
-                    found.append((1, soon[name], path))
                 elif soon[name] > rank and name not in (keep or ()):  # what is needed last goes first
                     found.append((2, -soon[name], path))
+                elif keep is None and soon[name] < rank:  # the batch has read it already; others may come to it again
+                    found.append((1 if name in ending else 3, -soon[name], path))
         free = 0
         for _, _, path in sorted(found):
             if free >= needed:

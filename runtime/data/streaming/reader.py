@@ -127,7 +127,7 @@ class ShardReader:
             whole = self.beside(shard)
             write = partial(self._made, found, local, room)
             try:
-                rank = 0 if urgent else self.ranks.get(shard, 0)
+                rank = self.ranks.get(shard, 0)
                 keep = None if urgent else [self.name(each) for each in list(self.ranks)]
                 return self.cache.make(name, room + whole, write, rank, keep)
             except OutgrownError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from runtime.data.dataset import Batch
 from runtime.data.load import load
 from runtime.data.loader.batches import Batches
+from runtime.distributed.batch_parts import BatchParts
 from runtime.distributed.ranks import Ranks
 from runtime.errors import DrivetrainError
 from runtime.job_spec import load as job_spec
@@ -34,7 +35,7 @@ def main() -> int:
         job = job_spec.load(Path(path))
         data = load(job)
         batches = Batches(data.train, job.train.batch, job.train.seed, data.order)
-        batches.workers, batches.shard = workers, Ranks(rank, count).shard
+        batches.workers, batches.shard = workers, BatchParts(Ranks(rank, count), count, job.train.batch).shard
         for number, batch in enumerate(batches.epoch(epoch, start), start):
             print(number, digest(batch), ",".join(map(str, batch.ids.tolist())), flush=True)
             time.sleep(pause)
