@@ -222,7 +222,9 @@ class Dataset:
     shards: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
     """Size and stamp of streamed shards, by the key that names them and by their names."""
     content: Callable[[], dict[str, str]] = dict
-    """Digests of arrays that a Python program passed in, by split; computing them takes about a second per GB."""
+    """Digests of arrays that a Python program passed in, by split, or of what is known of the rows of shards, by spec key;
+    computing them takes about a second per GB.
+    """
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """Results computed once from the samples: activations of a frozen prefix, or a copy on the GPU."""
 

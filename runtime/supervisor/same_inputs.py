@@ -30,10 +30,27 @@ def changed(run: Path, job: Job, free: Collection[str] = ()) -> str:
             name = next((name for name, _ in fingerprint.changed(base, recorded[key]["rows"])), None)
             if name:
                 return str(base / name)
+    if shard := _changed_shard(run, job, free):
+        return shard
     for name, digest in _code(run).items():
         file = job.folder / name
         if not file.is_file() or sha256(file) != digest:
             return str(file)
+    return ""
+
+
+def _changed_shard(run: Path, job: Job, free: Collection[str]) -> str:
+    """A streamed shard that is another one now, or gone; empty if there is none."""
+    for path, text in job.data_paths():
+        key = dotted(path)
+        known = _record(run, "shards").get(key)
+        if known is None or key in free:
+            continue
+        from runtime.data.streaming import open_stream
+
+        found = {shard.name: shard.recorded() for shard in open_stream.open_store(job, text, key).shards()}
+        if name := next((name for name in sorted(known.keys() | found) if known.get(name) != found.get(name)), None):
+            return f"{text}/{name}"
     return ""
 
 
@@ -61,14 +78,19 @@ def _contents(run: Path, free: Collection[str]) -> dict[str, object]:
         for key, entry in _data(run).items()
         if key.startswith("data.") and key not in free
     }
+    data |= {key: row for key, row in _record(run, "arrays").items() if key.startswith("data.") and key not in free}
     return {"data": data, "code": _code(run)}
 
 
 def _data(run: Path) -> dict[str, Any]:
     """The files that a run was trained with, by spec key; empty if they are not recorded."""
+    return _record(run, "files")
+
+
+def _record(run: Path, part: str) -> dict[str, Any]:
     record = read_json(run / "data.json")
-    files = record.get("files") if isinstance(record, dict) else None
-    return files if isinstance(files, dict) else {}
+    found = record.get(part) if isinstance(record, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _code(run: Path) -> dict[str, str]:

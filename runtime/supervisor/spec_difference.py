@@ -19,6 +19,7 @@ FREE = (
     "checkpoint.keep",
     "checkpoint.notice",
     "checkpoint.copy_to",
+    "data.stream.cache",
     "train.max_time",
     "optimize.loader_workers",
     "environment",

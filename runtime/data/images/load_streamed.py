@@ -114,6 +114,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
         ],
         facts={"stream": {"shards": len(train.index.shards), "streams": order.streams, "window": order.window}},
         shards={source.key: source.index.recorded() for source in sources},
+        content=lambda: {source.key: source.index.digest() for source in sources},
     )
 
 

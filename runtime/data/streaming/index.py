@@ -60,6 +60,19 @@ class Index:
         number = int(self.shard_of(np.array([row]))[0])
         return f"{self.shards[number].name} sample {row - int(self.starts[number]) + 1}"
 
+    def digest(self) -> str:
+        """SHA-256 of names and sizes of the shards and of what is known about each row; equal on all machines."""
+        import pyarrow
+
+        found = hashlib.sha256(json.dumps([[shard.name, shard.size] for shard in self.shards]).encode())
+        found.update(self.sizes.tobytes())
+        table = self.rows.combine_chunks().replace_schema_metadata(None)
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        found.update(sink.getvalue())
+        return found.hexdigest()
+
     def recorded(self) -> dict[str, str]:
         """Size and stamp of each shard, by name, as the run stores them."""
         return {shard.name: shard.recorded() for shard in self.shards}

@@ -1,0 +1,60 @@
+"""Runs that are counted together, reproduced or spread over machines had the same shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime.data.load import load
+from runtime.job import Job
+from runtime.supervisor import provenance, same_inputs
+from runtime.supervisor.spec_difference import difference, spec_text
+from tests.data.streaming import shards
+
+
+def recorded(folder: Path, job: Job) -> Path:
+    """A run folder with what a run records of its data."""
+    data = load(job)
+    folder.mkdir(parents=True)
+    (folder / "data.json").write_text(json.dumps({"files": {}, "arrays": data.content(), "shards": data.shards}))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Path, suffix: str) -> None:
+    """`repeat`, `sweep` and `reproduce` saw no files at all."""
+    place = shards.folder(tmp_path / "p", suffix)
+    job = shards.job(tmp_path / "a", place)
+    one = recorded(tmp_path / "one", job)
+    assert same_inputs.changed(one, job) == ""
+    before = provenance._data(one)
+    assert list(before) == ["data.train"]
+    shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
+    shutil.copyfile(tmp_path / f"other/0000{suffix}", place / f"0000{suffix}")
+    assert same_inputs.changed(one, job) == f"{place}/0000{suffix}"
+    two = recorded(tmp_path / "two", job)
+    assert provenance._data(two) != before
+    with pytest.raises(same_inputs.CheckpointError, match="trained with other data"):
+        same_inputs.check({"one": one, "two": two})
+
+
+def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:
+    place = shards.folder(tmp_path / "p")
+    one = load(shards.job(tmp_path / "a", place)).content()
+    shutil.copytree(place, tmp_path / "q")
+    for file in (tmp_path / "q").iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert load(shards.job(tmp_path / "b", tmp_path / "q")).content() == one
+
+
+def test_the_cache_may_be_another_one_when_a_run_resumes(tmp_path: Path) -> None:
+    """It changes no bit, and the advice to raise it was refused."""
+    place = shards.folder(tmp_path / "p")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/job.yaml").write_text(spec_text(shards.job(tmp_path / "a", place)))
+    assert difference(tmp_path / "r", shards.job(tmp_path / "a", place, stream="cache: 40g")) == []
+    assert difference(tmp_path / "r", shards.job(tmp_path / "a", place, window=3)) != []
