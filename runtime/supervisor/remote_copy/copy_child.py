@@ -10,8 +10,9 @@ from pathlib import Path
 
 from runtime.errors import Busy, Stopped, StorageError
 from runtime.storage.remote_address import RemoteAddress
-from runtime.system import signals
+from runtime.system import file_lock, signals
 from runtime.system.console import say
+from runtime.system.files import storage_error
 
 REST = 120.0
 """Seconds in which nothing moves after which a copy of a finished run has failed."""
@@ -21,6 +22,32 @@ AT_ONCE_REST = 3.0
 """The same for one whose user does not want to wait."""
 AFTERWARDS = 3.0
 """Seconds after that until the process is killed."""
+LOCK = ".lock-copy"
+"""Of the run folder: held by the process as long as it lives, which may be longer than the run does."""
+PREVIOUS = 30.0
+"""Seconds for the rest of a process whose run was killed."""
+
+
+def wait_for_previous(run: Path) -> None:
+    """Wait until no process of an earlier start copies this folder.
+
+    Raises:
+        Busy: if one still does after a while.
+        StorageError: if the folder cannot be written.
+    """
+    os.close(_locked(run, PREVIOUS))
+
+
+def _locked(run: Path, patience: float) -> int:
+    try:
+        handle = file_lock.acquire(run / LOCK, patience)
+    except OSError as error:
+        raise storage_error(run, error) from None
+    if handle is None:
+        raise Busy(
+            f"{run}: the copy of its last start is still being sent", "one copy at a time", "wait for it, and try again"
+        )
+    return handle
 
 
 class CopyChild:
@@ -29,6 +56,7 @@ class CopyChild:
     def __init__(self, run: Path, address: RemoteAddress, keep: int) -> None:
         self.run = run
         self.address = address
+        lock = _locked(run, 0.0)
         # Its own process group: Ctrl-C reaches the run, and this process ends after it.
         self.process = subprocess.Popen(
             [
@@ -43,12 +71,17 @@ class CopyChild:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.PIPE,
             process_group=0,
+            pass_fds=(lock,),
         )
+        os.close(lock)
 
     def cancel(self) -> None:
         """End it at once, for a run whose folder is removed."""
         self.process.kill()
         self.process.wait()
+        if self.process.stdin:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
 
     def finish(self, code: int) -> int:
         """Let it send the rest, and wait for it; returns the exit code of the run.

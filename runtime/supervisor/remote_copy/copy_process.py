@@ -133,6 +133,7 @@ class Copying:
         self._moved = time.monotonic()
 
     def _check(self) -> None:
+        self.lock.check()
         if self.lock.lost:
             raise LostLock
 

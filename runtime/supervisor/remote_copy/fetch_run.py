@@ -11,7 +11,8 @@ from pathlib import Path
 
 from runtime.errors import CheckpointError
 from runtime.storage.object_store import ObjectStore
-from runtime.supervisor.remote_copy.run_copy import CHECKPOINTS, best_of, is_portable, step_of
+from runtime.supervisor.remote_copy.run_copy import best_of, step_of
+from runtime.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
 from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
 from runtime.system.files import make_folder, storage_error, sync_folder
 from runtime.system.units import format_bytes

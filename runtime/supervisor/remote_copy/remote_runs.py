@@ -14,13 +14,14 @@ from runtime.storage.object_store import ObjectStore
 from runtime.storage.remote_address import RemoteAddress, parse
 from runtime.storage.store_errors import RemoteError, Trouble
 from runtime.supervisor import run_folder
-from runtime.supervisor.remote_copy import copy_record, fetch_run, run_copy
-from runtime.supervisor.remote_copy.copy_child import CopyChild
+from runtime.supervisor.remote_copy import copy_record, fetch_run, run_copy, run_files
+from runtime.supervisor.remote_copy.copy_child import CopyChild, wait_for_previous
 from runtime.supervisor.remote_copy.copy_record import CopyRecord
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
 from runtime.system.console import say
 from runtime.system.files import parse_json
 from runtime.tracking.event_log import EventLog
+from runtime.training.checkpoints.manifest import verify
 
 
 class RemoteRuns:
@@ -79,9 +80,9 @@ class RemoteRuns:
         """
         known = copy_record.of_folder(run)
         if run.name not in self._locks:
-            if run.name in self.names:
-                self._check_same(ObjectStore(self.address / run.name), run)
             self._acquire(run.name, run)
+            # With the lock, and whatever was listed: another machine may have trained this run to its end meanwhile.
+            self._check_same(ObjectStore(self.address / run.name), run)
         CopyRecord(known.run if known else copy_record.new_id(), str(self.address / run.name), self.writer).write(run)
         self._held.close()
         self._locks.pop(run.name)
@@ -119,7 +120,9 @@ class RemoteRuns:
         return _number(self.names[-1]) if self.names else 0
 
     def _acquire(self, name: str, folder: Path) -> None:
-        """Take the lock; nobody else trains in the folder of this disk, so its last writer has ended."""
+        """Take the lock; nobody else trains in the folder of this disk, so its last writer has ended or does soon."""
+        if folder.is_dir():
+            wait_for_previous(folder)
         known = copy_record.of_folder(folder)
         lock = WriterLock(ObjectStore(self.address / name), self.writer)
         lock.acquire(known.writer if known else None, say)
@@ -199,7 +202,7 @@ def _number(name: str) -> int:
 
 def _status(store: ObjectStore) -> str | None:
     try:
-        found = parse_json(store.get(run_copy.STATE))
+        found = parse_json(store.get(run_files.STATE))
     except RemoteError as error:
         if error.trouble is Trouble.MISSING:
             return None
@@ -215,5 +218,5 @@ def _is_ahead(store: ObjectStore, folder: Path) -> bool:
     if not folder.is_dir():
         return copy_record.FILE in names
     there = max(map(run_copy.step_of, fetch_run.committed(names)), default=-1)
-    here = max((run_copy.step_of(path) for path in folder.glob(f"{run_copy.CHECKPOINTS}/step-*[0-9]")), default=-1)
-    return there > here or _status(store) == "done"
+    here = (path for path in folder.glob(f"{run_files.CHECKPOINTS}/step-*[0-9]") if run_copy.step_of(path) >= there)
+    return (there >= 0 and not any(verify(path) is None for path in here)) or _status(store) == "done"

@@ -6,24 +6,25 @@ A checkpoint without a manifest is no checkpoint, so a copy that was killed anyw
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.storage.object_store import ObjectStore
 from runtime.supervisor.remote_copy.held_checkpoint import held
-from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
+from runtime.supervisor.remote_copy.run_files import (
+    CHECKPOINTS,
+    LARGE,
+    LEFT_OUT,
+    STATE,
+    is_gone,
+    is_portable,
+    small_files,
+    stamp_of,
+)
 from runtime.system.files import parse_json
 from runtime.training.checkpoints.manifest import MANIFEST, verify
 
-CHECKPOINTS = "checkpoints"
-STATE = "state.json"
-LEFT_OUT = (CHECKPOINTS, "ranks", LOCK_FILE)
-"""Of a run folder: copied in another way, of no use elsewhere, or not ours."""
-LARGE = 64 << 20
-"""Bytes from which a file is not read as a whole."""
-_PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 _STEP = re.compile(r"step-\d+")
 
 
@@ -55,6 +56,8 @@ class RunCopy:
         self._best: dict[str, str | None] = {}
         self._pruned = ""
         """The checkpoint whose older ones were removed."""
+        self._cleaned = False
+        """Whether files were removed that this folder does not have."""
 
     def send(self) -> None:
         """Bring the copy up to date; the state of the run comes last, so a finished copy is complete.
@@ -69,6 +72,8 @@ class RunCopy:
             self._step(newest)
         if newest and newest.name in self.up and newest.name != self._pruned:
             self._prune(newest.name)
+            if newest.name not in self.up:
+                return  # the next call sends it again, and then the state
             self._pruned = newest.name
         if state is not None and (stamp := (len(state), hash(state), 0)) != self._stamps.get(STATE):
             self.check()
@@ -93,7 +98,7 @@ class RunCopy:
         """What is not in the store as it is here."""
         newest = self.newest()
         steps = [newest.name] if newest and newest.name not in self.up else []
-        return steps + [name for name, path in self._small() if self._stamps.get(name) != _stamp(path)]
+        return steps + [name for name, path in small_files(self.run) if self._stamps.get(name) != stamp_of(path)]
 
     def has_last_checkpoint(self) -> bool:
         """Whether a run that was stopped can be resumed from the store without a loss."""
@@ -119,6 +124,9 @@ class RunCopy:
         """Copy one checkpoint; its manifest makes it one."""
         place = f"{CHECKPOINTS}/{name}"
         self.check()
+        if self._is_there(folder, place):
+            self.up.add(name)
+            return
         # One of this name may be there, of a run that went back to an earlier one.
         self.store.delete([f"{place}/{MANIFEST}"])
         for part in sorted(folder.iterdir()):
@@ -131,6 +139,13 @@ class RunCopy:
         self.moved()
         self.up.add(name)
 
+    def _is_there(self, folder: Path, place: str) -> bool:
+        """Whether the store has this very checkpoint, which is the only one perhaps: a resumed run begins with it."""
+        found = {each.name: each.bytes for each in self.store.objects(place)}
+        sizes = {f"{place}/{part.name}": part.stat().st_size for part in folder.iterdir()}
+        manifest = f"{place}/{MANIFEST}"
+        return sizes.items() <= found.items() and self.store.get(manifest) == (folder / MANIFEST).read_bytes()
+
     def _is_up(self, name: str) -> bool:
         if name not in self.up and self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}"):
             self.up.add(name)
@@ -142,6 +157,9 @@ class RunCopy:
         for each in self.store.objects(CHECKPOINTS):
             found.setdefault(each.name.split("/")[1], []).append(each.name)
         whole = [name for name, parts in found.items() if any(part.endswith(f"/{MANIFEST}") for part in parts)]
+        if newest not in whole:  # somebody else has removed it: it is sent again, and nothing is removed before
+            self.up.discard(newest)
+            return
         steps = sorted((n for n in whole if _STEP.fullmatch(n) and step_of(n) <= step_of(newest)), key=step_of)
         kept = set(steps[-max(1, self.keep) :])
         kept |= {best for name in sorted(kept) if (best := self._best_there(name))}
@@ -157,9 +175,12 @@ class RunCopy:
         return self._best[name]
 
     def _files(self) -> None:
-        """Copy the files that have changed, but for the state."""
-        for name, path in self._small():
-            stamp = _stamp(path)
+        """Copy the files that have changed, but for the state; the first time, remove those that are gone."""
+        if not self._cleaned:
+            self._remove_gone()
+            self._cleaned = True
+        for name, path in small_files(self.run):
+            stamp = stamp_of(path)
             if stamp is None or self._stamps.get(name) == stamp:
                 continue
             self.check()
@@ -171,21 +192,16 @@ class RunCopy:
                 self._stamps[name] = stamp
                 self.moved()
 
+    def _remove_gone(self) -> None:
+        for each in self.store.objects():
+            ours = is_portable(each.name) and each.name.split("/")[0] not in (*LEFT_OUT, STATE)
+            if ours and (self.run / "job.yaml").is_file() and is_gone(self.run / each.name):
+                self.check()
+                self.store.delete([each.name])
+
     def _part(self) -> None:
         self.check()
         self.moved()
-
-    def _small(self) -> Iterator[tuple[str, Path]]:
-        """Name and path of the files of the folder that are copied as they are, without the state."""
-        for folder, folders, names in os.walk(self.run):
-            here = Path(folder).relative_to(self.run)
-            out = LEFT_OUT if here == Path() else ()
-            folders[:] = sorted(name for name in folders if is_portable(name) and name not in out)
-            for name in sorted(names):
-                path = Path(folder) / name
-                kept = is_portable(name) and name not in out and (here / name) != Path(STATE)
-                if kept and not path.is_symlink() and path.is_file():
-                    yield (here / name).as_posix(), path
 
     def _content(self, name: str) -> bytes | None:
         try:
@@ -207,11 +223,6 @@ def best_of(folder: Path) -> str | None:
         return None
 
 
-def is_portable(name: str) -> bool:
-    """Whether a name may be written to a store, or be taken from one: none is hidden, none leads out of the folder."""
-    return all(_PART.fullmatch(part) for part in name.split("/"))
-
-
 def discard(store: ObjectStore) -> None:
     """Remove the copy of a run in which nothing was trained."""
     store.delete([each.name for each in store.objects()])
@@ -223,12 +234,3 @@ def _best(state: bytes) -> str | None:
         return f"best-{int(best['step'])}" if best["best"] is not None else None
     except (ValueError, LookupError, TypeError):
         return None
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes with the content of a file; None if it is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from runtime.errors import Busy
@@ -38,6 +40,9 @@ class WriterLock:
         """Whether somebody else has taken it."""
         self._tag = ""
         self._beats = 0
+        self._shown = -math.inf
+        """When the lock was ours for sure, by our clock."""
+        self._turn = threading.Lock()
 
     def acquire(self, before: str | None, tell: Callable[[str], None]) -> None:
         """Take the lock, or wait for one that may be stale.
@@ -53,6 +58,7 @@ class WriterLock:
         end = None
         seen = ""
         while True:
+            self._shown = time.monotonic()
             if tag := self.store.create(FILE, self._content()):
                 self._tag = tag
                 return
@@ -85,12 +91,37 @@ class WriterLock:
         Raises:
             RemoteError: if the store gives no answer.
         """
-        if self.lost:
-            return
-        self._beats += 1
-        if tag := self.store.replace(FILE, self._content(), self._tag):
-            self._tag = tag
-        else:
+        with self._turn:
+            self._beat()
+
+    def check(self) -> None:
+        """Make sure that the lock is ours before something is written; notes if it is lost.
+
+        Raises:
+            RemoteError: if it has not been changed for so long that somebody else may take it, and cannot be now.
+        """
+        if not self.lost and self._is_old():
+            # The client takes no request in a thread in which it asks for the next part of an upload.
+            with ThreadPoolExecutor(1) as other:
+                other.submit(self._beat_if_old).result()
+
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._shown > STALE / 2
+
+    def _beat_if_old(self) -> None:
+        with self._turn:
+            if self._is_old():  # else the other thread has done it
+                self._beat()
+
+    def _beat(self) -> None:
+        for _ in range(2):
+            if self.lost:
+                return
+            self._beats += 1
+            begun = time.monotonic()
+            if tag := self.store.replace(FILE, self._content(), self._tag):
+                self._tag, self._shown = tag, begun
+                return
             self.adopt()  # an answer that was lost, or somebody else
 
     @contextlib.contextmanager

@@ -1,0 +1,247 @@
+"""The copy in the store may be the only good one: nothing takes it away, neither a resume nor a writer cut off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime.errors import Busy, CheckpointError
+from runtime.storage.remote_address import parse
+from runtime.storage.store_errors import RemoteError
+from runtime.supervisor.remote_copy import copy_child, writer_lock
+from runtime.supervisor.remote_copy.copy_child import CopyChild
+from runtime.supervisor.remote_copy.copy_process import Copying
+from runtime.supervisor.remote_copy.copy_record import CopyRecord, of_store
+from runtime.supervisor.remote_copy.fetch_run import fetch_run
+from runtime.supervisor.remote_copy.remote_runs import RemoteRuns
+from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy
+from runtime.supervisor.remote_copy.writer_lock import WriterLock
+from runtime.system import file_lock
+from runtime.training.checkpoints.manifest import verify
+from tests.object_store import FaultyStore, moto
+from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, faulty_store, opened, state, there
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[FaultyStore]:
+    with faulty_store(server) as found:
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return a_run(tmp_path / "runs" / "parts-001")
+
+
+def runs_at(folder: Path, place: str) -> RemoteRuns:
+    job = SimpleNamespace(name="parts", checkpoint=SimpleNamespace(keep=2))
+    return RemoteRuns(folder, cast(Any, job), parse(f"s3://bucket/{place}"))
+
+
+def recorded(run: Path, place: str, identity: str = "one", writer: str = "a") -> Path:
+    CopyRecord(identity, f"s3://bucket/{place}/{run.name}", writer).write(run)
+    return run
+
+
+def locked(place: str, writer: str, before: str | None = None) -> WriterLock:
+    lock = WriterLock(opened(place), writer)
+    lock.acquire(before, print)
+    return lock
+
+
+def tags(place: str, below: str = "") -> list[tuple[str, str]]:
+    return [(each.name, each.tag) for each in opened(place).objects(below)]
+
+
+def changes(proxy: FaultyStore) -> list[tuple[str, str]]:
+    return [each for each in proxy.seen if each[0] != "GET" and each[0] != "HEAD" and "checkpoints" in each[1]]
+
+
+def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    checkpoint(run, "best-50")
+    checkpoint(run, "step-100", best=50)
+    RunCopy(opened("resume"), run, 1).send()
+    fetch_run(opened("resume"), tmp_path / "elsewhere", print)
+    proxy.seen.clear()
+    copy = RunCopy(opened("resume"), tmp_path / "elsewhere", 1)
+    copy.send()
+    assert changes(proxy) == []
+    assert copy.missing() == []
+
+
+@pytest.mark.parametrize("part", ["MANIFEST.json", "model.safetensors"])
+def test_a_copy_that_differs_is_sent_again(proxy: FaultyStore, run: Path, tmp_path: Path, part: str) -> None:
+    place = f"differs-{part[:5].lower()}"
+    checkpoint(run, "step-100")
+    RunCopy(opened(place), run, 1).send()
+    opened(place).put(f"checkpoints/step-100/{part}", b"{}")
+    RunCopy(opened(place), run, 1).send()
+    fetch_run(opened(place), tmp_path / "elsewhere", print)
+    assert verify(tmp_path / "elsewhere" / "checkpoints" / "step-100") is None
+
+
+def test_a_run_that_another_machine_finished_meanwhile_is_not_written_over(
+    proxy: FaultyStore, run: Path, tmp_path: Path
+) -> None:
+    ours = runs_at(run.parent, "race")
+    assert ours.names == []
+    other = recorded(a_run(tmp_path / "elsewhere" / "parts-001"), "race", "two", "b")
+    checkpoint(other, "step-900")
+    state(other, "done")
+    lock = locked("race/parts-001", "b")
+    RunCopy(opened("race/parts-001"), other, 2).send()
+    lock.release()
+    try:
+        with pytest.raises(CheckpointError, match="two different runs"):
+            ours.begin(run)
+    finally:
+        if ours.child:
+            ours.child.cancel()
+        ours.leave()
+    record = of_store(opened("race/parts-001"))
+    assert record is not None
+    assert record.run == "two"
+    assert not opened("race/parts-001").exists(writer_lock.FILE)
+
+
+def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(proxy: FaultyStore, run: Path) -> None:
+    recorded(run, "hidden")
+    path = checkpoint(run, "step-100")
+    RunCopy(opened("hidden/parts-001"), run, 1).send()
+    (path / "model.safetensors").write_bytes(b"x")
+    ours = runs_at(run.parent, "hidden")
+    ours.continue_last()
+    ours.leave()
+    assert verify(path) is None
+
+
+def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path) -> None:
+    recorded(run, "good")
+    path = checkpoint(run, "step-100")
+    RunCopy(opened("good/parts-001"), run, 1).send()
+    number = path.stat().st_ino
+    ours = runs_at(run.parent, "good")
+    ours.continue_last()
+    ours.leave()
+    assert path.stat().st_ino == number
+
+
+def test_a_writer_that_was_cut_off_asks_before_it_writes(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(run, "step-100")
+    first = Copying(run, opened("zombie"), 1, "a")
+    first.lock.acquire(None, print)
+    assert first.attempt()
+    locked("zombie", "b", before="a")
+    before = tags("zombie")
+    checkpoint(run, "step-200")
+    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    with pytest.raises(LostLock):
+        first.attempt()
+    assert tags("zombie") == before
+
+
+def test_a_lock_that_cannot_be_shown_is_not_written_under(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locked("unshown", "a")
+    proxy.seen.clear()
+    lock.check()
+    assert proxy.seen == [], "one that was shown a moment ago is not asked for"
+    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    proxy.away = True
+    with pytest.raises(RemoteError):
+        lock.check()
+    proxy.away = False
+    lock.check()
+    assert not lock.lost
+
+
+def test_the_lock_is_shown_between_the_parts_of_an_upload(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(run, "step-100", size=20_000_000)
+    copying = Copying(run, opened("parts"), 1, "a")
+    copying.lock.acquire(None, print)
+    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    assert copying.attempt()
+    writes = [path.partition("?")[0].rpartition("/")[2] for method, path in proxy.seen if method == "PUT"]
+    first, last = (find(i for i, name in enumerate(writes) if name == "model.safetensors") for find in (min, max))
+    assert writer_lock.FILE in writes[first:last]
+
+
+def test_a_checkpoint_that_somebody_removed_is_sent_again(proxy: FaultyStore, run: Path) -> None:
+    copy = RunCopy(opened("removed"), run, 1)
+    checkpoint(run, "step-100")
+    copy.send()
+    checkpoint(run, "step-200")
+    with_removal(copy, lambda: opened("removed").delete(["checkpoints/step-200/MANIFEST.json"]))
+    copy.send()
+    assert there(opened("removed")) == ["step-100"], "nothing is removed for one that is not there"
+    assert copy.missing() == ["step-200"]
+    copy.send()
+    assert there(opened("removed")) == ["step-200"]
+    assert copy.missing() == []
+
+
+def with_removal(copy: RunCopy, remove: Callable[[], None]) -> None:
+    """Let another writer remove the checkpoint as soon as its manifest is there."""
+    send = copy._checkpoint
+
+    def sent(folder: Path, name: str) -> None:
+        send(folder, name)
+        copy._checkpoint = send  # type: ignore[method-assign]
+        remove()
+
+    copy._checkpoint = sent  # type: ignore[method-assign]
+
+
+def test_a_copy_of_the_last_start_is_waited_for(proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_child, "PREVIOUS", 0.3)
+    recorded(run, "previous")
+    ours = runs_at(run.parent, "previous")
+    proxy.away = True
+    child = CopyChild(run, parse("s3://bucket/previous/parts-001"), 1)
+    try:
+        with pytest.raises(Busy, match="still being sent"):
+            ours.begin(run)
+    finally:
+        child.cancel()
+        if ours.child:
+            ours.child.cancel()
+        ours.leave()
+    copy_child.wait_for_previous(run)
+    handle = file_lock.acquire(run / copy_child.LOCK, 0.0)
+    assert handle is not None
+    os.close(handle)
+
+
+def test_a_file_that_was_removed_here_is_removed_there_by_the_next_start(proxy: FaultyStore, run: Path) -> None:
+    (run / "batch_size.json").write_text("{}")
+    checkpoint(run, "step-100")
+    RunCopy(opened("gone"), run, 1).send()
+    locked("gone", "a")
+    (run / "batch_size.json").unlink()
+    before = tags("gone")
+    RunCopy(opened("gone"), run, 1).send()
+    assert {name for name, _ in before} - {name for name, _ in tags("gone")} == {"batch_size.json"}
+
+
+def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) -> None:
+    RunCopy(opened("nothing"), run, 1).send()
+    before = tags("nothing")
+    run.rename(run.with_name("away"))
+    RunCopy(opened("nothing"), run, 1).send()
+    assert tags("nothing") == before
