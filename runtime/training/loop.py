@@ -30,6 +30,9 @@ from runtime.training.run import Run
 from runtime.training.saver import Saver
 from runtime.training.step_records import StepRecords, TrainedStep
 
+ROLLED_BACK = (NotFinite, Fp16Collapse, HalfUpdated)
+"""After these the same process goes on from the last checkpoint."""
+
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
     """Train until the end.
@@ -83,14 +86,24 @@ def _ended(run: Run) -> str | None:
 
 
 def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
-    """Train an epoch from the present counters. A problem of one process is shared with all before the next step."""
-    counters = run.counters
+    """Train an epoch from the present counters."""
     frozen_stage.enter(run)
     frozen_stage.announce(run)
     run.train_mode()
+    batches = run.clock.waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
+    try:
+        _train(run, saver, records, profiler, batches)
+    except ROLLED_BACK:
+        batches.close()  # the traceback keeps them: their workers would live on beside those of the next try
+        raise
+
+
+def _train(
+    run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None, batches: Iterator[Batch]
+) -> None:
+    """Train on some batches. A problem of one process is shared with all before the next step."""
     trouble: BaseException | None = None
     with run.clock.phase("train"):
-        batches = run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch))
         while not run.steps_done() and run.stop_reason is None:
             batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
             _settle(run, records, trouble)
@@ -131,7 +144,7 @@ def _met(work: Callable[..., None], *given: object) -> Exception | None:
     """Call a function; return an error that requires a rollback, so that all processes can agree on it first."""
     try:
         work(*given)
-    except (NotFinite, Fp16Collapse, HalfUpdated) as why:
+    except ROLLED_BACK as why:
         return why
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,15 +50,19 @@ class PhaseTimer:
             self.phases[self.open[-1]] = self.phases.get(self.open[-1], 0.0) + now - self.since
         self.since = now
 
-    def waiting(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Pass items through, and count the time of waiting for each."""
+    def waiting(self, name: str, items: Iterable[Item]) -> Generator[Item]:
+        """Pass items through, and count the time of waiting for each; the source is closed with it."""
         source = iter(items)
-        while True:
-            with self.phase(name):
-                item = next(source, None)
-            if item is None:
-                return
-            yield item
+        try:
+            while True:
+                with self.phase(name):
+                    item = next(source, None)
+                if item is None:
+                    return
+                yield item
+        finally:
+            if isinstance(source, Generator):
+                source.close()
 
 
 def since_start() -> float:

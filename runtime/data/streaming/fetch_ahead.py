@@ -52,23 +52,29 @@ class FetchAhead:
         self.thread = threading.Thread(target=self._run, name="fetch ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch."""
-        self.reader.lease = self.lease
+        """Begin to fetch. What the reader still fetches for batches that were given up ends."""
+        if self.reader.end_ahead:
+            self.reader.end_ahead()
+        self.reader.lease, self.reader.end_ahead = self.lease, self.end
         self._look_ahead()
         self.thread.start()
 
     def advance(self, batches: int) -> None:
         """Tell how many batches were used."""
+        if self.ended.is_set():
+            return
         self.position = batches
         self._look_ahead()
         self.changed.set()
 
     def end(self) -> None:
         """Stop, and give back what was kept."""
+        if self.ended.is_set():
+            return
         self.ended.set()
         self.changed.set()
         self.thread.join()
-        self.reader.lease, self.reader.ranks = None, {}
+        self.reader.lease, self.reader.end_ahead, self.reader.ranks = None, None, {}
         self.lease.end()
 
     def _run(self) -> None:

@@ -47,10 +47,10 @@ def fetching(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[Callable[[i
         reader: of the shards.
         groups: rows of the index of each batch.
     """
-    ahead = FetchAhead(reader, groups) if reader.cached() and reader.lease is None else None
-    if ahead is None:
+    if not reader.cached():
         yield lambda count: None
         return
+    ahead = FetchAhead(reader, groups)
     ahead.start()
     try:
         yield ahead.advance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,12 +65,14 @@ class ShardReader:
     """What is fetched ahead; None if nothing is."""
     ranks: Mapping[int, int] = field(default_factory=dict)
     """How soon shards are needed, as far as it is known: 0 is at once."""
+    end_ahead: Callable[[], None] | None = None
+    """Ends what fetches ahead."""
     owner: int = field(default_factory=os.getpid)
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes in the cache, by shard, as far as they are known."""
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"lease": None}
+        return self.__dict__ | {"lease": None, "end_ahead": None}
 
     def read(self, rows: Ids) -> list[bytes]:
         """The bytes of these rows of the index, in their order.
