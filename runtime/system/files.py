@@ -122,6 +122,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of a file survive a power loss."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def reserve(file: IO[bytes], size: int, folder: Path) -> None:
     """Allocate disk space for a file that will be memory-mapped: once it is mapped, a full disk kills the process.
 

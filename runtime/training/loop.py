@@ -98,9 +98,7 @@ def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
         raise
 
 
-def _train(
-    run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None, batches: Iterator[Batch]
-) -> None:
+def _train(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None, batches: Iterator[Batch]) -> None:
     """Train on some batches. A problem of one process is shared with all before the next step."""
     trouble: BaseException | None = None
     with run.clock.phase("train"):

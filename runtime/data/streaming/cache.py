@@ -2,7 +2,7 @@
 
     <name>.rows      a shard that can be read; locked (shared) while it is read, touched with each use
     <name>.part      the claim of whoever makes one: locked by its maker, as large as the space that it reserves
-    <name>.new       what is being written
+    <name>.new       what is being written; <name>.whole: what it is unpacked from
     <id>.lease       the shards that a run needs soon, in the order of need; locked while the run lives
     lock             held for a moment to reserve space
 
@@ -22,14 +22,14 @@ from pathlib import Path
 
 from runtime.data.streaming import lease
 from runtime.errors import StorageError
-from runtime.system.files import storage_error
+from runtime.system.files import make_folder, storage_error, sync_file
 from runtime.system.units import format_bytes
 
 WAIT = 0.05
 """Seconds between two looks whether there is space."""
 PATIENCE = 300.0
 """Seconds for which a full cache is waited for: all shards are being read at every look."""
-READY, CLAIM, NEW = ".rows", ".part", ".new"
+READY, CLAIM, NEW, WHOLE = ".rows", ".part", ".new", ".whole"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ class ShardCache:
     def has(self, name: str) -> bool:
         """Whether a shard is there; it may be removed at any moment."""
         return self.path(name).exists()
+
+    def drop(self, name: str) -> None:
+        """Remove a shard that is damaged."""
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(self.folder, error) from None
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
@@ -103,6 +110,7 @@ class ShardCache:
                 new = self.folder / f"{name}{NEW}"
                 try:
                     write(new)
+                    sync_file(new)  # or a power loss leaves the name without the content
                     os.replace(new, self.path(name))
                 except OSError as error:
                     raise storage_error(self.folder, error) from None
@@ -118,7 +126,7 @@ class ShardCache:
             if self.has(name):
                 yield None
                 return
-            handle = os.open(claim, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = self._open(claim)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 if not os.fstat(handle).st_nlink:  # its maker is done, and a new claim is another file
@@ -181,21 +189,21 @@ class ShardCache:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """The lock of the whole cache."""
-        try:
-            handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise storage_error(self.folder, error) from None
+        handle = self._open(self.folder / "lock")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             lease.unlock(handle)
 
-    def _check(self, name: str, size: int) -> None:
+    def _open(self, path: Path) -> int:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise storage_error(self.folder, error) from None
+
+    def _check(self, name: str, size: int) -> None:
+        make_folder(self.folder)
         if size > self.limit:
             raise StorageError(
                 f"data.stream.cache is {format_bytes(self.limit)}, and one shard takes {format_bytes(size)}",
@@ -233,8 +241,8 @@ def _abandoned(claim: Path) -> bool:
     handle = os.open(claim, os.O_RDWR)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        claim.with_suffix(NEW).unlink(missing_ok=True)
-        claim.unlink(missing_ok=True)
+        for suffix in (NEW, WHOLE, CLAIM):
+            claim.with_suffix(suffix).unlink(missing_ok=True)
         return True
     except OSError:
         return False

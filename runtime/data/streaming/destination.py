@@ -12,7 +12,7 @@ from runtime.errors import SpecError
 from runtime.storage.object_store import ObjectStore
 from runtime.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 from runtime.storage.store_errors import RemoteError, Trouble
-from runtime.system.files import make_folder, storage_error, sync_folder
+from runtime.system.files import make_folder, storage_error, sync_file, sync_folder
 
 
 class Destination(Protocol):
@@ -55,8 +55,7 @@ class LocalFolder:
         new = self.path / f".{name}.writing"
         try:
             shutil.copyfile(file, new)
-            with new.open("rb+") as opened:
-                os.fsync(opened.fileno())
+            sync_file(new)
             os.replace(new, self.path / name)
             sync_folder(self.path)
         except OSError as error:

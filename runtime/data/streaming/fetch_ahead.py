@@ -5,6 +5,7 @@ A shard that is fetched ahead takes the place of one that nobody needs, or that 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.reader import ShardReader
-from runtime.errors import DrivetrainError
+from runtime.errors import DrivetrainError, StorageError
 
 AT_ONCE = 4
 """Shards that are fetched at the same time."""
@@ -101,10 +102,20 @@ class FetchAhead:
         try:
             future.result()
             self.failed.pop(shard, None)
-        except DrivetrainError as error:
-            self.failed[shard] = time.monotonic(), error
+        except Exception as error:  # whatever it is: this thread must live, and no worker wait for ever
+            self.failed[shard] = time.monotonic(), self._told(shard, error)
         if before or self.failed:
-            self._write()
+            with contextlib.suppress(StorageError):  # the next one may be written, and the main process meets it
+                self._write()
+
+    def _told(self, shard: int, error: Exception) -> DrivetrainError:
+        if isinstance(error, DrivetrainError):
+            return error
+        return StorageError(
+            f"shard {self.reader.index.shards[shard].address} cannot be read into the cache: {type(error).__name__}: {error}",
+            "a whole shard, and a cache that can be written",
+            "write or copy the shard again; optimize.loader_workers: 0 shows where it fails",
+        )
 
     def _write(self) -> None:
         errors = {

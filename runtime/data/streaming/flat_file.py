@@ -44,6 +44,12 @@ def read(handle: int, rows: Sequence[int]) -> list[bytes]:
     return found
 
 
+def is_whole(handle: int, rows: int) -> bool:
+    """Whether an open file ends as one with so many rows does; a power loss may leave it empty, cut off or as zeros."""
+    table = os.fstat(handle).st_size - overhead(rows)
+    return table >= 0 and _numbers(handle, table + rows * NUMBER.itemsize, 2).tolist() == [table, rows]
+
+
 def whole(handle: int, size: int, offset: int) -> bytes:
     """All bytes of a part of an open file; fewer only at its end."""
     data = os.pread(handle, size, offset)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.data.stateless_random import Ids
+from runtime.data.streaming import local_store
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.shard import Shard, ShardStore
 from runtime.errors import DataError
-from runtime.system.files import storage_error
+from runtime.system.files import storage_error, sync_file
 from runtime.system.version import VERSION
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str
 
     shards, tables, made = store.shards(), [], 0
     for shard in shards:
-        path = cache.folder / f"{digest([shard.address, shard.recorded(), *purpose])}{SUFFIX}"
+        path = cache.folder / f"{digest([shard.address, shard.known_by(), *purpose])}{SUFFIX}"
         known = _stored(path)
         if known is None:
             known = _looked(store, cache, look, shard)
@@ -126,13 +127,16 @@ def digest(parts: Iterable[object]) -> str:
 def _looked(store: ShardStore, cache: ShardCache, look: Look, shard: Shard) -> pyarrow.Table:
     """Read a shard, where it is or in the cache."""
     if file := store.local(shard):
+        local_store.check_content(shard)
         return look(file, shard)
-    name = digest([shard.address, shard.recorded(), "whole"])
+    name = digest([shard.address, shard.known_by(), "whole"])
     while True:
         cache.make(name, shard.size, lambda path: store.fetch(shard, path))
         with cache.reading(name) as handle:
-            if handle is not None:
+            if handle is not None and os.fstat(handle).st_size == shard.size:
                 return look(cache.path(name), shard)
+            if handle is not None:  # damaged by a power loss
+                cache.drop(name)
 
 
 def _stored(path: Path) -> pyarrow.Table | None:
@@ -152,6 +156,7 @@ def _store(path: Path, table: pyarrow.Table) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with OSFile(str(new), "wb") as file, ipc.new_file(file, table.schema) as out:
             out.write_table(table)
+        sync_file(new)
         os.replace(new, path)
     except OSError as error:
         raise storage_error(path.parent, error) from None

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.system.files import storage_error
+
 SUFFIX = ".lease"
 
 
@@ -19,11 +21,14 @@ class Lease:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.handle = _locked(self.path)
-        while not os.fstat(self.handle).st_nlink:  # taken for a dead one before it was locked
-            unlock(self.handle)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
             self.handle = _locked(self.path)
+            while not os.fstat(self.handle).st_nlink:  # taken for a dead one before it was locked
+                unlock(self.handle)
+                self.handle = _locked(self.path)
+        except OSError as error:
+            raise storage_error(folder, error) from None
 
     def write(
         self, names: Sequence[str], ending: Sequence[str] = (), errors: Mapping[str, Sequence[str]] | None = None
@@ -34,11 +39,17 @@ class Lease:
             names: of shards, in the order of need.
             ending: those that no batch after the present one needs.
             errors: why some of them cannot be had.
+
+        Raises:
+            StorageError: if it cannot be written.
         """
         text = json.dumps({"names": list(names), "ending": list(ending), "errors": dict(errors or {})}).encode()
         # A new file would have no lock. A reader that sees it half written skips it, which costs a fetch at most.
-        os.truncate(self.handle, 0)
-        os.pwrite(self.handle, text, 0)
+        try:
+            os.truncate(self.handle, 0)
+            os.pwrite(self.handle, text, 0)
+        except OSError as error:
+            raise storage_error(self.path.parent, error) from None
 
     def error(self, name: str) -> list[str]:
         """Kind and parts of the error of a shard; empty if there is none."""

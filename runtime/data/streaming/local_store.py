@@ -11,7 +11,7 @@ from runtime.data.formats import shards as tables
 from runtime.data.streaming import shard_list
 from runtime.data.streaming.shard import KINDS, SUFFIXES, Shard
 from runtime.errors import DataError
-from runtime.system.files import storage_error
+from runtime.system.files import sha256, storage_error
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,20 @@ def check(shard: Shard) -> None:
         raise changed(shard, "has changed since it was indexed")
 
 
+def check_content(shard: Shard) -> None:
+    """Check a local shard against the hash that a list has of it.
+
+    Raises:
+        DataError: if it has another content.
+    """
+    try:
+        other = bool(shard.sha256) and sha256(Path(shard.address)) != shard.sha256
+    except OSError:
+        raise changed(shard, "cannot be read any more") from None
+    if other:
+        raise changed(shard, f"has another content than {shard_list.NAME} says")
+
+
 def changed(shard: Shard, what: str) -> DataError:
     """The error for a shard that is not what it was."""
     return DataError(
@@ -104,4 +118,5 @@ def _is_shard(file: Path) -> bool:
 def _shard(folder: Path, file: Path) -> Shard:
     seen = file.stat()
     address = os.path.abspath(file)
-    return Shard(os.path.relpath(file, folder), address, seen.st_size, str(seen.st_mtime_ns))
+    place = f"{seen.st_ino} {seen.st_ctime_ns}"
+    return Shard(os.path.relpath(file, folder), address, seen.st_size, str(seen.st_mtime_ns), place=place)

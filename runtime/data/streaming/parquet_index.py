@@ -148,7 +148,21 @@ class ImageRows:
 
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
         """Unpack all images."""
-        flat_file.write(path, limited(rows(file, image_name(file, self.column, shard, self.key)), room))
+        flat_file.write(path, limited(self._rows(file, shard), room))
+
+    def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """The images. What pyarrow says of a damaged page must not be taken for an error of the disk of the cache."""
+        from pyarrow import ArrowException
+
+        column = image_name(file, self.column, shard, self.key)
+        try:
+            yield from rows(file, column)
+        except (ArrowException, OSError) as error:
+            raise _unreadable(shard, self.key, error) from None
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether all images are there."""
+        return flat_file.is_whole(handle, count)
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
         """The encoded images of some rows."""

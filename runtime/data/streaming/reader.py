@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import flat_file, local_store
-from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.cache import WHOLE, ShardCache
 from runtime.data.streaming.index import Index, digest
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.shard import Shard, ShardStore
@@ -40,6 +40,10 @@ class Rows(Protocol):
         Raises:
             OutgrownError: if it takes more than `room` bytes.
         """
+        ...
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether an open file of the cache is all of a shard with `count` rows."""
         ...
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
@@ -103,7 +107,7 @@ class ShardReader:
     def name(self, shard: int) -> str:
         """The name of a shard in the cache."""
         found = self.index.shards[shard]
-        return digest([found.address, found.recorded(), self.rows.unpacked or "whole"])
+        return digest([found.address, found.known_by(), self.rows.unpacked or "whole"])
 
     def size(self, shard: int) -> int:
         """Bytes that a shard takes in the cache, about."""
@@ -142,7 +146,7 @@ class ShardReader:
             self.store.fetch(shard, new)
             self.fetched += shard.size
             return
-        whole = local or new.with_suffix(".whole")
+        whole = local or new.with_suffix(WHOLE)
         try:
             if not local:
                 self.store.fetch(shard, whole)
@@ -168,13 +172,18 @@ class ShardReader:
         name = self.name(shard)
         while True:
             with self.cache.reading(name) as found:
-                if found is not None:
+                if found is not None and self._is_whole(found, shard):
                     yield found
                     return
+                if found is not None:
+                    self.cache.drop(name)
             if self.lease is not None and os.getpid() != self.owner:
                 self._wait(name)
             else:
                 self.fetch(shard, urgent=True)
+
+    def _is_whole(self, handle: int, shard: int) -> bool:
+        return self.rows.is_whole(handle, self.index.shards[shard], int(self.index.sizes[shard]))
 
     def _wait(self, name: str) -> None:
         """In a worker process, which fetches nothing itself: a connection does not survive a fork."""
@@ -196,6 +205,10 @@ class TarRows:
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
         """Never: it stays as it is."""
         raise AssertionError("a tar file is not unpacked")
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether it has the size of the shard."""
+        return os.fstat(handle).st_size == shard.size
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
         """The content of members."""

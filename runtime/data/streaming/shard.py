@@ -25,6 +25,9 @@ class Shard:
     sha256: str = ""
     """Hex digest of the content, if a list of the shards has it."""
 
+    place: str = ""
+    """Inode and time of its last change of any kind, of a file of this machine: a copy has the same size and mtime."""
+
     @property
     def suffix(self) -> str:
         """`.tar` or `.parquet`."""
@@ -33,6 +36,10 @@ class Shard:
     def recorded(self) -> str:
         """Size and stamp, as a run stores them."""
         return f"{self.size} {self.stamp}"
+
+    def known_by(self) -> str:
+        """All that tells its content from another one, for what this machine keeps of it."""
+        return f"{self.recorded()} {self.sha256} {self.place}"
 
 
 class ShardStore(Protocol):

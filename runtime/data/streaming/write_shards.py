@@ -37,6 +37,8 @@ class Image:
     path: str
     label: str
     bytes: int
+    changed: int
+    """Time, in nanoseconds."""
 
 
 def write(source: Path, target: Destination, size: int, seed: int, say: Callable[[str], None]) -> ShardList:
@@ -60,7 +62,7 @@ def write(source: Path, target: Destination, size: int, seed: int, say: Callable
     for note in listing.notes:
         say(note)
     images = [
-        Image(name, label, _size(source / name)) for name, label in zip(listing.names, listing.labels, strict=True)
+        Image(name, label, *_seen(source / name)) for name, label in zip(listing.names, listing.labels, strict=True)
     ]
     order = stateless_random.generator(seed, "shards").permutation(len(images))
     groups = _cut([images[index] for index in order.tolist()], size)
@@ -109,7 +111,7 @@ def _before(target: Destination, source: str) -> dict[str, ListedShard]:
         return {}
     if known.source != source:
         raise DataError(
-            "--to: the shards there are of other images, another size or another seed",
+            "--to: the shards there are of other images, another size or another seed (images with the same names, bytes and times are the same)",
             "an empty place, or one that the same command has begun",
             "choose another place, or remove what is there",
         )
@@ -172,12 +174,14 @@ def _put_list(target: Destination, made: ShardList, folder: Path) -> None:
 
 
 def _digest(images: Sequence[Image], size: int, seed: int) -> str:
-    rows = [[image.path, image.label, image.bytes] for image in images]
+    rows = [[image.path, image.label, image.bytes, image.changed] for image in images]
     return hashlib.sha256(json.dumps([rows, size, seed]).encode()).hexdigest()
 
 
-def _size(path: Path) -> int:
+def _seen(path: Path) -> tuple[int, int]:
+    """Bytes and time of a file."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
+        return found.st_size, found.st_mtime_ns
     except OSError:  # gone since it was listed, or a broken link: it is left out when it is read
-        return 0
+        return 0, 0

@@ -10,6 +10,7 @@ import pytest
 
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.lease import Lease, needed
+from runtime.errors import StorageError
 
 
 def forked() -> int:
@@ -45,3 +46,43 @@ def test_a_lock_ends_although_a_worker_was_forked_under_it(tmp_path: Path, hold:
         signal.alarm(0)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_what_a_killed_fetch_leaves_is_removed(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 1000)
+
+    def killed(path: Path) -> None:
+        path.write_bytes(bytes(10))
+        path.with_suffix(".whole").write_bytes(bytes(600))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        cache.make("a", 900, killed)
+    os.waitpid(child, 0)
+    assert (tmp_path / "a.whole").exists()
+    assert cache.make("b", 900, lambda path: path.write_bytes(bytes(900)) and None)
+    assert {file.name for file in tmp_path.iterdir()} == {"b.rows", "lock"}
+
+
+def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    cache = ShardCache(tmp_path, 1000)
+    cache.make("a", 10, lambda path: path.write_bytes(bytes(10)) and None)
+    assert synced == [cache.path("a").stat().st_ino]
+
+
+def test_a_claim_that_cannot_be_made_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "a.part").mkdir()
+    with pytest.raises(StorageError, match=r"Is a directory"):
+        ShardCache(tmp_path, 1000).make("a", 10, lambda path: None)
+
+
+def test_a_lease_that_cannot_be_written_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    lease = Lease(tmp_path)
+    os.close(lease.handle)
+    lease.handle = os.open(lease.path, os.O_RDONLY)
+    with pytest.raises(StorageError):
+        lease.write(["a"])
+    lease.end()
