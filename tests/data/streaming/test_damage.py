@@ -76,7 +76,7 @@ def test_any_failure_of_a_fetch_reaches_the_workers(
         batches(data, 2)
 
 
-@pytest.mark.parametrize("content", [b"", bytes(5000), b"cut"])
+@pytest.mark.parametrize("content", [b"", bytes(5000), b"cut"], ids=["empty", "zeros", "cut"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
     tmp_path: Path, cache: Path, content: bytes, workers: int
