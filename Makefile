@@ -43,7 +43,7 @@ test: .venv/check ## run all tests, two files at a time; those of the images too
 	@$(python) -m pytest -rs -n 2 --dist loadgroup $(ARGS)
 
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
-	@$(python) -m pytest -m nightly -s tests/faults tests/docker tests/job_spec $(ARGS)
+	@$(python) -m pytest -m nightly -s tests $(ARGS)
 
 test-cgroup2: .venv/check ## run the image tests on a virtual host with cgroup v2 and systemd (root, an hour, 6 GB of disk)
 	@DRIVETRAIN_IMAGES=required scripts/cgroup2-host $(python) -m pytest -rs \

@@ -15,7 +15,7 @@ KEYS = (
         "multi_label, label_separator",
         'did you mean "validation"?'),
     Row("data: {train: data, augment: {flips: true}}", "3:31", "data.augment.flips: unknown key",
-        "known keys: flip, crop_padding, resized_crop, randaugment, color_jitter, erasing, mixup, cutmix",
+        "known keys: flip, crop_padding, resized_crop, randaugment, color_jitter, erasing, mixup, cutmix, views",
         'did you mean "flip"?'),
     Row("data: {train: data, augment: {mixup: {alpa: 0.2}}}", "3:39", "data.augment.mixup.alpa: unknown key",
         "known keys: alpha, probability", 'did you mean "alpha"?'),

@@ -154,9 +154,9 @@ def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     found: list[Batch] = []
     gradients = type(made.step)._gradients
 
-    def spied(self: Any, batch: Batch, over: dict[str, Tensor]) -> Tensor:
+    def spied(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
         found.append(batch)
-        return gradients(self, batch, over)
+        return gradients(self, batch, over, parts)
 
     monkeypatch.setattr(type(made.step), "_gradients", spied)
     fitted(made)

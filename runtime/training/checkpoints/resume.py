@@ -66,6 +66,22 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
+def whole_number(loaded: checkpoint.Loaded, name: str, text: str) -> int:
+    """A number that the identity of a checkpoint holds as text.
+
+    Raises:
+        CheckpointError: if it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise CheckpointError(
+            f"checkpoint {loaded.path}: {name} is {text!r}",
+            "a whole number, as the run wrote it",
+            "restore the checkpoint, or start a new run with --new",
+        ) from None
+
+
 def check_fit(
     loaded: checkpoint.Loaded, state: Mapping[str, object], tensors: Mapping[str, safetensors_file.Tensors]
 ) -> None:

@@ -22,7 +22,7 @@ def collect_state(run: Run) -> dict[str, object]:
         "last": run.last,
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
-        "identity": run.identity,
+        "identity": _without_usual_parts(run.identity),
         **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
         "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
     }
@@ -35,11 +35,12 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         CheckpointError: if it does not contain what this run needs.
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
-    identity = loaded.state["identity"]
-    # Earlier versions had one part for each process.
-    identity.setdefault("parts", identity["processes"])
-    _keep_parts(run, int(identity["parts"]))
-    resume.check_fit(loaded, collect_state(run), tensors | ({"ema": run.ema.average} if run.ema else {}))
+    stored = loaded.state.get("identity")
+    known = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
+    own = collect_state(run) | {"identity": known}
+    resume.check_fit(loaded, own, tensors | ({"ema": run.ema.average} if run.ema else {}))
+    identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
+    _keep_parts(run, resume.whole_number(loaded, "parts", identity["parts"]))
     for line in resume.changes(identity, run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
     run.model.load_state_dict(loaded.tensors["model"])
@@ -67,6 +68,11 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
+
+
+def _without_usual_parts(identity: Mapping[str, str]) -> dict[str, str]:
+    """One part for each process is not stored: earlier versions knew nothing else."""
+    return {key: text for key, text in identity.items() if key != "parts" or text != identity["processes"]}
 
 
 def _keep_parts(run: Run, parts: int) -> None:

@@ -196,8 +196,8 @@ def test_a_store_that_recovers(
     [
         (Fault("slow down"), StorageError, "the store does not answer (503 SlowDown)"),
         (Fault("denied"), StorageError, "the store refuses it (403 AccessDenied)"),
-        (Fault("gone"), StorageError, "the store does not answer"),
-        (Fault("silent"), StorageError, "the store does not answer"),
+        pytest.param(Fault("gone"), StorageError, "the store does not answer", marks=pytest.mark.nightly),
+        pytest.param(Fault("silent"), StorageError, "the store does not answer", marks=pytest.mark.nightly),
     ],
     ids=["slow down", "denied", "gone", "silent"],
 )

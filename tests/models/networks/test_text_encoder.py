@@ -16,6 +16,7 @@ from runtime.job import dotted
 from runtime.models.builders import BUILDERS
 from runtime.models.networks.text_encoder import TextNetwork
 from runtime.training import run
+from runtime.training.step_options import parts_of
 from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
@@ -85,7 +86,7 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
 
 def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
     made.step.use_micro_batch(micro_batch)
-    made.step._gradients(batch, made.step._denominators(batch))
+    made.step._gradients(batch, made.step._denominators(batch), parts_of(len(batch), 0))
     found = torch.cat([p.grad.flatten() for p in made.step.parameters if p.grad is not None])
     made.model.zero_grad()
     return found

@@ -121,6 +121,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peac
     assert trained.last(trained.run(job)).name in there(opened("while/small-001"))
 
 
+@pytest.mark.nightly
 def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultyStore, tmp_path: Path) -> None:
     job = trained.written(tmp_path)
     process = trained.start(job, *copied("end"))
