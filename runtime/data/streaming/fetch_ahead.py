@@ -42,8 +42,8 @@ class FetchAhead:
         self.lease = Lease(reader.cache.folder)
         self.running: dict[int, Future[bool]] = {}
         self.lock = threading.Lock()
-        self.beside = max((reader.beside(shard) for shard in reader.cached()), default=0)
-        """Bytes that stay free for a shard that is unpacked."""
+        self.beside = AT_ONCE * max((reader.beside(shard) for shard in reader.cached()), default=0)
+        """Bytes that stay free for the shards that are unpacked at the same time: else they push out what is needed soon."""
         self.passed = 0
         """Uses from the beginning on that are over."""
         self.wanted: tuple[list[str], list[str]] = [], []
