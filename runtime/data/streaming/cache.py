@@ -48,6 +48,9 @@ class ShardCache:
         """Where a shard is once it is there."""
         return self.folder / f"{name}{READY}"
 
+    def _claim(self, name: str) -> Path:
+        return self.folder / f"{name}{CLAIM}"
+
     def has(self, name: str) -> bool:
         """Whether a shard is there; it may be removed at any moment."""
         return self.path(name).exists()
@@ -111,7 +114,9 @@ class ShardCache:
                 try:
                     write(new)
                     sync_file(new)  # or a power loss leaves the name without the content
-                    os.replace(new, self.path(name))
+                    with self.locked():  # or whoever adds up the sizes meets neither the claim nor the shard
+                        os.replace(new, self.path(name))
+                        self._claim(name).unlink()
                 except OSError as error:
                     raise storage_error(self.folder, error) from None
                 finally:
@@ -121,7 +126,7 @@ class ShardCache:
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[int | None]:
         """The locked claim on making a shard; None if somebody else has made it."""
-        claim = self.folder / f"{name}{CLAIM}"
+        claim = self._claim(name)
         while True:
             if self.has(name):
                 yield None
@@ -137,7 +142,8 @@ class ShardCache:
                 try:
                     yield handle
                 finally:
-                    claim.unlink(missing_ok=True)
+                    if os.fstat(handle).st_nlink:
+                        claim.unlink(missing_ok=True)
                 return
             finally:
                 lease.unlock(handle)
@@ -241,8 +247,9 @@ def _abandoned(claim: Path) -> bool:
     handle = os.open(claim, os.O_RDWR)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for suffix in (NEW, WHOLE, CLAIM):
-            claim.with_suffix(suffix).unlink(missing_ok=True)
+        if os.fstat(handle).st_nlink:  # else its maker has given up, and the name may be another claim
+            for suffix in (NEW, WHOLE, CLAIM):
+                claim.with_suffix(suffix).unlink(missing_ok=True)
         return True
     except OSError:
         return False

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from runtime.data.streaming import cache as cache_module
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.lease import Lease, needed
 from runtime.errors import StorageError
@@ -63,6 +66,31 @@ def test_what_a_killed_fetch_leaves_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "a.whole").exists()
     assert cache.make("b", 900, lambda path: path.write_bytes(bytes(900)) and None)
     assert {file.name for file in tmp_path.iterdir()} == {"b.rows", "lock"}
+
+
+def test_a_shard_that_is_finished_while_sizes_are_added_up_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, write, looked = ShardCache(tmp_path, 100), threading.Event(), cache_module._abandoned
+
+    def slow(path: Path) -> None:
+        assert write.wait(10)
+        path.write_bytes(bytes(80))
+
+    maker = threading.Thread(target=cache.make, args=("a", 80, slow))
+
+    def finished_meanwhile(claim: Path) -> bool:
+        write.set()
+        maker.join(0.5)  # without the lock of the cache its claim is gone now
+        return looked(claim)
+
+    maker.start()
+    while not (tmp_path / "a.part").exists() or (tmp_path / "a.part").stat().st_size != 80:
+        time.sleep(0.01)
+    monkeypatch.setattr(cache_module, "_abandoned", finished_meanwhile)
+    assert not cache.make("b", 80, lambda path: None, keep=["a"])
+    maker.join()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) == 80
 
 
 def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ def test_defaults_are_checked_where_two_steps_hardly_delay_the_run(
 ) -> None:
     asked = tiny.job(optimize="compile: false, precision: fp32", epochs=epochs)
     wrong_where(monkeypatch, lambda self, chosen: chosen.value("channels_last"))
+    # A real step takes milliseconds, and a busy machine more than the share of the run that the check may take.
+    monkeypatch.setattr(variants.Variant, "steps", lambda self, count: 60.0 * count)
     _, found, said = made(tmp_path, asked, None)
     assert ("channels_last" in found) is checked, said
 
