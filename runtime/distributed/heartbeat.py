@@ -1,4 +1,4 @@
-"""Signs of life: each process says every second where it is, so that a lost one is named within a minute.
+"""Signs of life: each process says every second where it is and what it has done, so that a lost one is named within a minute.
 
 A collective of torch waits half an hour for a process that is frozen or cut off, and then does not say which one it was. The
 sign is given by a thread, so a long save or a slow batch does not silence it.
@@ -45,6 +45,14 @@ class Heartbeat:
         self.rank, self.count = rank, count
         self.status: Callable[[], str] = lambda: "its start"
         """Where this process is: step and phase."""
+        self.phase: Callable[[], str] = lambda: ""
+        """The phase alone."""
+        self.record: Callable[[], str] = lambda: ""
+        """What this process has done, in one line for rank 0; called from another thread."""
+        self.records: dict[int, str] = {}
+        """In rank 0: the last record of every other process."""
+        self.waited: dict[str, float] = {}
+        """Seconds in collectives, by the phase in which they were called."""
         self._over = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
         self._store: Store = stores.watching_store(prefix)
@@ -63,6 +71,11 @@ class Heartbeat:
         """Say that this process leaves, and watch no longer; rank 0 waits for the others, who would lose its store."""
         self._over.set()
         self._thread.join(EVERY if self.rank else EVERY + LEAVES)
+
+    def count_wait(self, seconds: float) -> None:
+        """Add the time of a collective."""
+        phase = self.phase()
+        self.waited[phase] = self.waited.get(phase, 0.0) + seconds
 
     def lost(self) -> str:
         """Who is gone, after a connection has broken: waits until the silence tells."""
@@ -89,7 +102,7 @@ class Heartbeat:
             if found := self._found(SILENCE):
                 self._die(found)
         with contextlib.suppress(RuntimeError):  # the leader may have left before us
-            self._store.set(f"sign/{self.rank}", LEFT)
+            self._store.set(f"sign/{self.rank}", f"{LEFT}\n{self.record()}")
             self._await_others()
 
     def _await_others(self) -> None:
@@ -112,14 +125,16 @@ class Heartbeat:
                 self._die(f"{lost}: its store has not answered for {silent:.0f} s, last seen in {where}", told=False)
 
     def _say(self, number: int) -> None:
-        self._store.set(f"sign/{self.rank}", f"{number} {stores.node_name()} {self.status()}")
+        self._store.set(f"sign/{self.rank}", f"{number} {stores.node_name()} {self.status()}\n{self.record()}")
 
     def _look(self) -> None:
         """Note which signs are new."""
         watched = range(1, self.count) if self.rank == 0 else (0,)
         values = self._store.multi_get([f"sign/{rank}" for rank in watched])
         for rank, value in zip(watched, values, strict=True):
-            text = value.decode()
+            text, _, record = value.decode().partition("\n")
+            if record:
+                self.records[rank] = record
             if self._seen.get(rank, ("", 0.0))[0] != text:
                 self._seen[rank] = (text, time.monotonic())
         if self.rank and self._seen[0][0] == LEFT:

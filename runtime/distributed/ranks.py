@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,6 +153,7 @@ class Ranks:
             torch.distributed.destroy_process_group()
 
     def _call(self, collective: object, *given: object) -> None:
+        begun = time.monotonic()
         try:
             collective(*given)  # type: ignore[operator]
         except RuntimeError as error:
@@ -160,6 +162,9 @@ class Ranks:
                 self.heartbeat.publish(who)
             broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
             raise PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION) from None
+        finally:
+            if self.heartbeat:
+                self.heartbeat.count_wait(time.monotonic() - begun)
 
 
 ALONE = Ranks()

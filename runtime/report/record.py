@@ -14,6 +14,8 @@ from runtime.plan.plan import Decision, Plan
 from runtime.report.formatting import clean
 from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json, parse_row
+from runtime.tracking import rank_record
+from runtime.tracking.rank_record import RankRecord
 
 _AT_THE_END = "result.json"
 """Written at the end of training; in a stopped or running run it does not count as missing."""
@@ -64,6 +66,8 @@ class Record:
     """The operators of the profiled steps."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
+    ranks: tuple[RankRecord, ...] = ()
+    """What each process did, if there were several."""
     gaps: list[MissingRecord] = field(default_factory=list)
 
 
@@ -98,6 +102,7 @@ def read(run: Path) -> Record:
         record.trace = _object(record, run / "operators.json")
     if (run / "mistakes.json").exists():
         record.mistakes = _object(record, run / "mistakes.json")
+    record.ranks = rank_record.read(run)
     return record
 
 

@@ -36,6 +36,7 @@ BEGUN = (
     *RECORDS,
     "state.json",
     "ranks",
+    "ranks.json",
     "report.html",
     "report.md",
     "report.json",

@@ -36,6 +36,7 @@ class Monitor:
         gpus: GPUs to record.
         progress: returns what a run adds to every sample, such as its step and speed.
         show: called with the hardware metrics of every few samples, by their TensorBoard tags.
+        sampled: called with every sample.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Monitor:
         *,
         progress: Callable[[], Mapping[str, Any]] = dict,
         show: Callable[[Mapping[str, float]], None] | None = None,
+        sampled: Callable[[Sample], None] | None = None,
     ) -> None:
         self.path, self.interval = folder / "telemetry.jsonl", interval
-        self.progress, self.show = progress, show
+        self.progress, self.show, self.sampled = progress, show, sampled
         self.start = time.monotonic()
         self.peak = 0
         self.spent = 0.0
@@ -87,6 +89,8 @@ class Monitor:
             self.samples.append(sample)
             if self.show and len(self.samples) % SHOWN_EVERY == 1:
                 self.show(_shown(sample))
+            if self.sampled:
+                self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")

@@ -171,7 +171,9 @@ def _advance(run: Run, batch: Batch, records: StepRecords) -> None:
 def _step(run: Run, batch: Batch, place: tuple[int, int], records: StepRecords) -> None:
     ready = run.mixed(run.prepared(batch, place[0]))
     rate = run.set_rate()
-    result = run.outcome = run.step(ready, run.own_parts(run.batches.size(place[1])))
+    parts = run.own_parts(run.batches.size(place[1]))
+    result = run.outcome = run.step(ready, parts)
+    run.own_samples += sum(part.samples for part in parts)
     if run.ema:
         run.ema.update(run.model, result.device_finite)
     records.add(TrainedStep(run.counters.step + 1, place, rate, result))

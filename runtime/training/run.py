@@ -76,6 +76,8 @@ class Run:
     counters: Counters = field(default_factory=Counters)
     samples_before: int = 0
     """Samples processed by earlier attempts."""
+    own_samples: int = 0
+    """Samples that this process has trained on itself, in this attempt."""
     metrics: MetricsLog | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""

@@ -26,6 +26,7 @@ from runtime.training.nonfinite import NotFinite
 from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress, since_last_sample
+from runtime.training.rank_sampler import RankSampler
 from runtime.training.run import Run
 from runtime.training.save_model import save_model
 from runtime.training.saver import NonSavingRank, Saver
@@ -91,6 +92,7 @@ def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
         run.hardware.gpus,
         progress=since_last_sample(run),
         show=lambda values: metrics.board.put(run.counters.step, values),
+        sampled=RankSampler(run).sampled if run.ranks.count > 1 else None,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from runtime.report.advice.job_rules import JOB_RULES
 from runtime.report.advice.machine_rules import MACHINE_RULES
+from runtime.report.advice.rank_rules import RANK_RULES
 from runtime.report.advice.recommendation import SHORT, Advice
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.record import Record
@@ -17,7 +18,7 @@ MOST = 3
 
 def advice(record: Record, summary: Summary) -> list[Advice]:
     """Suggested changes, most helpful first; empty for a run that is too short."""
-    found = [advice for rule in JOB_RULES + MACHINE_RULES for advice in rule(record, summary)]
+    found = [advice for rule in JOB_RULES + MACHINE_RULES + RANK_RULES for advice in rule(record, summary)]
     return sorted(found, key=lambda one: -one.weight)[:MOST]
 
 

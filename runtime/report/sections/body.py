@@ -18,6 +18,7 @@ from runtime.report.sections.machine import machine_section, time_section
 from runtime.report.sections.mistakes import worst_sections
 from runtime.report.sections.operators import operators_section
 from runtime.report.sections.plan import notes_section, plan_section, seen_section
+from runtime.report.sections.ranks import ranks_section
 from runtime.report.sections.tested_model import final_test_section
 from runtime.report.summary import Summary
 
@@ -54,6 +55,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         data_section(record.result.get("data"), record.result.get("model")),
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
+        ranks_section(record.ranks),
         operators_section(record.trace),
         events_section(record.events),
         gaps_section(record.gaps),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -9,6 +11,7 @@ from runtime.system.units import format_bytes
 from runtime.tracking.live.run_reader import RunView
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import clock_time
+from runtime.tracking.rank_record import RankRecord, slowest
 
 WIDEST = 100
 """Columns; longer lines are hard to read."""
@@ -16,6 +19,8 @@ CROWDED = 0.1
 """Share of the CPUs used by others from which on it is shown."""
 HEADS = 6
 """Largest number of rows for scores of heads."""
+RANKS = 8
+"""Largest number of rows for processes."""
 _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 
@@ -42,7 +47,9 @@ def line(view: RunView) -> str:
     total = f"/{view.total}" if view.total else ""
     loss = "" if view.loss.last is None else f"  loss {view.loss.last:.4f}"
     speed = "" if view.speed.last is None else f"  {view.speed.last:.0f} samples/s"
-    return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{left}"
+    last = slowest(view.ranks)
+    slow = f"  slowest: rank {last.rank} on {last.node}" if last else ""
+    return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{left}{slow}"
 
 
 def left_text(left: float | None, at_most: bool) -> str:
@@ -80,7 +87,7 @@ def _rows(view: RunView, width: int) -> list[Text]:
     ]
     if len(others) > HEADS:
         rows.append(Text(f"{'':<{_LABEL}}and {len(others) - HEADS} more heads", style="dim"))
-    return [*rows, *_sensors(view, shape)]
+    return [*rows, *_sensors(view, shape), *_ranks(view.ranks, shape)]
 
 
 def _bar(view: RunView, width: int) -> Text:
@@ -135,6 +142,25 @@ def _memory(label: str, used: float | None, limit: float | None, shape: int) -> 
         return [_row(label, format_bytes(int(used)), "", "no limit", shape)]
     share, value = used / limit, f"{format_bytes(int(used))} of {format_bytes(int(limit))}"
     return [_row(label, value, _meter(share, shape), f"{share:.0%}", shape, warn=share > 0.9)]
+
+
+def _ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
+    """A row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
+    if len(records) < 2:
+        return []
+    last = slowest(records)
+    shown = records if len(records) <= RANKS else sorted(records, key=lambda record: record.speed)[:RANKS]
+    rows = []
+    for record in shown:
+        waits = f"waits {record.share(record.data):.0%} data, {record.share(record.others):.0%} others"
+        remark = f"{'slowest, ' if record is last else ''}{waits}, {format_bytes(record.memory)}, {record.node}"
+        busy = _meter(record.share(record.computing), shape)
+        rows.append(
+            _row(f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, remark, shape, warn=record is last)
+        )
+    if len(records) > RANKS:
+        rows.append(Text(f"{'':<{_LABEL}}the slowest of {len(records)} processes", style="dim"))
+    return rows
 
 
 def _row(label: str, value: str, shape: str, remark: str, width: int, *, warn: bool = False) -> Text:

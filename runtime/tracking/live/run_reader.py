@@ -17,13 +17,17 @@ from runtime import optimizations
 from runtime.errors import CheckpointError
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row, read_json
+from runtime.tracking import rank_record
 from runtime.tracking.best_value import BestValue
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft
+from runtime.tracking.rank_record import RankRecord
 
 PROGRESS = "progress.json"
 """What the trainer knows about the remaining work: steps of the run and of an epoch, and the cost of an evaluation."""
 EVENTS = 3
+RECENT = 30
+"""Readings of the processes over which their speed is taken."""
 
 
 class JsonLinesTail:
@@ -86,6 +90,8 @@ class RunView:
     crowded: float = 0.0
     """Share of this run's CPUs that others used while it was ready to compute."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    ranks: tuple[RankRecord, ...] = ()
+    """What each process did lately, if there are several."""
 
 
 class RunReader:
@@ -105,6 +111,7 @@ class RunReader:
         self.left: TimeLeft | None = None
         self.best: BestValue | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
+        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=RECENT)
         self._read_spec()
 
     def read(self) -> RunView:
@@ -123,7 +130,20 @@ class RunReader:
             self._sample(row)
         view.events.extend(str(row.get("text", "")) for row in self.events.read()[0])
         view.left = self.left.left(self.latest) if self.left else None
+        view.ranks = self._ranks()
         return view
+
+    def _ranks(self) -> tuple[RankRecord, ...]:
+        """What each process did in the last reads; since its start if it has been started again."""
+        found = rank_record.read(self.view.folder)
+        if found and (not self.ranks or found != self.ranks[-1]):
+            self.ranks.append(found)
+        if not self.ranks or len(self.ranks[0]) != len(found):
+            return found
+        return tuple(
+            now if now.samples <= before.samples or now.seconds < before.seconds else now.since(before)
+            for now, before in zip(found, self.ranks[0], strict=True)
+        )
 
     def _read_spec(self) -> None:
         view = self.view

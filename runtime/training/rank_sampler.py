@@ -1,0 +1,65 @@
+"""Measures what this process does among those of a run; rank 0 keeps the measurements of all.
+
+They travel once a second with the signs of life, so no step waits for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.distributed.store import node_name
+from runtime.tracking import rank_record
+from runtime.tracking.rank_record import RankRecord
+from runtime.training.profiling import step_phases
+
+if TYPE_CHECKING:
+    from runtime.distributed.heartbeat import Heartbeat
+    from runtime.tracking.monitor import Sample
+    from runtime.training.run import Run
+
+
+class RankSampler:
+    """The measurements of one process, from now on.
+
+    Args:
+        run: of this process.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.memory = self.peak = 0
+        self.heartbeat: Heartbeat | None = run.ranks.heartbeat
+        if self.heartbeat:
+            self.heartbeat.phase = lambda: run.clock.now
+            self.heartbeat.record = lambda: rank_record.to_text(self.own())
+
+    def own(self) -> RankRecord:
+        """What this process has done."""
+        run, spent = self.run, self.run.clock.phases
+        waited = self.heartbeat.waited if self.heartbeat else {}
+        others = sum(waited.get(name, 0.0) for name in step_phases.PARTS)
+        gpu = run.device.type == "cuda"
+        return RankRecord(
+            rank=run.ranks.number,
+            node=node_name(),
+            chip=torch.cuda.get_device_name(run.device) if gpu else run.hardware.cpu.model,
+            threads=torch.get_num_threads(),
+            samples=run.own_samples,
+            computing=round(max(0.0, sum(spent.get(name, 0.0) for name in step_phases.PARTS) - others), 3),
+            data=round(spent.get("input", 0.0), 3),
+            others=round(others, 3),
+            memory=self.memory,
+            peak_memory=self.peak,
+            gpu_memory=torch.cuda.max_memory_allocated(run.device) if gpu else 0,
+        )
+
+    def sampled(self, sample: Sample) -> None:
+        """Take the memory of a sample of the monitor; in rank 0, write what all have done."""
+        self.memory = int(sample["rss"] or 0)
+        self.peak = max(self.peak, self.memory)
+        if self.heartbeat and self.run.ranks.is_rank0:
+            others = map(rank_record.from_text, dict(self.heartbeat.records).values())
+            found = [self.own(), *(record for record in others if record)]
+            rank_record.write(self.run.folder, sorted(found, key=lambda record: record.rank))
