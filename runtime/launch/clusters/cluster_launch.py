@@ -8,22 +8,26 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from runtime.errors import DeviceError
 from runtime.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
-from runtime.launch.clusters.site import Site
 from runtime.system.files import write_text
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True)
-class Engine:
-    """How jobs reach an engine."""
+class Engine(Generic[Section]):
+    """How jobs reach an engine whose sites are described by a `Section` of the site file."""
 
     suffix: str
     """Of the file that is written."""
-    check: Callable[[ClusterJob, Site, str], list[str]]
-    text: Callable[[ClusterJob, Site], str]
+    check: Callable[[ClusterJob, Section, str], list[str]]
+    """Takes the job, the section, and how messages name its file; refuses what would fail there; returns lines for the user."""
+    text: Callable[[ClusterJob, Section], str]
+    """The content of the file."""
     submit: Callable[[Path], list[str]]
     follow: Callable[[ClusterJob], str]
     """What shows its progress, for the user."""
@@ -31,7 +35,7 @@ class Engine:
     """Whether data is on other machines alone, and not looked at here."""
 
 
-ENGINES = {
+ENGINES: dict[str, Engine[Any]] = {
     "slurm": Engine(
         ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}", False
     ),
@@ -50,10 +54,11 @@ def launch(request: ClusterRequest) -> int:
     engine = ENGINES[request.engine]
     work = resolve(request, unseen=engine.unseen)
     place, named = site.load(request.site)
-    for line in (*engine.check(work, place, named), *shared_folders.notes(work)):
+    here = place.section(request.engine, named)
+    for line in (*engine.check(work, here, named), *shared_folders.notes(work)):
         print(line)
     path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
-    print(f"{path} {_written(path, engine.text(work, place))}: {_size(work)}", flush=True)
+    print(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}", flush=True)
     words = engine.submit(path)
     if not request.submit:
         print(f"to submit it: {shlex.join(words)}")

@@ -12,33 +12,22 @@ from runtime.job.values import duration_seconds
 from runtime.launch.clusters import grace_period, mounted_files
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.docker_nodes_script import BODY
-from runtime.launch.clusters.site import NodesSite, Site
+from runtime.launch.clusters.lost_nodes import SILENCE
+from runtime.launch.clusters.site import NodesSite
 from runtime.system.units import parse_bytes
 
-SILENCE = 60
-"""Seconds that all nodes get to end after one has; training itself notices a loss within 60."""
 SPEC = "/tmp/job"
 """The folder of a container where it writes the job file; in memory, since the image's file system is read-only."""
 PIDS = 512
 """Largest number of processes and threads of a container."""
 
 
-def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+def check(work: ClusterJob, here: NodesSite, named: str) -> list[str]:
     """Refuse what would fail on the nodes; returns lines for the user.
-
-    Args:
-        work: the job.
-        site: the site.
-        named: how messages name its file.
 
     Raises:
         SpecError: if the job cannot train there.
     """
-    here = site.nodes
-    if here is None:
-        raise SpecError(
-            f"{named}: no nodes section", "image, contexts, meet, mounts and runs", "docs/clusters.md shows one"
-        )
     if len(here.contexts) != work.nodes:
         raise SpecError(
             f"{named}: nodes.contexts has {len(here.contexts)}, and --nodes is {work.nodes}",
@@ -61,10 +50,8 @@ def check(work: ClusterJob, site: Site, named: str) -> list[str]:
     return [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: nodes")]
 
 
-def script(work: ClusterJob, site: Site) -> str:
+def script(work: ClusterJob, here: NodesSite) -> str:
     """The script."""
-    here = site.nodes
-    assert here
     spec = f"{SPEC}/{work.spec.name}"
     command = [*work.command(["python", "-m", "runtime"], spec), "--runs", here.runs, "--nodes", str(work.nodes)]
     # The job file travels as a variable: nothing has to be copied to the nodes first.
@@ -81,7 +68,7 @@ def script(work: ClusterJob, site: Site) -> str:
         f"image={shlex.quote(here.image)}",
         f"train=(-c {shlex.quote(write)} sh {shlex.join(command)} --meet {shlex.quote(here.meet)})",
         f"grace={math.ceil(duration_seconds(here.grace))}  # seconds between the signal and the end of a container",
-        f"silence={SILENCE}  # seconds that all nodes get to end after one has",
+        SILENCE,
     ]
     return "\n".join(lines) + "\n" + BODY
 

@@ -1,6 +1,9 @@
 """The part of the script for several Docker engines that is the same for all jobs: train, and decide by the exit codes."""
 
-BODY = r"""
+from runtime.launch.clusters.lost_nodes import LOST
+
+BODY = (
+    r"""
 on() { docker --context "${contexts[$1]}" "${@:2}"; }  # on NODE WORDS: docker on the engine of a node
 numbers=("${!contexts[@]}")
 ends=$(mktemp -d) || exit 7
@@ -21,16 +24,9 @@ await() {
     done
     echo "$code" > "$ends/new-$1" && mv "$ends/new-$1" "$ends/$1"
 }
-
-# Whether a node has lost its training.
-lost() {
-    local end
-    for end in "$ends"/[0-9]*; do
-        if [ -e "$end" ]; then case "$(cat "$end")" in 0 | 75) ;; *) return 0 ;; esac; fi
-    done
-    return 1
-}
-
+"""
+    + LOST
+    + r"""
 # How many nodes have ended.
 ended() { find "$ends" -name '[0-9]*' | wc -l; }
 
@@ -80,3 +76,4 @@ for number in 1 2 3; do
 done
 exit "$code"
 """
+)

@@ -13,7 +13,7 @@ from runtime.job.values import duration_seconds
 from runtime.launch.clusters import grace_period, mounted_files
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.plain_yaml import dump
-from runtime.launch.clusters.site import KubernetesSite, Site
+from runtime.launch.clusters.site import KubernetesSite
 from runtime.system.units import parse_bytes
 
 FINAL = [1, 2, 3, 4, 5, 6, 7, 9, 11]
@@ -27,20 +27,12 @@ SPEC = "/job"
 CONTAINER = "train"
 
 
-def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+def check(work: ClusterJob, here: KubernetesSite, named: str) -> list[str]:
     """Refuse what would fail on the cluster; returns lines for the user.
-
-    Args:
-        work: the job.
-        site: the site.
-        named: how messages name its file.
 
     Raises:
         SpecError: if the job cannot train there.
     """
-    here = site.k8s
-    if here is None:
-        raise SpecError(f"{named}: no k8s section", "image and runs, at least", "docs/clusters.md shows one")
     mounted_files.check(work, here.runs, [claim.at for claim in here.claims], f"{named}: k8s.claims")
     if missing := [name for name in work.job.environment if name not in here.secrets]:
         raise SpecError(
@@ -64,15 +56,14 @@ def label(work: ClusterJob) -> str:
     return re.sub(r"[^a-z0-9]+", "-", work.job.name.lower()).strip("-")[:52] or "job"
 
 
-def manifest(work: ClusterJob, site: Site) -> str:
+def manifest(work: ClusterJob, here: KubernetesSite) -> str:
     """All objects as YAML."""
-    assert site.k8s
     head = (
         f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on k8s`.\n"
         "# Exit codes of training decide: 0 done; 75 stopped early, started again; 8 and kills, started again and counted;\n"
         "# 2 to 7 and 9 would end in the same way. The Job is done when its pod 0 is, which writes the run.\n"
     )
-    return head + dump(objects(work, site.k8s))
+    return head + dump(objects(work, here))
 
 
 def objects(work: ClusterJob, here: KubernetesSite) -> list[dict[str, Any]]:

@@ -113,6 +113,22 @@ class Site(Spec):
     skypilot: SkyPilotSite | None = Field(None, description="for --on skypilot")
     nodes: NodesSite | None = Field(None, description="for --on nodes")
 
+    def section(self, engine: str, named: str) -> Spec:
+        """What an engine needs to know.
+
+        Args:
+            engine: as `--on` names it.
+            named: how messages name the file.
+
+        Raises:
+            SpecError: if the file does not say it.
+        """
+        found: Spec | None = getattr(self, engine)
+        if found is None:
+            keys = "image, contexts, meet, mounts and runs" if engine == "nodes" else "image and runs, at least"
+            raise SpecError(f"{named}: no {engine} section", keys, "docs/clusters.md shows one")
+        return found
+
 
 def load(path: Path | None) -> tuple[Site, str]:
     """The site, and how messages name it.

@@ -12,7 +12,7 @@ from runtime.errors import SpecError
 from runtime.launch.clusters import mounted_files
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.plain_yaml import dump
-from runtime.launch.clusters.site import Site, SkyPilotSite
+from runtime.launch.clusters.site import SkyPilotSite
 from runtime.system.units import parse_bytes
 
 AGAIN = [8, 75]
@@ -21,20 +21,12 @@ SPEC = "/tmp/drivetrain-job"
 """Where a node writes the job file. Nothing is uploaded, so no bucket is needed for it."""
 
 
-def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+def check(work: ClusterJob, here: SkyPilotSite, named: str) -> list[str]:
     """Refuse what would fail on the cluster; returns lines for the user.
-
-    Args:
-        work: the job.
-        site: the site.
-        named: how messages name its file.
 
     Raises:
         SpecError: if the job cannot train there.
     """
-    here = site.skypilot
-    if here is None:
-        raise SpecError(f"{named}: no skypilot section", "image and runs, at least", "docs/clusters.md shows one")
     mounted_files.check(work, here.runs, [*here.volumes, *here.file_mounts], f"{named}: skypilot.volumes")
     if not any(Path(here.runs).is_relative_to(volume) for volume in here.volumes):
         raise SpecError(
@@ -68,15 +60,14 @@ def _check_gpus(work: ClusterJob, here: SkyPilotSite, named: str) -> None:
         )
 
 
-def task(work: ClusterJob, site: Site) -> str:
+def task(work: ClusterJob, here: SkyPilotSite) -> str:
     """The task as YAML."""
-    assert site.skypilot
     head = (
         f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on skypilot`.\n"
         "# Exit codes of training decide: 0 done; 75 stopped early and 8 a process was lost, started again; lost nodes, too;\n"
         "# 2 to 7 and 9 would end in the same way.\n"
     )
-    return head + dump([document(work, site.skypilot)])
+    return head + dump([document(work, here)])
 
 
 def document(work: ClusterJob, here: SkyPilotSite) -> dict[str, Any]:

@@ -11,29 +11,22 @@ from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
 from runtime.launch.clusters import grace_period, shared_folders
 from runtime.launch.clusters.cluster_job import ClusterJob
-from runtime.launch.clusters.site import Site, SlurmSite, flag
+from runtime.launch.clusters.lost_nodes import SILENCE
+from runtime.launch.clusters.site import SlurmSite, flag
 from runtime.launch.clusters.slurm_script import BODY
 from runtime.system.units import parse_bytes
 
 CPUS = ("cpus-per-task", "exclusive", "cpus-per-gpu")
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu", "exclusive")
 GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
-SILENCE = 60
-"""Seconds that all nodes get to end after one has; training itself notices a loss within 60."""
 
 
-def check(work: ClusterJob, site: Site, named: str) -> list[str]:
+def check(work: ClusterJob, here: SlurmSite, named: str) -> list[str]:
     """Refuse what would fail on the cluster; returns lines for the user.
-
-    Args:
-        work: the job.
-        site: the site.
-        named: how messages name its file.
 
     Raises:
         SpecError: if the job cannot train there.
     """
-    here = site.slurm
     if here.time and duration_seconds(here.grace) >= duration_seconds(here.time):
         raise SpecError(
             f"{named}: slurm.grace is {here.grace}, and slurm.time is {here.time}",
@@ -67,9 +60,8 @@ def _unlimited(work: ClusterJob, here: SlurmSite) -> Iterator[str]:
             yield f"limits.{key} is not in the job: each node gets the cluster's default"
 
 
-def script(work: ClusterJob, site: Site) -> str:
+def script(work: ClusterJob, here: SlurmSite) -> str:
     """The batch script."""
-    here = site.slurm
     lines = [
         "#!/bin/bash",
         f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on slurm`.",
@@ -80,7 +72,7 @@ def script(work: ClusterJob, site: Site) -> str:
         *here.setup,
         f"train=({shlex.join(work.command(here.command))})",
         f"srun_options=({shlex.join(here.srun)})",
-        f"silence={SILENCE}  # seconds that all nodes get to end after one has",
+        SILENCE,
     ]
     return "\n".join(lines) + "\n" + BODY
 

@@ -1,6 +1,9 @@
 """The part of a batch script that is the same for all jobs: train, and decide by the exit code what follows."""
 
-BODY = r"""
+from runtime.launch.clusters.lost_nodes import LOST
+
+BODY = (
+    r"""
 # The end of each node's training, by the number of the node: srun waits for a node that is gone, this script does not.
 ends="$PWD/runs/.slurm-$SLURM_JOB_ID"
 trap 'rm -rf "$ends"' EXIT
@@ -14,16 +17,9 @@ trap "signalled=yes; kill -TERM \$training 2>/dev/null" TERM
 while signalled=; wait "$training"; code=$?; [ -n "$signalled" ]; do :; done
 echo "$code" > "$0/new-$SLURM_NODEID" && mv "$0/new-$SLURM_NODEID" "$0/$SLURM_NODEID"
 exit "$code"'
-
-# Whether a node has lost its training.
-lost() {
-    local end
-    for end in "$ends"/[0-9]*; do
-        if [ -e "$end" ]; then case "$(cat "$end")" in 0 | 75) ;; *) return 0 ;; esac; fi
-    done
-    return 1
-}
-
+"""
+    + LOST
+    + r"""
 # One training on all nodes; sets $code, and $unreachable if a node neither trains nor ends.
 attempt() {
     rm -rf "$ends"; mkdir -p "$ends" || exit 7
@@ -64,3 +60,4 @@ elif [ "$code" = 75 ] || [ -n "$unreachable" ]; then
 fi
 exit "$code"
 """
+)
