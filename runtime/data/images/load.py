@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from runtime.data import groups, labels, stateless_random, stratify
-from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
+from runtime.data.dataset import Dataset, Head, InputRecord
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import decoded_cache, geometry, label_form, pixel_scale, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
+from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ClassTargets
 from runtime.data.images.label_form import LabelForm
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.resize import Resize
-from runtime.data.images.source import Images, ImageSource
+from runtime.data.images.source import ImageSource
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
@@ -35,25 +35,6 @@ from runtime.pretrained.expected_input import Expected
 
 MEASURED = 2000
 """Number of training images from which mean and standard deviation are computed."""
-
-
-class ImageSplit:
-    """Images of a source: for training, for validation, or new ones, which may have no labels."""
-
-    def __init__(self, images: Images | Decoded, rows: Ids, targets: Tensor | None) -> None:
-        self.images, self.rows = images, rows
-        self.targets: Targets = {} if targets is None else {"": targets}
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def gather(self, ids: Ids) -> Inputs:
-        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
-        return (self.images.gather(self.rows[ids]),)
-
-    def title(self, index: int) -> str:
-        """Path or row of one image."""
-        return self.images.title(int(self.rows[index]))
 
 
 def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:

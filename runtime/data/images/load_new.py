@@ -18,9 +18,9 @@ from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, source
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.image_column import ImageCells
+from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
 from runtime.data.images.label_form import LabelForm
-from runtime.data.images.load import ImageSplit
 from runtime.data.images.npz_images import ImageArrays
 from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from runtime.data.images.source import Images

@@ -13,9 +13,10 @@ from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Dataset, Head, InputRecord
 from runtime.data.images import geometry, image_files, label_form, manifest
 from runtime.data.images.augment import Augment
+from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ImageTargets
 from runtime.data.images.label_form import LabelForm
-from runtime.data.images.load import MEASURED, ImageSplit, preparer
+from runtime.data.images.load import MEASURED, preparer
 from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from runtime.data.images.source import ImageSource
 from runtime.data.images.streamed_images import HeldImages, StreamedImages, StreamedSplit, undecodable

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import Inputs, Targets
 from runtime.data.images import decode
+from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming.open_stream import fetching
@@ -51,23 +51,10 @@ class StreamedImages:
         return torch.from_numpy(np.stack(images))
 
 
-class StreamedSplit:
+class StreamedSplit(ImageSplit):
     """Streamed images for training or for validation."""
 
-    def __init__(self, images: StreamedImages, rows: Ids, targets: Tensor) -> None:
-        self.images, self.rows = images, rows
-        self.targets: Targets = {"": targets}
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def gather(self, ids: Ids) -> Inputs:
-        """Pixels of these samples: one tensor (N, C, S, S), uint8."""
-        return (self.images.gather(self.rows[ids]),)
-
-    def title(self, index: int) -> str:
-        """Shard and number of one image."""
-        return self.images.title(int(self.rows[index]))
+    images: StreamedImages
 
     def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
         """Fetch the shards of these batches ahead."""

@@ -1,0 +1,41 @@
+"""Images for training, for validation, or new ones, wherever their pixels come from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.data.dataset import Inputs, Targets
+from runtime.data.stateless_random import Ids
+
+
+class GatherImages(Protocol):
+    """Images by their rows: files, arrays, a cache of decoded ones, or shards."""
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), channels, size, size)."""
+        ...
+
+    def title(self, row: int) -> str:
+        """A name for one image in lists: its path, its row, or its shard and number."""
+        ...
+
+
+class ImageSplit:
+    """Some rows of images; new ones may have no targets."""
+
+    def __init__(self, images: GatherImages, rows: Ids, targets: Tensor | None) -> None:
+        self.images, self.rows = images, rows
+        self.targets: Targets = {} if targets is None else {"": targets}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
+        return (self.images.gather(self.rows[ids]),)
+
+    def title(self, index: int) -> str:
+        """What lists call one image."""
+        return self.images.title(int(self.rows[index]))
