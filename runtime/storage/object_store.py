@@ -81,6 +81,15 @@ class ObjectStore:
         """The content of an object."""
         return self._asked("read", name, lambda: bytes(_client().get(self._store, name).bytes()))
 
+    def find(self, name: str) -> bytes | None:
+        """The content of an object; None if there is none."""
+        try:
+            return self.get(name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                return None
+            raise
+
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """`length` bytes of an object from `start` on."""
         return self._asked(

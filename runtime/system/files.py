@@ -82,7 +82,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_row(line: str | bytes) -> dict[str, object] | None:
-    """One line of a JSON-lines file; None if it is incomplete, or no object."""
+    """A JSON object, such as a line of a JSON-lines file; None if it is incomplete, or no object."""
     try:
         row = parse_json(line)
     except ValueError:

@@ -11,7 +11,6 @@ from typing import Protocol
 from runtime.errors import SpecError
 from runtime.storage.object_store import ObjectStore
 from runtime.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
-from runtime.storage.store_errors import RemoteError, Trouble
 from runtime.system.files import make_folder, storage_error, sync_file, sync_folder
 
 
@@ -76,12 +75,7 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes | None:
         """The content of an object."""
-        try:
-            return self.store.get(name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                return None
-            raise
+        return self.store.find(name)
 
     def put(self, name: str, file: Path) -> None:
         """Upload a file; it is not visible before its last byte."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runtime.storage.object_store import ObjectStore
-from runtime.storage.store_errors import RemoteError, Trouble
-from runtime.system.files import parse_json, read_json, write_json
+from runtime.system.files import parse_row, read_json, write_json
 
 FILE = "copy.json"
 
@@ -39,14 +38,8 @@ def of_store(store: ObjectStore) -> CopyRecord | None:
     Raises:
         RemoteError: if the store gives no answer.
     """
-    try:
-        return _parsed(parse_json(store.get(FILE)))
-    except RemoteError as error:
-        if error.trouble is Trouble.MISSING:
-            return None
-        raise
-    except ValueError:
-        return None
+    content = store.find(FILE)
+    return None if content is None else _parsed(parse_row(content))
 
 
 def new_id() -> str:

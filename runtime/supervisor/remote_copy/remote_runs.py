@@ -12,14 +12,14 @@ from runtime.errors import CheckpointError, SpecError
 from runtime.job import Job
 from runtime.storage.object_store import ObjectStore
 from runtime.storage.remote_address import RemoteAddress, parse
-from runtime.storage.store_errors import RemoteError, Trouble
+from runtime.storage.store_errors import RemoteError
 from runtime.supervisor import run_folder
 from runtime.supervisor.remote_copy import copy_record, fetch_run, run_copy, run_files
 from runtime.supervisor.remote_copy.copy_child import CopyChild, wait_for_previous
 from runtime.supervisor.remote_copy.copy_record import CopyRecord
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
 from runtime.system.console import say
-from runtime.system.files import parse_json
+from runtime.system.files import parse_row
 from runtime.tracking.event_log import EventLog
 from runtime.training.checkpoints.manifest import verify
 
@@ -200,16 +200,11 @@ def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def _status(store: ObjectStore) -> str | None:
-    try:
-        found = parse_json(store.get(run_files.STATE))
-    except RemoteError as error:
-        if error.trouble is Trouble.MISSING:
-            return None
-        raise
-    except ValueError:
-        return None
-    return found.get("status") if isinstance(found, dict) else None
+def _status(store: ObjectStore) -> object:
+    """What the state of a run says; None if there is none, or it is damaged."""
+    content = store.find(run_files.STATE)
+    found = None if content is None else parse_row(content)
+    return found.get("status") if found else None
 
 
 def _is_ahead(store: ObjectStore, folder: Path) -> bool:
