@@ -9,14 +9,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from runtime.errors import CheckpointError
 from runtime.storage.object_store import ObjectStore
 from runtime.supervisor.remote_copy.run_copy import best_of, step_of
 from runtime.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
 from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
 from runtime.system.files import make_folder, storage_error, sync_folder
 from runtime.system.units import format_bytes
-from runtime.training.checkpoints.manifest import MANIFEST, verify
+from runtime.training.checkpoints.manifest import MANIFEST, all_damaged, passed_over, verify
 
 
 def fetch_run(store: ObjectStore, final: Path, tell: Callable[[str], None]) -> None:
@@ -71,14 +70,10 @@ def _checkpoints(
                     shutil.rmtree(place / best)
             return name, size
         shutil.rmtree(place / name)
-        passed.append(f"checkpoint {name} is damaged: {wrong}; using an older one")
+        passed.append(passed_over(name, wrong))
         tell(f"{store.address}: {passed[-1]}")
     if passed:
-        raise CheckpointError(
-            f"{store.address}: all checkpoints are damaged:\n  " + "\n  ".join(passed),
-            "a checkpoint that matches its manifest",
-            "start again with --new",
-        )
+        raise all_damaged(store.address, passed)
     return None, size
 
 

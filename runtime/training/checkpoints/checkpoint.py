@@ -26,7 +26,7 @@ from runtime.models import safetensors_file
 from runtime.models.safetensors_file import Tensors
 from runtime.system.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
 from runtime.training.checkpoints import frozen_weights
-from runtime.training.checkpoints.manifest import FORMATS, MANIFEST, listed, verify
+from runtime.training.checkpoints.manifest import FORMATS, MANIFEST, all_damaged, listed, passed_over, verify
 
 OLD = ".old-"
 LEADER = "leader.json"
@@ -150,13 +150,9 @@ def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
         wrong = verify(path)
         if wrong is None:
             return load(path), passed
-        passed.append(f"checkpoint {path.name} is damaged: {wrong}; using an older one")
+        passed.append(passed_over(path.name, wrong))
     if passed:
-        raise CheckpointError(
-            f"{folder}: all checkpoints are damaged:\n  " + "\n  ".join(passed),
-            "a checkpoint that matches its manifest",
-            "start again with --new",
-        )
+        raise all_damaged(folder, passed)
     return None, passed
 
 

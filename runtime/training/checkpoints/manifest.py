@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with their sizes and SHA-256, written last, and what does not match it."""
+"""The manifest of a checkpoint: its files with their sizes and SHA-256, written last, and what is said if they do not match."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from runtime.errors import CheckpointError
 from runtime.system.files import read_json, sha256
 
 FORMATS = (1, 2)
@@ -32,6 +33,25 @@ def verify(path: Path) -> str | None:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return None
+
+
+def passed_over(name: str, wrong: str) -> str:
+    """What is said of a damaged checkpoint, for which an older one is looked for."""
+    return f"checkpoint {name} is damaged: {wrong}; using an older one"
+
+
+def all_damaged(place: object, passed: list[str]) -> CheckpointError:
+    """The error if there are checkpoints and none verifies; a run never restarts silently from zero.
+
+    Args:
+        place: a folder or an address.
+        passed: a line for each of them.
+    """
+    return CheckpointError(
+        f"{place}: all checkpoints are damaged:\n  " + "\n  ".join(passed),
+        "a checkpoint that matches its manifest",
+        "start again with --new",
+    )
 
 
 def listed(path: Path) -> dict[str, dict[str, Any]]:
