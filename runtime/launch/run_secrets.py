@@ -22,7 +22,7 @@ from runtime.launch import engine_traits
 from runtime.pretrained import hub_name
 from runtime.storage import store_variables
 from runtime.storage.remote_address import parse
-from runtime.system.secrets import AUTHORITY, FOLDER
+from runtime.system.secrets import AUTHORITY, CONTENT, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
@@ -67,7 +67,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         environ: the variables of this process.
 
     Raises:
-        SpecError: if a variable that the job names is not set, or the certificates cannot be read.
+        SpecError: if a variable that the job names is not set, or the certificates or a file of credentials cannot be read.
     """
     check_environment(job, environ)
     if AUTHORITY in job.environment:
@@ -84,16 +84,16 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         if "HF_TOKEN" not in values and (token := _logged_in(environ)):
             values["HF_TOKEN"] = token
     schemes = _stores(job) if online else []
-    try:
-        values |= store_variables.portable(schemes, environ)
-    except OSError as error:
-        raise SpecError(
-            f"the credentials of the store cannot be read: {error.filename}: {error.strerror}",
-            "a file of credentials that exists",
-            "correct the variable that names it, or unset it",
-        ) from None
-    found = {name: os.fsencode(value) for name, value in values.items()}
+    for scheme in schemes:
+        values |= store_variables.known(scheme, environ)
+    found = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
+    for name in values.keys() - found.keys():
+        found[f"{name}{CONTENT}"] = _credentials(name, values[name])
+    if renewed := [name for name in store_variables.RENEWED if name in values]:
+        lines.append(
+            f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
+        )
     lines += [
         f"{name} names this host by {host}, which in a container is the container itself"
         for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))
@@ -184,6 +184,17 @@ def _loopback(url: str) -> str:
     except ValueError:
         return ""
     return host if host == "localhost" or host.startswith("127.") or host == "::1" else ""
+
+
+def _credentials(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"{name}: the file {path} cannot be read here: {error.strerror}",
+            "a file with a credential, which the run gets read-only",
+            f"correct it, or unset {name} and export the variables of another credential",
+        ) from None
 
 
 def _certificates(name: str, path: str) -> bytes:

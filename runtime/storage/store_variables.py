@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -18,12 +17,27 @@ NEEDED = {
 }
 """What most users set."""
 PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-KEY_FILES = {
-    "GOOGLE_APPLICATION_CREDENTIALS": "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_SERVICE_ACCOUNT": "GOOGLE_SERVICE_ACCOUNT_KEY",
-}
-"""Variables that name a file of this machine, and those that hold what is in it."""
-_LOCAL = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_EXECUTION_ENV", "AWS_PAGER")
+FILES = (
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+)
+"""Variables that name a file of this machine with a credential in it."""
+RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
+"""Those whose file the platform replaces before its token ends."""
+_LOCAL = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_EXECUTION_ENV",
+    "AWS_PAGER",
+    "AWS_PROFILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AZURE_CLIENT_CERTIFICATE_PATH",
+    "AZURE_CONFIG_DIR",
+)
 """Read by other programs only."""
 
 
@@ -37,21 +51,6 @@ def known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if value and name.startswith(prefix) and name not in _LOCAL
     }
-
-
-def portable(schemes: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for the same stores in a container: the content of a file of keys in place of its path.
-
-    Raises:
-        OSError: if such a file cannot be read.
-    """
-    found: dict[str, str] = {}
-    for scheme in schemes:
-        found |= known(scheme, environ)
-    for name, content in KEY_FILES.items():
-        if (path := found.pop(name, None)) and content not in found:
-            found[content] = Path(path).read_text(encoding="utf-8")
-    return found
 
 
 def endpoint(scheme: str, environ: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ A variable of the container itself could be read by everybody who may ask the en
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -17,6 +18,8 @@ AUTHORITY = "ca"
 """A file of certificates, those that the build of the image is given; the others are called like their variable."""
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """What Python itself, requests and curl read."""
+CONTENT = ".file"
+"""Ends the name of a file whose variable names it, and does not hold what is in it."""
 SHORT = 5
 """Values of so few characters, such as `1`, are words and no secrets."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,20 +33,21 @@ def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) 
     if not environ.get("DRIVETRAIN_IMAGE") or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
-        if not _NAME.fullmatch(path.name) or not path.is_file() or not path.stat().st_size:
+        name = path.name.removesuffix(CONTENT)
+        if not _NAME.fullmatch(name) or not path.is_file() or not path.stat().st_size:
             continue  # compose mounts an empty device for a secret that was not given
         if path.name == AUTHORITY:
             for name in CERTIFICATES:
                 environ.setdefault(name, str(path))
             continue
         try:
-            value = os.fsdecode(path.read_bytes()).removesuffix("\n")
+            value = os.fsdecode(path.read_bytes()).removesuffix("\n") if name == path.name else str(path)
         except OSError as error:
-            print(f"environment: the secret {path.name} cannot be read: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"environment: the secret {name} cannot be read: {error.strerror}", file=sys.stderr, flush=True)
         else:
-            if environ.setdefault(path.name, value) != value:
+            if environ.setdefault(name, value) != value:
                 print(
-                    f"environment: {path.name} is set by the image; the value that was handed over is not used",
+                    f"environment: {name} is set by the image; the value that was handed over is not used",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -53,6 +57,10 @@ def masked(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FO
     """A text without the values of the secrets, for messages of libraries."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     values = {environ[name] for name in (*names, "HF_TOKEN") if environ.get(name)}
+    for name in names:
+        if name.endswith(CONTENT):
+            with contextlib.suppress(OSError):
+                values.add(os.fsdecode((folder / name).read_bytes()).strip())
     for value in sorted(values, key=len, reverse=True):
         if len(value) > SHORT:
             text = text.replace(value, "***")

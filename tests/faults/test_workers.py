@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,40 @@ def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
         f"told: {NO_ROOM}",
         "workers 2 samples 64",
     ], done.stdout + done.stderr
+
+
+class Collected(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples whose reading collects what nobody uses."""
+
+    def __getitem__(self, ids: Ids) -> torch.Tensor:
+        gc.collect()
+        return torch.from_numpy(ids)
+
+
+def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.CaptureFixture[str]) -> None:
+    """A rollback gives up an epoch that only a cycle refers to. Its end is the parent's, not that of a forked worker."""
+    ended, parent = multiprocessing.Value("i", 0), os.getpid()
+
+    def given_up() -> Iterator[torch.Tensor]:
+        try:
+            yield from WorkerSettings(1).prepared(Collected(), GROUPS)
+        finally:
+            ended.value += os.getpid() != parent
+
+    gc.disable()
+    try:
+        items = given_up()
+        next(items)
+        old = set(multiprocessing.active_children())
+        assert len(old) == 1
+        cycle: list[Any] = [items]
+        cycle.append(cycle)
+        del items, cycle
+        assert len(list(WorkerSettings(1).prepared(Collected(), GROUPS))) == len(GROUPS)
+        assert ended.value == 0
+        assert set(multiprocessing.active_children()) == old, "they wait for their parent"
+    finally:
+        gc.enable()
+        gc.collect()
+    assert multiprocessing.active_children() == []
+    assert "can only" not in capfd.readouterr().err

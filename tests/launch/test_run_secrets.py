@@ -12,6 +12,7 @@ from runtime.errors import SpecError
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import parse
 from runtime.launch import run_secrets
+from runtime.storage import store_variables
 from runtime.supervisor import supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system import secrets
@@ -63,13 +64,30 @@ def test_the_credentials_of_a_store_follow_for_a_job_that_is_copied_there() -> N
     assert collected(copied, False, **given)[0] == {}
 
 
-def test_a_file_of_credentials_follows_as_its_content(tmp_path: Path) -> None:
-    (tmp_path / "key.json").write_text("{}")
-    copied = "checkpoint: {copy_to: gs://bucket/runs}\n"
-    found = collected(copied, True, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))[0]
-    assert found == {"GOOGLE_SERVICE_ACCOUNT_KEY": b"{}"}
-    with pytest.raises(SpecError, match="cannot be read: /nowhere: No such file"):
-        collected(copied, True, GOOGLE_APPLICATION_CREDENTIALS="/nowhere")
+@pytest.mark.parametrize("name", store_variables.FILES)
+def test_a_file_of_credentials_follows_and_its_variable_names_it(tmp_path: Path, name: str) -> None:
+    scheme = next(scheme for scheme, prefix in store_variables.PREFIXES.items() if name.startswith(prefix))
+    (tmp_path / "key.json").write_text("a-token\n")
+    copied = f"checkpoint: {{copy_to: {scheme}://bucket/runs}}\n"
+    found, lines = collected(copied, True, **{name: str(tmp_path / "key.json")})
+    assert found == {f"{name}.file": b"a-token\n"}
+    assert "a-token" not in "".join(lines)
+    assert any("is not renewed in the run" in line for line in lines) == (name in store_variables.RENEWED)
+    assert collected(f"environment: [{name}]\n", False, **{name: str(tmp_path / "key.json")})[0] == found
+    inside = tmp_path / "secrets"
+    inside.mkdir()
+    (inside / f"{name}.file").write_bytes(found[f"{name}.file"])
+    environ = {"DRIVETRAIN_IMAGE": "cpu"}
+    secrets.take(environ, inside)
+    assert environ[name] == str(inside / f"{name}.file")
+    assert secrets.masked("401 for a-token", environ, inside) == "401 for ***"
+    with pytest.raises(SpecError) as caught:
+        collected(copied, True, **{name: "/nowhere"})
+    assert str(caught.value) == (
+        f"{name}: the file /nowhere cannot be read here: No such file or directory\n"
+        "  possible: a file with a credential, which the run gets read-only\n"
+        f"  do:       correct it, or unset {name} and export the variables of another credential"
+    )
 
 
 def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:

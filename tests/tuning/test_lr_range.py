@@ -71,6 +71,16 @@ def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_the_sweep_trains_parts_of_batches_as_training_does(tmp_path: Path) -> None:
+    """Dropout and BatchNorm go by parts: a sweep at one rate has the losses of training steps."""
+    rate = "optimizer: {name: adamw, lr: 0.01}, schedule: constant"
+    job = tiny.job(f"parts: 2, {rate}")
+    steps = tiny.losses(tiny.assembled(tmp_path / "1", job), 10)
+    swept = sweep(tiny.assembled(tmp_path / "2", job), 0.01, 0.01, 10)[1]
+    assert swept.tolist() == steps
+    assert sweep(tiny.assembled(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
+
+
 def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     rates, losses = sweep(made, 1e-3, 1e6, 80)

@@ -6,8 +6,10 @@ batch that is due.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import gc
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -112,7 +114,8 @@ class _WorkerPool:
             worker_init_fn=functools.partial(_begin, os.getpid()),
         )
         handler = signal.getsignal(signal.SIGCHLD)
-        self.items = iter(loader)
+        with _uncollected():
+            self.items = iter(loader)
         # torch's handler would raise at any point of the trainer, even in the middle of an optimizer step.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - before
@@ -173,8 +176,23 @@ class _WorkerPool:
             process.kill()  # a stopped process handles no other signal
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing is collected in the block."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _begin(parent: int, number: int) -> None:
     """Prepare a new worker process."""
+    # It must not collect what the parent no longer uses: an epoch that was given up would end its own workers and files.
+    gc.freeze()
+    gc.enable()
     forget()
     die_with(parent)
     # By default Python prints the error and drops the batch; the trainer would wait until the worker counts as hung.

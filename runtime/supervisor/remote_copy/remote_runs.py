@@ -62,7 +62,8 @@ class RemoteRuns:
                 say(f"copy: {store.address} is unfinished; downloading it")
                 lines: list[str] = []
                 try:
-                    fetch_run.fetch_run(store, folder, lines.append)
+                    above = -1 if _status(store) == "done" else _newest_good(folder)
+                    fetch_run.fetch_run(store, folder, lines.append, above)
                 finally:
                     for line in lines:
                         say(f"copy: {line}")
@@ -205,6 +206,12 @@ def _status(store: ObjectStore) -> object:
     content = store.find(run_files.STATE)
     found = None if content is None else parse_row(content)
     return found.get("status") if found else None
+
+
+def _newest_good(folder: Path) -> int:
+    """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
+    paths = sorted(folder.glob(f"{run_files.CHECKPOINTS}/step-*[0-9]"), key=run_copy.step_of, reverse=True)
+    return next((run_copy.step_of(path) for path in paths if verify(path) is None), -1)
 
 
 def _is_ahead(store: ObjectStore, folder: Path) -> bool:

@@ -195,7 +195,8 @@ class RunCopy:
     def _remove_gone(self) -> None:
         for each in self.store.objects():
             ours = is_portable(each.name) and each.name.split("/")[0] not in (*LEFT_OUT, STATE)
-            if ours and (self.run / "job.yaml").is_file() and is_gone(self.run / each.name):
+            # The folder last: one that goes away meanwhile, with its disk, has removed none of its files.
+            if ours and is_gone(self.run / each.name) and (self.run / "job.yaml").is_file():
                 self.check()
                 self.store.delete([each.name])
 

@@ -61,7 +61,11 @@ def listed(path: Path) -> dict[str, dict[str, Any]]:
         ValueError: with what is wrong with the manifest.
     """
     file = path / MANIFEST
-    manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
+    return listed_in(read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None)
+
+
+def listed_in(manifest: object) -> dict[str, dict[str, Any]]:
+    """The same, of the content of a manifest."""
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"{MANIFEST} is missing or incomplete")
     if manifest.get("format") not in FORMATS:

@@ -84,9 +84,9 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
     mean = weight = 0.0
     best = first = math.inf
     run.train_mode()
-    for rate, (epoch, batch) in zip(rates.tolist(), _batches(run), strict=False):
+    for rate, ((epoch, number), batch) in zip(rates.tolist(), _batches(run), strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        outcome = run.step(run.mixed(run.prepared(batch, epoch)), run.step_seed())
+        outcome = run.step(run.mixed(run.prepared(batch, epoch)), run.own_parts(run.batches.size(number)))
         run.counters.step += 1
         run.signals.check()
         if not outcome.finite:
@@ -106,12 +106,12 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
     return rates[: len(losses)], np.array(losses)
 
 
-def _batches(run: Run) -> Iterator[tuple[int, Batch]]:
-    """An endless stream of training batches with their epoch."""
+def _batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
+    """An endless stream of training batches with their epoch and number."""
     epoch = 0
     while True:
-        for batch in run.batches.epoch(epoch):
-            yield epoch, batch
+        for number, batch in enumerate(run.batches.epoch(epoch)):
+            yield (epoch, number), batch
         epoch += 1
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 from runtime.errors import Busy, CheckpointError
 from runtime.storage.remote_address import parse
 from runtime.storage.store_errors import RemoteError
-from runtime.supervisor.remote_copy import copy_child, writer_lock
+from runtime.supervisor.remote_copy import copy_child, run_copy, writer_lock
 from runtime.supervisor.remote_copy.copy_child import CopyChild
 from runtime.supervisor.remote_copy.copy_process import Copying
 from runtime.supervisor.remote_copy.copy_record import CopyRecord, of_store
@@ -124,6 +126,39 @@ def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(prox
     ours.continue_last()
     ours.leave()
     assert verify(path) is None
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "cut", "no manifest worth its name"])
+def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
+    proxy: FaultyStore, run: Path, damage: str
+) -> None:
+    place = f"worse-{damage[:3]}"
+    recorded(run, place)
+    copy = RunCopy(opened(f"{place}/parts-001"), run, 2)
+    for step in (100, 200):
+        path = checkpoint(run, f"step-{step}", size=3000)
+        copy.send()
+    large = "checkpoints/step-200/model.safetensors"
+    length = (path / "model.safetensors").stat().st_size
+    match damage:
+        case "other bytes":
+            opened(f"{place}/parts-001").put(large, b"x" * length)
+        case "cut":
+            opened(f"{place}/parts-001").put(large, b"x")
+        case _:
+            opened(f"{place}/parts-001").put("checkpoints/step-200/MANIFEST.json", b"\xff{")
+    shutil.rmtree(path)
+    here = checkpoint(run, "step-150")
+    number = here.stat().st_ino
+    proxy.seen.clear()
+    ours = runs_at(run.parent, place)
+    ours.continue_last()
+    ours.leave()
+    assert here.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
+    assert (any(large in path for _, path in proxy.seen)) == (damage == "other bytes"), "found before it is downloaded"
+    texts = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert "checkpoint step-200 is damaged: " in texts[0]
+    assert texts[1].endswith("using step-150, which is on this disk")
 
 
 def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path) -> None:
@@ -237,6 +272,24 @@ def test_a_file_that_was_removed_here_is_removed_there_by_the_next_start(proxy: 
     before = tags("gone")
     RunCopy(opened("gone"), run, 1).send()
     assert {name for name, _ in before} - {name for name, _ in tags("gone")} == {"batch_size.json"}
+
+
+def test_a_folder_that_goes_away_in_between_removes_nothing(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunCopy(opened("unmounted"), run, 1).send()
+    before = tags("unmounted")
+    look = run_copy.is_gone
+
+    def gone(path: Path) -> bool:
+        if run.is_dir():
+            run.rename(run.with_name("away"))
+        return look(path)
+
+    monkeypatch.setattr(run_copy, "is_gone", gone)
+    RunCopy(opened("unmounted"), run, 1).send()
+    assert not run.is_dir()
+    assert tags("unmounted") == before
 
 
 def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) -> None:
