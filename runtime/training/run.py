@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runtime import optimizations
-from runtime.data import stateless_random
+from runtime.data import one_copy, stateless_random
 from runtime.data.custom.stream_batches import batches_of
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
@@ -208,6 +208,8 @@ def assemble(
     identity = resume.identity(hardware, dataset)
     identical_ranks.check(ranks, job, dataset, model, identity["data"])
     identical_ranks.check_plan(ranks, plan)
+    if shared := one_copy.share(dataset, ranks):
+        dataset.notes.append(shared)
     # User code may initialize weights from random numbers that our seed does not control.
     ranks.broadcast([*model.parameters(), *model.buffers()])
     if device.type == "cpu":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from runtime.data.dataset import Inputs, Targets
+from runtime.data.images.npz_images import ImageArrays
 from runtime.data.stateless_random import Ids
 
 
@@ -35,6 +37,12 @@ class ImageSplit:
     def gather(self, ids: Ids) -> Inputs:
         """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
         return (self.images.gather(self.rows[ids]),)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        if isinstance(self.images, ImageArrays):
+            self.images = self.images.changed(change)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """What lists call one image."""

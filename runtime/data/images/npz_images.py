@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ class ImageArrays:
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), C, H, W)."""
         return self.pixels[torch.from_numpy(rows)]
+
+    def changed(self, change: Callable[[Any], Any]) -> ImageArrays:
+        """The same images with what `change` makes of their array."""
+        return replace(self, pixels=change(self.pixels))
 
     def title(self, row: int) -> str:
         """The number of an image in the file."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,12 @@ class SeriesSplit:
         windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
         chosen = windows.index_select(0, torch.from_numpy(self.starts[ids]))
         return (chosen.view(len(ids), self.length, channels),)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        self.values = change(self.values)
+        self.starts, self.numbers, self.file = change(self.starts), change(self.numbers), change(self.file)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """File and number of one window."""

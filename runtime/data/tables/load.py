@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ class TableSplit:
         """Numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         rows = torch.from_numpy(self.rows[ids])
         return tuple(x.index_select(0, rows) for x in self.inputs)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        self.inputs = tuple(map(change, self.inputs))
+        self.rows = change(self.rows)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """The row in its file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,13 @@ class TextSplit:
         filled, mask = self.tokens.padded(ids, self.pad)
         types = () if self.types is None else (torch.from_numpy(self.types.padded(ids, 0)[0]),)
         return torch.from_numpy(filled), *types, torch.from_numpy(mask)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        self.tokens = self.tokens.changed(change)
+        self.types = None if self.types is None else self.types.changed(change)
+        self.part.source.texts = tuple(map(change, self.part.source.texts))
+        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""

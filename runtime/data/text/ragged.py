@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,10 @@ class Ragged:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Length of each row."""
         return np.diff(self.offsets)
+
+    def changed(self, change: Callable[[Any], Any]) -> Ragged:
+        """The same rows with what `change` makes of their arrays."""
+        return Ragged(change(self.flat), change(self.offsets))
 
     def padded(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """These rows, padded to a rectangle.

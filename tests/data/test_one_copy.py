@@ -1,0 +1,159 @@
+"""The processes of a machine share the arrays of their data: the same samples, one copy, and whoever differs keeps its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+
+from runtime.data import array_file, one_copy
+from runtime.data.custom import arrays
+from runtime.data.dataset import Dataset, Split
+from runtime.data.load import load
+from runtime.data.one_copy import ArrayHolder
+from runtime.data.sample_data.write import write
+from runtime.distributed.ranks import ALONE
+from runtime.job_spec import load as job_spec
+from tests import ranks_start
+from tests.paths import ROOT
+
+
+class Held:
+    """Arrays in memory."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+
+    def change_arrays(self, change: one_copy.Change) -> None:
+        self.arrays = tuple(map(change, self.arrays))
+
+
+def columns() -> tuple[Any, ...]:
+    """One array of each kind, above and below the limit, and one twice."""
+    pixels = torch.arange(3 << 19, dtype=torch.int32).reshape(3, -1)
+    words = pyarrow.chunked_array([[f"text {i}" for i in range(n)] + [None] for n in (70_000, 50_000)])
+    small, half = torch.arange(9), torch.ones(1 << 20, dtype=torch.bfloat16)
+    return pixels, np.arange(1 << 18, dtype=np.float64), words, pixels, small, half, np.arange(1 << 18) > 7
+
+
+def same(one: Any, two: Any) -> bool:
+    if isinstance(one, pyarrow.ChunkedArray):
+        return bool(one.equals(two))
+    return np.array_equal(*(x.view(torch.int16).numpy() if isinstance(x, torch.Tensor) else x for x in (one, two)))
+
+
+def shared(first: list[Any], second: list[Any]) -> int:
+    """What two processes do, in one: returns the bytes that the second one maps."""
+    handle = one_copy._filled(first, len(one_copy._arrays(first)))
+    try:
+        return one_copy._mapped(second, len(one_copy._arrays(second)), handle)
+    finally:
+        os.close(handle)
+
+
+def test_arrays_of_all_kinds_are_shared() -> None:
+    one, two = Held(*columns()), Held(*columns())
+    small = two.arrays[4]
+    assert shared([one], [two]) > 11 << 20
+    for held in (one, two):
+        assert one_copy._arrays([held]) == []  # they lie in a file now
+        assert all(map(same, held.arrays, columns()))
+        assert held.arrays[0] is held.arrays[3]
+    assert two.arrays[4] is small
+    two.arrays[0][0, 0] = 9  # a write stays in its process
+    assert int(one.arrays[0][0, 0]) == 0
+
+
+def test_who_has_other_bytes_keeps_them() -> None:
+    one, two = Held(*columns()), Held(*columns())
+    two.arrays[0][2, 7] += 1
+    own = two.arrays[0]
+    shared([one], [two])
+    assert two.arrays[0] is own
+    assert one_copy._arrays([two]) == [own]
+    assert all(map(same, two.arrays[1:3], columns()[1:3]))
+
+
+def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(1 << 18))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
+    strided = torch.zeros(1 << 10, 1 << 10).T
+    assert one_copy._arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
+
+
+def gathered(split: Split) -> list[torch.Tensor]:
+    return [*split.gather(np.arange(len(split))), *split.targets.values()]
+
+
+EXAMPLES = {
+    "digits": ("", ""),
+    "reports": ("texts", "reports.csv"),
+    "series": ("series", "train.csv"),
+    "table": ("table", "train.parquet"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, file = EXAMPLES[name]
+    if kind:
+        write(kind, tmp_path / "data", 4000 if kind == "series" else 400, 0)
+    job = job_spec.load(ROOT / "jobs" / f"{name}.yaml", [f"data.train={tmp_path}/data/{file}"] if kind else [])
+    plain, *both = (load(job) for _ in range(3))
+    monkeypatch.setattr(array_file, "SMALLEST", 1)
+    holders = [cast(list[Any], [data.train, data.validation]) for data in both]
+    assert all(isinstance(split, ArrayHolder) for split in holders[0])
+    inputs = sum(x.nbytes for x in plain.train.gather(np.arange(len(plain.train))))
+    assert shared(*holders) > inputs // 16  # windows overlap, and tokens are padded when they are gathered
+    for data in both:
+        for one, two in ((plain.train, data.train), (plain.validation, data.validation)):
+            assert all(torch.equal(a, b) for a, b in zip(gathered(one), gathered(two), strict=True))
+            assert one.title(0) == two.title(0)
+
+
+def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_file, "SMALLEST", 1)
+    one, two = (
+        arrays.arrays((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
+        for _ in range(2)
+    )
+    assert shared([one], [two]) == 96 + 48
+    assert two.gather(np.array([0, 1]))[0].tolist() == [[8.0, 9.0], [2.0, 3.0]]
+
+
+def test_one_process_shares_nothing() -> None:
+    held: Any = Held(*columns())
+    before = held.arrays
+    assert one_copy.share(Dataset(held, held, {}, {}, mixable=False, notes=[]), ALONE) == ""
+    assert held.arrays is before or all(a is b for a, b in zip(held.arrays, before, strict=True))
+
+
+def test_processes_of_a_machine_share() -> None:
+    """Rank 2 has other data, so it keeps its own, and nobody waits for it."""
+    code = """
+import torch
+from runtime.data import one_copy
+from runtime.data.dataset import Dataset
+from runtime.distributed.ranks import join_ranks
+class Held:
+    def __init__(self, array):
+        self.array = array
+    def change_arrays(self, change):
+        self.array = change(self.array)
+ranks = join_ranks(torch.device("cpu"))
+held = Held(torch.arange(1 << 18) if ranks.number != 2 else torch.zeros(1 << 19))
+words = one_copy.share(Dataset(held, held, {}, {}, mixable=False, notes=[]), ranks)
+mapped = sum("drivetrain-data" in line for line in open("/proc/self/maps"))
+assert ranks.number == 2 or torch.equal(held.array, torch.arange(1 << 18))
+ranks.leave()
+print(words, mapped)
+"""
+    said = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
+    assert said[0] == said[1] == "memory: 2 MiB of the data once for the 2 processes of this machine 1\n"
+    assert said[2] == " 0\n"
