@@ -34,8 +34,10 @@ class Fault:
     """What the proxy does in place of an answer."""
 
     kind: str
-    """`slow down`, `denied`, `silent`, `cut` (after `at` bytes), `lost` (carried out, without an answer), `gone`."""
+    """`slow down`, `denied`, `silent`, `cut` (after `at` bytes), `lost` (carried out, without an answer), `gone`,
+    `answer` (status `at`, error `code`), `careless` (conditions are not kept), `short` (the first `at` bytes as if all)."""
     at: int = 0
+    code: str = ""
 
 
 @dataclass
@@ -113,11 +115,16 @@ def before(server: str) -> Iterator[FaultyStore]:
                 over.wait(60)
                 self.close_connection = True
                 return
+            if fault and fault.kind == "answer":
+                self.reply(fault.at, f"<Error><Code>{fault.code}</Code></Error>".encode(), {})
+                return
             if fault and fault.kind in ("slow down", "denied"):
                 self.reply(*((503, SLOW_DOWN) if fault.kind == "slow down" else (403, DENIED)), {})
                 return
             link = http.client.HTTPConnection(server, timeout=60)
-            link.request(self.command, self.path, body, dict(self.headers))
+            careless = fault is not None and fault.kind == "careless"
+            sent = {n: v for n, v in self.headers.items() if not (careless and n.lower().startswith("if-"))}
+            link.request(self.command, self.path, body, sent)
             answer = link.getresponse()
             content = answer.read()
             if fault and fault.kind == "lost":
@@ -126,7 +133,10 @@ def before(server: str) -> Iterator[FaultyStore]:
             kept = {n: v for n, v in answer.getheaders() if n.lower() not in ("connection", "content-length", "server")}
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
             link.close()
-            self.reply(answer.status, content, kept, cut=fault.at if fault else None, length=length)
+            if fault and fault.kind == "short":
+                content = content[: fault.at]
+            cut = fault.at if fault and fault.kind == "cut" else None
+            self.reply(answer.status, content, kept, cut=cut, length=length)
 
         def reply(
             self,

@@ -74,6 +74,14 @@ def _add_plan(add: Add) -> None:
     made = add("validate", "check job files and their CSV files for mistakes; needs neither torch nor internet access")
     made.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
     _add_set(made)
+    made.add_argument(
+        "--remote",
+        action="store_true",
+        help="also use every object store that the jobs name: list, read, write a probe",
+    )
+    made.add_argument(
+        "--runs", type=runs_option.parse, default=runs_option.LOCAL, metavar="ADDRESS", help="as for `train`"
+    )
     made = add("facts", "show this machine's hardware and how much of it this process may use")
     made.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
     made = _with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))

@@ -25,7 +25,7 @@ def validate(given: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
     from runtime.cli import validation
 
-    return validation.validate(given.jobs, given.set)
+    return validation.validate(given.jobs, given.set, remote=given.remote)
 
 
 def facts(given: argparse.Namespace) -> int:

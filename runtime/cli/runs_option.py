@@ -11,8 +11,8 @@ from runtime.storage.remote_address import parse as parse_address
 from runtime.supervisor import named_run
 
 LOCAL = Path("runs")
-COPIED = ("train", "repeat")
-"""Commands whose runs can be copied."""
+COPIED = ("train", "repeat", "validate")
+"""Commands whose runs can be copied, or that check whether they can."""
 
 
 def parse(text: str) -> Path | RemoteAddress:

@@ -1,4 +1,4 @@
-"""`drivetrain validate`: job files, and the cells of their CSV files."""
+"""`drivetrain validate`: job files, the cells of their CSV files, and the stores that they name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from pathlib import Path
 from runtime.errors import DrivetrainError
 from runtime.job_spec import data_cells
 from runtime.job_spec import load as job_spec
+from runtime.supervisor import remote_check
 
 
-def validate(paths: Sequence[Path], assignments: Sequence[str]) -> int:
+def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool = False) -> int:
     """Check job files; returns the exit code of the first that is not valid, or 0.
+
+    Args:
+        paths: of the job files.
+        assignments: `KEY=VALUE` over all of them.
+        remote: whether the stores that they name are used, too.
 
     Raises:
         DrivetrainError: if there is only one, and it is not valid.
@@ -20,7 +26,8 @@ def validate(paths: Sequence[Path], assignments: Sequence[str]) -> int:
     code = 0
     for path in paths:
         try:
-            _validate(path, assignments)
+            found = _validate(path, assignments, remote=remote)
+            code = code or found
         except DrivetrainError as error:
             if len(paths) == 1:
                 raise
@@ -29,9 +36,15 @@ def validate(paths: Sequence[Path], assignments: Sequence[str]) -> int:
     return code
 
 
-def _validate(path: Path, assignments: Sequence[str]) -> None:
+def _validate(path: Path, assignments: Sequence[str], *, remote: bool) -> int:
     job = job_spec.load(path, assignments)
     told = data_cells.check(job)
     print(f"{path}: valid ({job.name}, {job.task})")
     for note in (*job.notes, *told):
         print(f"  {note}")
+    if not remote:
+        return 0
+    wrong = remote_check.check(job, lambda line: print(f"  {line}"))
+    for error in wrong:
+        print(error, file=sys.stderr)
+    return wrong[0].exit_code if wrong else 0

@@ -51,6 +51,8 @@ class StoredObject:
     bytes: int
     tag: str
     """Changes with the content (ETag); empty if the store gives none."""
+    revision: str = ""
+    """What `replace` takes; empty in a list of Google's."""
 
 
 class ObjectStore:
@@ -104,7 +106,7 @@ class ObjectStore:
 
     def head(self, name: str) -> StoredObject:
         """Size and tag of an object."""
-        return _object(self._asked("read", name, lambda: _client().head(self._store, name)))
+        return self._object(self._asked("read", name, lambda: _client().head(self._store, name)))
 
     def exists(self, name: str) -> bool:
         """Whether an object is there."""
@@ -121,7 +123,7 @@ class ObjectStore:
 
         def found() -> list[StoredObject]:
             pages = _client().list(self._store, below or None)
-            return sorted((_object(each) for page in pages for each in page), key=lambda each: each.name)
+            return sorted((self._object(each) for page in pages for each in page), key=lambda each: each.name)
 
         return self._again("list", below, found)
 
@@ -135,7 +137,7 @@ class ObjectStore:
         return self._again("list", below, found)
 
     def put(self, name: str, content: bytes) -> str:
-        """Write an object; returns its tag."""
+        """Write an object; returns its revision."""
         return self._put(name, content, None)
 
     def put_file(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
@@ -169,12 +171,12 @@ class ObjectStore:
             )
 
     def create(self, name: str, content: bytes) -> str | None:
-        """Write an object that must not exist; returns its tag, or None if it exists."""
+        """Write an object that must not exist; returns its revision, or None if it exists."""
         return self._conditional(name, content, "create")
 
-    def replace(self, name: str, content: bytes, tag: str) -> str | None:
-        """Write over an object that must have this tag; returns the new tag, or None if it has changed."""
-        return self._conditional(name, content, {"e_tag": tag})
+    def replace(self, name: str, content: bytes, revision: str) -> str | None:
+        """Write over an object that must have this revision; returns the new one, or None if it has changed."""
+        return self._conditional(name, content, {self._mark: revision})
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
@@ -198,7 +200,16 @@ class ObjectStore:
         answer = self._asked(
             "write", name, lambda: _client().put(self._store, name, content, use_multipart=False, **more)
         )
-        return str(answer.get("e_tag") or "")
+        return str(answer.get(self._mark) or "")
+
+    @property
+    def _mark(self) -> str:
+        """What conditions are about: Google knows generations, all others ETags."""
+        return "version" if self.address.scheme == "gs" else "e_tag"
+
+    def _object(self, found: Mapping[str, Any]) -> StoredObject:
+        revision = str(found[self._mark] or "")
+        return StoredObject(str(found["path"]), int(found["size"]), str(found["e_tag"] or ""), revision)
 
     def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
         """The same, for an answer of which the client does not take up the rest if it is cut."""
@@ -223,10 +234,6 @@ class ObjectStore:
 
 def _is_of_store(error: Exception) -> bool:
     return isinstance(error, _client().exceptions.BaseError | FileNotFoundError)
-
-
-def _object(found: Mapping[str, Any]) -> StoredObject:
-    return StoredObject(str(found["path"]), int(found["size"]), str(found["e_tag"] or ""))
 
 
 def _opened(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:

@@ -120,7 +120,7 @@ def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
         return Trouble.CHANGED
     if kind == "FileNotFoundError" or status == 404:
         return Trouble.MISSING
-    if _MISSING.search(text) or (status is None and _ROLE.search(text)):
+    if _MISSING.search(text) or (status in (None, 401, 403, 404) and _ROLE.search(text)):
         return Trouble.NO_CREDENTIALS
     if kind == "UnauthenticatedError" or status == 401 or code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
         return Trouble.DENIED

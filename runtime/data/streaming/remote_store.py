@@ -28,6 +28,8 @@ class RemoteStore:
     """The spec key that names it."""
     opened: dict[int, ObjectStore] = field(default_factory=dict, repr=False)
     """By process: a client does not survive a fork."""
+    patience: Patience | None = None
+    """Of the requests; None for PATIENCE."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"opened": {}}
@@ -86,7 +88,17 @@ class RemoteStore:
                 "check the store and the network",
             )
 
+    def check_read(self, shard: Shard) -> None:
+        """Read a byte of a shard.
+
+        Raises:
+            RemoteError: if the store does not give it.
+        """
+        self._store().get_range(shard.name, 0, 1)
+
     def _store(self) -> ObjectStore:
         if os.getpid() not in self.opened:
-            self.opened[os.getpid()] = ObjectStore(self.address.parent if self.single else self.address, PATIENCE)
+            self.opened[os.getpid()] = ObjectStore(
+                self.address.parent if self.single else self.address, self.patience or PATIENCE
+            )
         return self.opened[os.getpid()]

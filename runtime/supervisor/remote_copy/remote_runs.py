@@ -13,6 +13,7 @@ from runtime.job import Job
 from runtime.storage.object_store import ObjectStore
 from runtime.storage.remote_address import RemoteAddress, parse
 from runtime.storage.store_errors import RemoteError
+from runtime.storage.write_probe import check_writable
 from runtime.supervisor import run_folder
 from runtime.supervisor.remote_copy import copy_record, fetch_run, run_copy, run_files
 from runtime.supervisor.remote_copy.copy_child import CopyChild, wait_for_previous
@@ -159,6 +160,7 @@ def opened(runs: Path, job: Job, *, new: bool, leads: bool) -> Iterator[RemoteRu
         yield None
         return
     try:
+        check_writable(ObjectStore(parse(job.checkpoint.copy_to)))
         found = RemoteRuns(runs, job, parse(job.checkpoint.copy_to))
     except RemoteError as error:
         raise _of_key(job, error) from None

@@ -38,7 +38,7 @@ class WriterLock:
         self.writer = writer
         self.lost = False
         """Whether somebody else has taken it."""
-        self._tag = ""
+        self._revision = ""
         self._beats = 0
         self._shown = -math.inf
         """When the lock was ours for sure, by our clock."""
@@ -59,30 +59,30 @@ class WriterLock:
         seen = ""
         while True:
             self._shown = time.monotonic()
-            if tag := self.store.create(FILE, self._content()):
-                self._tag = tag
+            if revision := self.store.create(FILE, self._content()):
+                self._revision = revision
                 return
-            found, tag = self._read()
-            if not tag:
+            found, revision = self._read()
+            if not revision:
                 continue  # released in this moment
-            if found.get("writer") in (self.writer, before) or (end and tag == seen and time.monotonic() > end):
-                taken = self.store.replace(FILE, self._content(), tag)
+            if found.get("writer") in (self.writer, before) or (end and revision == seen and time.monotonic() > end):
+                taken = self.store.replace(FILE, self._content(), revision)
                 if taken is None and self._read()[0].get("writer") != self.writer:
                     raise self._busy(found)
-                self._tag = taken or self._read()[1]
+                self._revision = taken or self._read()[1]
                 return
             if end is None:
                 tell(
                     f"copy: {self.store.address} was last written by {_who(found)}; looking for {STALE:.0f} s whether it still is"
                 )
-                end, seen = time.monotonic() + STALE, tag
-            elif tag != seen:
+                end, seen = time.monotonic() + STALE, revision
+            elif revision != seen:
                 raise self._busy(found)
             time.sleep(LOOK)
 
     def adopt(self) -> None:
         """Take over the lock that our starter has acquired under the same name."""
-        found, self._tag = self._read()
+        found, self._revision = self._read()
         self.lost = found.get("writer") != self.writer
 
     def beat(self) -> None:
@@ -119,8 +119,8 @@ class WriterLock:
                 return
             self._beats += 1
             begun = time.monotonic()
-            if tag := self.store.replace(FILE, self._content(), self._tag):
-                self._tag, self._shown = tag, begun
+            if revision := self.store.replace(FILE, self._content(), self._revision):
+                self._revision, self._shown = revision, begun
                 return
             self.adopt()  # an answer that was lost, or somebody else
 
@@ -149,18 +149,18 @@ class WriterLock:
                 self.store.delete([FILE])
 
     def _read(self) -> tuple[dict[str, Any], str]:
-        """Content and tag of the lock; empty if there is none."""
+        """Content and revision of the lock; empty if there is none."""
         try:
-            # The tag first: if the content is newer, `replace` refuses.
-            tag = self.store.head(FILE).tag
+            # The revision first: if the content is newer, `replace` refuses.
+            revision = self.store.head(FILE).revision
             found = parse_json(self.store.get(FILE))
         except RemoteError as error:
             if error.trouble is Trouble.MISSING:
                 return {}, ""
             raise
         except ValueError:
-            return {}, tag
-        return (found if isinstance(found, dict) else {}), tag
+            return {}, revision
+        return (found if isinstance(found, dict) else {}), revision
 
     def _content(self) -> bytes:
         host = socket.gethostname()

@@ -1,0 +1,71 @@
+"""Whether the stores that a job names can be used: its data listed and read, the place of its copies written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from runtime.data.streaming.remote_store import RemoteStore
+from runtime.errors import DrivetrainError
+from runtime.job import Job, dotted, remote_data
+from runtime.storage import store_variables
+from runtime.storage.object_store import ObjectStore, Patience
+from runtime.storage.remote_address import RemoteAddress, parse
+from runtime.storage.write_probe import check_writable
+from runtime.system.units import format_bytes
+
+PATIENCE = Patience(retries=10.0, silence=10.0, connect=5.0)
+"""Somebody waits for the answer."""
+
+
+def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
+    """Use every remote address of a job once; returns what is wrong, in the order of the keys.
+
+    Args:
+        job: the checked spec.
+        say: is told one line for each address that can be used.
+    """
+    wrong = list[DrivetrainError]()
+    uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
+        (key, text, _read) for key, text in remote_data.remote_paths(job)
+    ]
+    if job.checkpoint.copy_to:
+        uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))
+    for key, text, use in uses:
+        address = parse(text)
+        try:
+            found = use(address, dotted(key))
+        except DrivetrainError as error:
+            wrong.append(_placed(job, key, error))
+        else:
+            say(f"{dotted(key)}: {address}: {found} ({_access(address)})")
+    if not uses:
+        say("remote: the job names no object store")
+    return wrong
+
+
+def _read(address: RemoteAddress, key: str) -> str:
+    store = RemoteStore(address, key, patience=PATIENCE)
+    shards = store.shards()
+    store.check_read(shards[0])
+    size = format_bytes(sum(each.size for each in shards))
+    return f"{len(shards):,} shard{'s' * (len(shards) != 1)}, {size}, listed and read"
+
+
+def _write(address: RemoteAddress, key: str) -> str:
+    check_writable(ObjectStore(address, PATIENCE))
+    return "listed, written, read and removed"
+
+
+def _access(address: RemoteAddress) -> str:
+    """From where credentials and endpoint come."""
+    given = store_variables.known(address.scheme, os.environ)
+    return f"set here: {', '.join(given)}" if given else "nothing set: by the role of this machine"
+
+
+def _placed(job: Job, key: tuple[str, ...], error: DrivetrainError) -> DrivetrainError:
+    """The same error with the place in the spec before it."""
+    given = error.given.removeprefix(f"{dotted(key)}: ")
+    error.given = f"{job.document.place(key)}: {dotted(key)}: {given}"
+    error.args = ("\n".join(error.lines()),)
+    return error

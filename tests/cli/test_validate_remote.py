@@ -1,0 +1,101 @@
+"""`drivetrain validate --remote`: every store of a spec is used once, before a run needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.storage.object_store import Patience
+from runtime.supervisor import remote_check
+from tests.data.streaming import shards
+from tests.object_store import SECRET, Fault, FaultyStore, moto
+from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+
+SPEC = """
+name: t
+task: image-classification
+data: {train: "s3://bucket/shards", stream: true}
+checkpoint: {copy_to: "s3://bucket/runs"}
+"""
+SET = "set here: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with moto() as address, faulty_store(address):
+        for number in range(2):
+            path = shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
+            opened("shards").put(f"{number}.tar", path.read_bytes())
+        opened("shards").put("readme.txt", b"x")
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
+    monkeypatch.setattr(remote_check, "PATIENCE", Patience(retries=0.3, silence=1.0, connect=1.0))
+    monkeypatch.chdir(tmp_path)
+    with faulty_store(server) as found:
+        yield found
+
+
+def validated(capsys: pytest.CaptureFixture[str], text: str, *more: str) -> tuple[int, list[str], str]:
+    """Exit code, lines and errors."""
+    Path("job.yaml").write_text(text)
+    code = main.main(["validate", "job.yaml", *more])
+    told = capsys.readouterr()
+    assert SECRET not in told.out + told.err
+    return code, told.out.splitlines(), told.err
+
+
+def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    before = [each.name for each in opened("").objects()]
+    code, lines, _ = validated(capsys, SPEC, "--remote")
+    assert code == 0
+    assert lines[0] == "job.yaml: valid (t, image-classification)"
+    assert lines[-2].startswith("  data.train: s3://bucket/shards: 2 shards, ")
+    assert lines[-2].endswith(f", listed and read ({SET})")
+    assert lines[-1] == f"  checkpoint.copy_to: s3://bucket/runs: listed, written, read and removed ({SET})"
+    assert [each.name for each in opened("").objects()] == before, "the probe is gone"
+
+
+def test_without_the_option_nothing_is_asked(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validated(capsys, SPEC)[0] == 0
+    assert proxy.seen == []
+
+
+def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x").mkdir()
+    local = SPEC.replace('"s3://bucket/shards", stream: true', "x").partition("checkpoint")[0]
+    code, lines, errors = validated(capsys, local, "--remote", "--runs", "s3://bucket/mine")
+    assert code == 0, errors
+    assert "  checkpoint.copy_to: s3://bucket/mine: listed, written, read and removed" in lines[-1]
+    assert validated(capsys, local, "--remote")[1][-1] == "  remote: the job names no object store"
+
+
+def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, errors = validated(capsys, SPEC.replace("shards", "none").replace("runs", "r"), "--remote")
+    assert code == 3, "that of the first"
+    assert lines[-1].startswith("  checkpoint.copy_to")
+    assert errors.startswith("job.yaml:4:8: data.train: no shards in s3://bucket/none\n  possible: ")
+    proxy.fault = lambda number, method, path: Fault("denied") if method == "PUT" else None
+    code, lines, errors = validated(capsys, SPEC, "--remote")
+    assert code == 7
+    assert lines[-1].startswith("  data.train")
+    assert errors.startswith("job.yaml:5:14: checkpoint.copy_to: s3://bucket/runs/.drivetrain-probe-")
+    assert ": cannot write: the store refuses it (403 AccessDenied)\n  possible: " in errors
+    proxy.away = True
+    assert validated(capsys, SPEC, "--remote")[2].count("the store does not answer") == 2
+
+
+@pytest.mark.parametrize("kind", ["careless", "501"])
+def test_a_store_without_conditional_writes(proxy: FaultyStore, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    fault = Fault("careless") if kind == "careless" else Fault("answer", 501, "NotImplemented")
+    proxy.fault = lambda number, method, path: fault if method == "PUT" else None
+    code, _, errors = validated(capsys, SPEC, "--remote")
+    assert code == 7
+    assert "checkpoint.copy_to: s3://bucket/runs: the store has no conditional writes: it " in errors
+    proxy.fault = lambda number, method, path: None
+    assert opened("runs").objects() == [], "the probe is gone"
