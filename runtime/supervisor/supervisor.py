@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runtime.distributed import find_placement, local_processes, world
 from runtime.distributed.placement import Placement
-from runtime.errors import PeerError, Replanned, Stopped
+from runtime.errors import Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
@@ -31,6 +31,7 @@ from runtime.supervisor.remote_copy import remote_runs
 from runtime.supervisor.remote_copy.remote_runs import RemoteRuns
 from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.supervisor.train_request import TrainRequest
+from runtime.supervisor.trainer_death import avoidable
 from runtime.system import child_process, exit_codes, signals
 from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
@@ -186,34 +187,21 @@ def _attempts(
             if code == Replanned.exit_code:
                 words = ["--measured"]
                 continue
-            crashed = code in signals.CRASHES and not forward.sent
-            if place or (
-                not crashed and not (code in (KILLED, PeerError.exit_code) and memory_kill.killed_since(before))
-            ):
+            death = None if place else avoidable(code, run.path, machine, before, told=bool(forward.sent))
+            if death is None:
                 if code == KILLED:
                     print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
                 return code
-            kind, why = (
-                ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", memory_kill.told(machine))
-            )
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):
-                EventLog(run.path).add(kind, f"{why} before its first step; restarting without measuring")
+                EventLog(run.path).add(death.kind, f"{death.why} before its first step; restarting without measuring")
                 words = ["--measured"]
                 continue
-            again = (
-                kernel_crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
-            )
+            again = death.avoided(plan, -(-job.train.batch // count))
             if again is None:
-                error = kernel_crash.hopeless(why) if crashed else memory_kill.too_large(why)
+                error = death.final()
                 print(error, file=sys.stderr)
                 return error.exit_code
-            then = "restarting from its last checkpoint"
-            EventLog(run.path).add(
-                kind,
-                f"{why}; {kernel_crash.consequence(plan, then)}"
-                if crashed
-                else f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is",
-            )
+            EventLog(run.path).add(death.kind, death.consequence(plan, again))
             plan = again
 
 
