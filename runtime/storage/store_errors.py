@@ -54,6 +54,38 @@ class RemoteError(StorageError):
         return self.trouble is Trouble.AWAY
 
 
+_PARTS = {
+    Trouble.MISSING: ("{address} is not there", "something that exists", "correct the address"),
+    Trouble.NO_BUCKET: (
+        "{where}: there is no bucket {bucket}{at}",
+        "a bucket that exists; drivetrain creates none",
+        "create it with your provider's tool, correct the address, or see that {variables} mean its account",
+    ),
+    Trouble.DENIED: (
+        "{where}: the store refuses it ({said})",
+        "credentials that may list, read, write and remove below this address",
+        "give them these rights, or export others; set here: {variables}",
+    ),
+    Trouble.NO_CREDENTIALS: (
+        "{where}: no credentials were found",
+        "the variables of the provider ({needed}), or the role of this machine; files in a home folder are not read",
+        "export them where the command is called; set here: {variables}",
+    ),
+    Trouble.AWAY: (
+        "{where}: the store does not answer ({said})",
+        "a store that this machine reaches",
+        "check the network, and {endpoint}; try again later",
+    ),
+    Trouble.CHANGED: ("{where}: it is there already, or has changed ({said})",),
+    Trouble.REFUSED: (
+        "{where}: {said}",
+        "a request that the store accepts",
+        "see what the provider says about it; set here: {variables}",
+    ),
+}
+"""The parts of each error; `translate` says what the words in braces are."""
+
+
 def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapping[str, str]) -> RemoteError:
     """What an exception of the client means for the user.
 
@@ -67,50 +99,18 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
     code, status = _code(text), _status(text)
     trouble = _trouble(kind, code, status, text)
     said = " ".join(filter(None, (str(status or ""), code))) or _reason(str(error))
-    where = f"{address}: cannot {task}"
-    bucket, variables = address.host, store_variables.told(address.scheme, environ)
-    match trouble:
-        case Trouble.MISSING:
-            return RemoteError(trouble, f"{address} is not there", "something that exists", "correct the address")
-        case Trouble.NO_BUCKET:
-            endpoint = store_variables.endpoint(address.scheme, environ)
-            return RemoteError(
-                trouble,
-                f"{where}: there is no bucket {bucket}{f' at {endpoint}' if endpoint else ''}",
-                "a bucket that exists; drivetrain creates none",
-                f"create it with your provider's tool, correct the address, or see that {variables} mean its account",
-            )
-        case Trouble.DENIED:
-            return RemoteError(
-                trouble,
-                f"{where}: the store refuses it ({said})",
-                "credentials that may list, read, write and remove below this address",
-                f"give them these rights, or export others; set here: {variables}",
-            )
-        case Trouble.NO_CREDENTIALS:
-            return RemoteError(
-                trouble,
-                f"{where}: no credentials were found",
-                f"the variables of the provider ({store_variables.needed(address.scheme)}), or the role of this machine; "
-                "files in a home folder are not read",
-                f"export them where the command is called; set here: {variables}",
-            )
-        case Trouble.AWAY:
-            endpoint = store_variables.endpoint(address.scheme, environ) or "the address of the provider"
-            return RemoteError(
-                trouble,
-                f"{where}: the store does not answer ({said})",
-                "a store that this machine reaches",
-                f"check the network, and {endpoint}; try again later",
-            )
-        case Trouble.CHANGED:
-            return RemoteError(trouble, f"{where}: it is there already, or has changed ({said})")
-    return RemoteError(
-        trouble,
-        f"{where}: {said}",
-        "a request that the store accepts",
-        f"see what the provider says about it; set here: {variables}",
-    )
+    endpoint = store_variables.endpoint(address.scheme, environ)
+    words = {
+        "address": address,
+        "where": f"{address}: cannot {task}",
+        "bucket": address.host,
+        "at": f" at {endpoint}" if endpoint else "",
+        "endpoint": endpoint or "the address of the provider",
+        "needed": store_variables.needed(address.scheme),
+        "variables": store_variables.told(address.scheme, environ),
+        "said": said,
+    }
+    return RemoteError(trouble, *(part.format_map(words) for part in _PARTS[trouble]))
 
 
 def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
