@@ -47,6 +47,11 @@ class Head:
         """The number of network outputs of this head."""
         return len(self.classes) or len(self.columns)
 
+    @property
+    def counted(self) -> str:
+        """How many outputs of which kind: `3 classes`, `5 labels`, `2 numbers`."""
+        return f"{self.outputs} {'labels' if self.several else 'classes' if self.classes else 'numbers'}"
+
 
 def head(row: Mapping[str, object]) -> Head:
     """Rebuild a head from `dataclasses.asdict`, as read back from JSON."""

@@ -16,6 +16,18 @@ _BECOMES = {
 }
 
 
+def decided(
+    job: ImageJob, source: ImageSource, settled: InputRecord | None, wanted: Expected | None
+) -> tuple[int, int, Resize, list[str]]:
+    """Size, channels, how images become square, and the reasons as notes; those of `settled` if it is given."""
+    size, channels, notes = chosen(job, source, wanted)
+    if settled:
+        size, channels = of_earlier(job, settled)
+        notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
+    shape, why = resized(job, settled, wanted)
+    return size, channels, shape, [*notes, *why, *oblong(source, shape.fit)]
+
+
 def chosen(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[int, int, list[str]]:
     """Size, channels, and the reasons as notes."""
     if wanted is not None:

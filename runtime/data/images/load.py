@@ -48,12 +48,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
     train.targets.check(train.rows, train.key)
     wanted = image_input.expected(job)
-    size, channels, notes = geometry.chosen(job, train, wanted)
-    if settled:
-        size, channels = geometry.of_earlier(job, settled)
-        notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
-    shape, why = geometry.resized(job, settled, wanted)
-    notes += [*why, *geometry.oblong(train, shape.fit)]
+    size, channels, shape, notes = geometry.decided(job, train, settled, wanted)
     train.fit(size, channels, shape)
     read = [(train.key, train.images)]
     own: ImageSource | None = None
@@ -78,13 +73,8 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         parts = train_split, _split(train, held, head)
     found, more = preparer(job, parts[0], head.classes, wanted, shape)
     if settled:
-        known = from_preprocessing(dict(settled.preprocessing))
-        if not settled.same_data:
-            known, more = pixel_scale.known(job, known, found, parts[0].gather(np.arange(1))[0].dtype), []
-        augment = Augment(job.data.augment, job.train.seed, known.mean)
-        found = replace(known, augment=augment, classes=head.classes, image_size=size)
-    what = "labels" if head.several else "classes" if head.classes else "numbers"
-    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {head.outputs} {what}"
+        found, more = _as_before(job, settled, parts[0], replace(found, image_size=size), more)
+    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {head.counted}"
     columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
     return Dataset(
         *parts,
@@ -96,6 +86,17 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         notes=[counts, *train.notes, *notes, *more],
         files={key: images.names for key, images in read if isinstance(images, Files) and not images.cells},
     )
+
+
+def _as_before(
+    job: ImageJob, settled: InputRecord, train: ImageSplit, found: ImagePreprocessing, notes: list[str]
+) -> tuple[ImagePreprocessing, list[str]]:
+    """The stored preprocessing with the classes and the size of `found`, which is that of this data, and its notes."""
+    known = from_preprocessing(dict(settled.preprocessing))
+    if not settled.same_data:
+        known, notes = pixel_scale.known(job, known, found, train.gather(np.arange(1))[0].dtype), []
+    augment = Augment(job.data.augment, job.train.seed, known.mean)
+    return replace(known, augment=augment, classes=found.classes, image_size=found.image_size), notes
 
 
 def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:

@@ -76,16 +76,8 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     assert stream is not None
     cache = open_stream.open_cache(stream)
     form = label_form.of_job(job.data, ask=not (settled and settled.same_data))
-    train = _read(job, job.data.train, form, "data.train", cache)
-    train.targets.check(train.places(train.rows), train.key)
-    sources, own = [train], train
-    if isinstance(job.data.validation, str):
-        found = replace(form, separator=train.separator or form.separator)
-        own = _read(job, job.data.validation, found, "data.validation", cache)
-        sources.append(own)
-        kept, held = train.rows, own.rows
-    else:
-        kept, held = open_stream.held_out(train.index, train.rows, job.data.validation, job.train.seed, train.key)
+    train, kept, own, held = _divided(job, form, cache)
+    sources = [train] if own is train else [train, own]
 
     def computed() -> Head:
         return train.targets.head(train.places(train.rows), train.places(kept), train.key)
@@ -97,7 +89,6 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     splits = train.split(kept, head), own.split(held, head)
     order = open_stream.order_of(job, stream, train.index, kept)
     classes = splits[0].targets[""].numpy() if head.classes and not head.several else None
-    kinds = "labels" if head.several else "classes" if head.classes else "numbers"
     return Dataset(
         *splits,
         heads={"": head},
@@ -106,7 +97,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
         decoded=False,
         order=order,
         notes=[
-            f"{len(kept):,} training and {len(held):,} validation images, {head.outputs} {kinds}",
+            f"{len(kept):,} training and {len(held):,} validation images, {head.counted}",
             *(note for source in sources for note in (_indexed(source.key, source.index), *source.notes)),
             *_unseen(head, splits),
             *open_stream.shuffle_notes(order, classes),
@@ -117,6 +108,18 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
         shards={source.key: source.index.recorded() for source in sources},
         content=lambda: {source.key: source.index.digest() for source in sources},
     )
+
+
+def _divided(job: ImageJob, form: LabelForm, cache: ShardCache) -> tuple[_Source, Ids, _Source, Ids]:
+    """The training images and their rows, then the validation images and theirs; both may have one source."""
+    train = _read(job, job.data.train, form, "data.train", cache)
+    train.targets.check(train.places(train.rows), train.key)
+    if isinstance(job.data.validation, str):
+        found = replace(form, separator=train.separator or form.separator)
+        own = _read(job, job.data.validation, found, "data.validation", cache)
+        return train, train.rows, own, own.rows
+    kept, held = open_stream.held_out(train.index, train.rows, job.data.validation, job.train.seed, train.key)
+    return train, kept, train, held
 
 
 def _read(job: ImageJob, text: str, form: LabelForm, key: str, cache: ShardCache) -> _Source:
@@ -157,12 +160,7 @@ def _preparer(
         return replace(known, augment=Augment(job.data.augment, job.train.seed, known.mean)), []
     wanted = image_input.expected(job)
     source = _sample(train, kept, job.train.seed)
-    size, channels, notes = geometry.chosen(job, source, wanted)
-    if settled:
-        size, channels = geometry.of_earlier(job, settled)
-        notes = [f"image_size {size}, channels {channels}: as in the earlier run"]
-    shape, why = geometry.resized(job, settled, wanted)
-    notes += [*why, *geometry.oblong(source, shape.fit)]
+    size, channels, shape, notes = geometry.decided(job, source, settled, wanted)
     source.fit(size, channels, shape)
     split = ImageSplit(source.images, source.rows, None)
     made, more = preparer(job, split, head.classes, wanted, shape)
