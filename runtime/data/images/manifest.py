@@ -53,15 +53,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     columns = form.columns if form else ()
     inside = image_column.find(file, path_column, key)
     named, path_column = path_column, inside or path_column
-    options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
-    if form and form.groups:
-        options |= {form.groups: "data.groups"}
-    text = [
-        *(() if inside else (path_column,)),
-        *([form.groups] if form and form.groups else ()),
-        *(columns if form and (form.kind == "class" or form.in_a_cell) else ()),
-    ]
-    table = table_file.read(file, key, wanted=options, only=True, text=text, csv=files)
+    table = _table(file, path_column, form, key, files, paths=not inside)
     rows = ManifestRows()
     if inside:
         empty = image_column.lacking(table[inside])
@@ -71,10 +63,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     else:
         paths = _text(table, path_column, file, key)
     wrong, take = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
-    reasons = [f"{path_column} is empty" if not path else "" for path in paths]
-    for row, reason in wrong.items():
-        both = reason.endswith(" is empty") and reasons[row]
-        reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
+    reasons = _reasons(paths, path_column, wrong)
     keep = [row for row, reason in enumerate(reasons) if not reason]
     rows.bad = [
         BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
@@ -93,6 +82,31 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         names = _text(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]
     return rows
+
+
+def _table(
+    file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, *, paths: bool
+) -> pyarrow.Table:
+    """The columns that are needed; `paths` says whether that of the images holds text."""
+    columns = form.columns if form else ()
+    options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
+    if form and form.groups:
+        options |= {form.groups: "data.groups"}
+    text = [
+        *((path_column,) if paths else ()),
+        *([form.groups] if form and form.groups else ()),
+        *(columns if form and (form.kind == "class" or form.in_a_cell) else ()),
+    ]
+    return table_file.read(file, key, wanted=options, only=True, text=text, csv=files)
+
+
+def _reasons(paths: list[str], path_column: str, wrong: Wrong) -> list[str]:
+    """Why each row cannot be used; empty if it can."""
+    reasons = [f"{path_column} is empty" if not path else "" for path in paths]
+    for row, reason in wrong.items():
+        both = reason.endswith(" is empty") and reasons[row]
+        reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
+    return reasons
 
 
 def targets(
