@@ -83,20 +83,13 @@ def dataset(
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
     head, kind = target_kinds.settle(job, train, held, targets, names)
-    inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
-    shapes = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
-    stored = {"kind": "own", "inputs": shapes, "targets": kind, "reader": reader}
+    stored = {"kind": "own", "inputs": _shapes(train), "targets": kind, "reader": reader}
     notes = [
         f"{len(train):,} training and {len(held):,} validation samples",
         _goal(head, kind),
         *_way(train, names, kind),
         *target_kinds.unseen(train, head),
     ]
-    arrays = {
-        name: part
-        for name, part in zip(("training", "validation"), (train, held), strict=True)
-        if isinstance(part, ArraySplit)
-    }
     return Dataset(
         train,
         held,
@@ -107,8 +100,19 @@ def dataset(
         decoded=isinstance(train, ArraySplit),
         notes=notes,
         loss=loss,
-        content=lambda: {name: part.digest() for name, part in arrays.items()},
+        content=partial(_digests, {"training": train, "validation": held}),
     )
+
+
+def _shapes(train: Items) -> list[dict[str, Any]]:
+    """Shape and type of each input of a sample."""
+    inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
+    return [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
+
+
+def _digests(parts: Mapping[str, Items]) -> dict[str, str]:
+    """The hashes of those parts whose samples are all in memory."""
+    return {name: part.digest() for name, part in parts.items() if isinstance(part, ArraySplit)}
 
 
 def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:

@@ -16,7 +16,7 @@ from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import features, split
-from runtime.data.tables.column_roles import roles
+from runtime.data.tables.column_roles import Roles, roles
 from runtime.data.tables.date_features import DateFeatures
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
@@ -104,12 +104,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
         fitted, left_out = features.fit(table, found, kept, dates)
     if settled:
         fitted = features.from_json(settled.preprocessing)
-    if not fitted.names:
-        raise DataError(
-            f"data.train: all {len(found.names)} features of {path} are constant in the training rows",
-            "a feature that differs between rows",
-            "add columns or rows",
-        )
+    _check_varied(fitted, found, path)
     train = _TablePart(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
     if isinstance(data.validation, str):
         place = job.resolve(data.validation)
@@ -129,6 +124,16 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
         mixable=not fitted.categories,
         notes=[counts, *train.notes, *own.notes],
     )
+
+
+def _check_varied(fitted: Features, found: Roles, path: Path) -> None:
+    """Refuse a table of which nothing is left to learn from."""
+    if not fitted.names:
+        raise DataError(
+            f"data.train: all {len(found.names)} features of {path} are constant in the training rows",
+            "a feature that differs between rows",
+            "add columns or rows",
+        )
 
 
 def read(
