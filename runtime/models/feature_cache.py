@@ -190,17 +190,10 @@ def keep(
     Raises:
         StorageError: if the disk has no space for the file.
     """
-    inputs = tuple(x.to(device) for x in sample(dataset))
-    found = frozen_split.of(model, inputs)
-    assert found is not None, "refused where there is no frozen prefix"
-    with frozen_split.evaluating(model), torch.no_grad():
-        shown = found.prefix(*inputs)
+    found, shown = _divided(model, tuple(x.to(device) for x in sample(dataset)))
     views: list[int | None] = [*range(dataset.views)] or [None]
     parts = [*((dataset.train, epoch) for epoch in views), (dataset.validation, None)]
-    key = f"{key} {found.name}"
-    if key not in dataset.kept:
-        dataset.kept.clear()
-        dataset.kept[key] = [_rows(split, shown, folder) for split, _ in parts]
+    kept = _storage(dataset, f"{key} {found.name}", [split for split, _ in parts], shown, folder)
 
     def activations(split: Split, epoch: int | None, rows: CachedRows) -> Activations:
         which = "" if epoch is None else f", view {epoch + 1} of {len(views)},"
@@ -212,9 +205,7 @@ def keep(
             lambda text: report(f"{found.name}{which} {text}"),
         )
 
-    *trained, validation = (
-        activations(split, epoch, rows) for (split, epoch), rows in zip(parts, dataset.kept[key], strict=True)
-    )
+    *trained, validation = (activations(split, epoch, rows) for (split, epoch), rows in zip(parts, kept, strict=True))
     train = Views(trained) if dataset.views else trained[0]
     cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
     return cached, found
@@ -224,6 +215,23 @@ def sample(dataset: Dataset) -> Inputs:
     """The first training sample, preprocessed as in evaluation."""
     ids = np.zeros(1, np.int64)
     return dataset.prepare(dataset.train.gather(ids), ids, None)
+
+
+def _divided(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Inputs]:
+    """The split network, and what its frozen prefix makes of these inputs."""
+    found = frozen_split.of(model, inputs)
+    assert found is not None, "refused where there is no frozen prefix"
+    with frozen_split.evaluating(model), torch.no_grad():
+        return found, found.prefix(*inputs)
+
+
+def _storage(dataset: Dataset, key: str, splits: list[Split], shown: Inputs, folder: Path | None) -> list[CachedRows]:
+    """Storage for each of these splits: what the dataset has kept under this key, or a new one in place of all other."""
+    if key not in dataset.kept:
+        dataset.kept.clear()
+        dataset.kept[key] = [_rows(split, shown, folder) for split in splits]
+    kept: list[CachedRows] = dataset.kept[key]
+    return kept
 
 
 def _rows(split: Split, shown: Inputs, folder: Path | None) -> CachedRows:
