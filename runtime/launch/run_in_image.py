@@ -14,8 +14,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from runtime.errors import DataError, DeviceError, SpecError
 from runtime.inference.predict import STDIN, TERMINAL
@@ -69,7 +71,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         DeviceError: if no engine answers, or the image cannot be built.
         SpecError: if the spec is invalid, or names something that may not be mounted.
     """
-    from runtime.launch import container_limits, docker_engine, engine_traits, network, run_secrets
+    from runtime.launch import container_limits, docker_engine, engine_traits, run_secrets
 
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
@@ -78,22 +80,11 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             "torch in the local environment, or an engine",
             f"`{SETUP}`, or {client.cure}",
         )
-    workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
-    values, info = dict[str, bytes](), client.info()
+    workdir, info = _workdir(Path.cwd()), client.info()
     engine, output = engine_traits.find(info), getattr(given, "output", None)
     written = output_folder.mount(output)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
-        seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
-        for path, job in _jobs(given):
-            seen += mounts.of_job(path, job, PROJECT)
-            if given.command in WITH_JOB:
-                online |= network.told(job)[0]
-                found, lines = run_secrets.collect(job, online)
-                values |= found
-                print(*lines, sep="\n", end="\n" if lines else "")
-                limits = limits or container_limits.variables(info, job)
-        if online:
-            print("network: on, the job needs a download")
+        needs = _needs(given, info)
         docker_engine.provide_image(client, "cpu")
         # What writes new files of the user's, and runs none of their code, runs as the user who called it.
         owner = container_limits.owner(PROJECT) if given.command not in ("sample", "init") else {}
@@ -102,15 +93,49 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         user = ("0", "0")
     else:
         output_folder.check_writable(output, int(user[0]))
-    limits |= engine.limits(gpu=False)
-    with run_secrets.written(values, info, int(user[0])) as secrets:
-        seen += [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
+    limits = needs.limits | engine.limits(gpu=False)
+    with run_secrets.written(needs.secrets, info, int(user[0])) as secrets:
+        seen = needs.mounts + [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
         options = ["--security-opt", "label=disable"] if engine.selinux else []
         options += ["--interactive"] if STDIN in getattr(given, "inputs", ()) else []
         seen = [mount for mount in mounts.together(iter(seen)) if mount.target != written]
-        command = line(arguments, workdir, user, limits, seen, network=online, written=written)
+        command = line(arguments, workdir, user, limits, seen, network=needs.network, written=written)
         return _wait([*command[:2], *options, *command[2:]])
+
+
+@dataclass
+class _Needs:
+    """What a command needs in its container, by what it and its jobs name."""
+
+    mounts: list[mounts.Mount]
+    secrets: dict[str, bytes] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
+    """Of the first job, as variables; the usual ones if there is none."""
+    network: bool = False
+
+
+def _needs(given: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
+    """What the command line needs; prints what is handed over.
+
+    Args:
+        given: the parsed command line.
+        info: what the engine says about itself.
+    """
+    from runtime.launch import container_limits, network, run_secrets
+
+    needs = _Needs([mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)])
+    for path, job in _jobs(given):
+        needs.mounts += mounts.of_job(path, job, PROJECT)
+        if given.command in WITH_JOB:
+            needs.network |= network.told(job)[0]
+            found, lines = run_secrets.collect(job, needs.network)
+            needs.secrets |= found
+            print(*lines, sep="\n", end="\n" if lines else "")
+            needs.limits = needs.limits or container_limits.variables(info, job)
+    if needs.network:
+        print("network: on, the job needs a download")
+    return needs
 
 
 def line(
