@@ -133,7 +133,7 @@ def train(
         DrivetrainError: for any other failure.
     """
     caller = sys._getframe(1)
-    place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}:1"
+    place = embedded_call.place_of(caller)
     refuse = embedded_parts.refusal(place)
     calls = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
     with _silent() if quiet else contextlib.nullcontext():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from runtime.data.custom.data_sources import DataSource
@@ -25,6 +27,11 @@ OTHER_NAMES = {
 }
 """What other libraries call an argument, and its name here."""
 OPTIMIZER = 'optimizer={"name": "adamw", "lr": 0.001}'
+
+
+def place_of(call: FrameType) -> str:
+    """File, line and column of a call, given the frame that made it."""
+    return f"{Path(call.f_code.co_filename).name}:{call.f_lineno}:1"
 
 
 def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:

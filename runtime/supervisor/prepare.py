@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from runtime.plan import plan as plans
 from runtime.plan.plan import Plan
 from runtime.plan.plan_table import render
 from runtime.supervisor import embedded_call, embedded_parts, host_process
+from runtime.supervisor.embedded_parts import Refusal
 from runtime.supervisor.prepared_step import LoopRun, PreparedStep
 from runtime.system.console import console, say
 from runtime.training import torch_setup
@@ -84,36 +85,42 @@ def prepare(
         SpecError: if an argument cannot be used.
         DeviceError: if the GPU cannot be used.
     """
-    caller = sys._getframe(1)
-    place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}:1"
+    place = embedded_call.place_of(sys._getframe(1))
     refuse = embedded_parts.refusal(place)
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
-    for name in optimize or {}:
-        if name in optimizations.off_values() and name not in USED:
-            raise refuse(f"optimize.{name}", "is set", f"{', '.join(USED)}: {LEFT}", "leave it out")
+    _check(accumulate, optimize or {}, refuse)
     made = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
-    settings: dict[str, Any] = {
-        "clip_norm": clip_norm,
-        "deterministic": deterministic,
-        "optimizer": embedded_parts.optimizer_spec(made.optimizer),
-        "schedule": "constant",
-    }
-    written = {
-        "name": "prepare",
-        "task": "python",
-        "train": settings | ({} if fp16 is None else {"fp16": dict(fp16)}),
-        "optimize": dict(optimize or {}),
-        "limits": embedded_call.limits_of(limits or {}, gpus, refuse),
-    }
-    job = embedded_call.spec_of(written, place)
-    # How many samples a batch has is not known before the first.
-    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+    settings: dict[str, Any] = {"clip_norm": clip_norm, "deterministic": deterministic}
+    settings |= {"optimizer": embedded_parts.optimizer_spec(made.optimizer), "schedule": "constant"}
+    settings |= {} if fp16 is None else {"fp16": dict(fp16)}
+    job = _job(settings, optimize or {}, embedded_call.limits_of(limits or {}, gpus, refuse), place)
     machine = calibration_file.attached(host_process.machine(detect(Path()), job))
     plan = _plan(job, machine, model)
     if not quiet:
         console().print(render(plan, job, machine))
     return _block(job, machine, plan, model, made, loss, accumulate)
+
+
+def _check(accumulate: object, optimize: Iterable[str], refuse: Refusal) -> None:
+    """Refuse what no step of a loop can do."""
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
+    for name in optimize:
+        if name in optimizations.off_values() and name not in USED:
+            raise refuse(f"optimize.{name}", "is set", f"{', '.join(USED)}: {LEFT}", "leave it out")
+
+
+def _job(settings: object, optimize: Mapping[str, Any], limits: object, place: str) -> EmbeddedJob:
+    """The job that the arguments describe; `place` is that of the call."""
+    written = {
+        "name": "prepare",
+        "task": "python",
+        "train": settings,
+        "optimize": dict(optimize),
+        "limits": limits,
+    }
+    job = embedded_call.spec_of(written, place)
+    # How many samples a batch has is not known before the first.
+    return job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
 
 
 def _plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
