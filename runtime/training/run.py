@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -201,30 +202,20 @@ def assemble(
     """
     parts = parts or UserParts()
     events, counters = EventLog(folder), Counters()
+    report = partial(_report, events, counters)
     device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
     ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)
-    identity = resume.identity(hardware, dataset)
-    identical_ranks.check(ranks, job, dataset, model, identity["data"])
-    identical_ranks.check_plan(ranks, plan)
-    if shared := one_copy.share(dataset, ranks):
-        dataset.notes.append(shared)
-    # User code may initialize weights from random numbers that our seed does not control.
-    ranks.broadcast([*model.parameters(), *model.buffers()])
+    identity = _begin_alike(ranks, job, hardware, plan, dataset, model)
     if device.type == "cpu":
         strided_convolution.rewrite(model)
     frozen = _frozen(model, network, job, epoch)
     by_layer = lr_groups.groups(job, model, network.trained())
-    factors = {name: g.factor for g in by_layer for name in g.names}
-    made = parts.optimizer.build(model) if parts.optimizer else optimizer.build(job.train.optimizer, model, factors)
-    batches = batches_of(dataset, job.train.batch, job.train.seed)
-    world.check_parts(job, ranks.count)
+    made = _optimizer(job, model, by_layer, parts)
     cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
-    if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
-        batches.shard = cut.shard
-    size = cut.own(job.train.batch)[0].samples
-    options = plain_options(model, ranks, size, signals, partial(_report, events, counters))
+    batches = _batches(job, dataset, cut, report)
+    options = plain_options(model, ranks, cut.own(job.train.batch)[0].samples, signals, report)
     extends = extension.read(folder)
     run = Run(
         job=job,
@@ -254,21 +245,54 @@ def assemble(
         lr_groups=by_layer,
         parts=parts,
     )
+    _apply(plan, run)
+    sizes = {"processes": ranks.count, "parts": cut.count, "threads": torch.get_num_threads()}
+    run.identity = identity | {name: str(size) for name, size in sizes.items()}
+    return run
+
+
+def _begin_alike(
+    ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
+) -> dict[str, str]:
+    """Make sure that all processes begin with the same data, plan and weights; returns what the bits depend on."""
+    identity = resume.identity(hardware, dataset)
+    identical_ranks.check(ranks, job, dataset, model, identity["data"])
+    identical_ranks.check_plan(ranks, plan)
+    if shared := one_copy.share(dataset, ranks):
+        dataset.notes.append(shared)
+    # User code may initialize weights from random numbers that our seed does not control.
+    ranks.broadcast([*model.parameters(), *model.buffers()])
+    return identity
+
+
+def _optimizer(job: Job, model: nn.Module, by_layer: list[LrGroup], parts: UserParts) -> torch.optim.Optimizer:
+    """The optimizer of the program, or that of the spec."""
+    if parts.optimizer:
+        return parts.optimizer.build(model)
+    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in by_layer for name in g.names})
+
+
+def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str, str], None]) -> Batches:
+    """The batches of the training data; of each one this process gets its share, unless batches are mixed."""
+    batches = batches_of(dataset, job.train.batch, job.train.seed)
+    world.check_parts(job, cut.ranks.count)
+    if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
+        batches.shard = cut.shard
+    batches.handover.processes = cut.ranks.count
+    batches.tell = partial(report, "loader")
+    return batches
+
+
+def _apply(plan: Plan, run: Run) -> None:
+    """Apply the optimizations of the plan."""
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
             # Here mypy checks that Run fits AssembledRun, the interface for optimizations.
             optimization.apply(run, value)
-    run.step.state.on_device = device.type == "cuda"
-    run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-    run.identity = identity | {
-        "processes": str(ranks.count),
-        "parts": str(cut.count),
-        "threads": str(torch.get_num_threads()),
-    }
-    run.batches.handover.processes = ranks.count
-    batches.tell = partial(_report, events, counters, "loader")
-    return run
+    on_device = run.device.type == "cuda"
+    run.step.state.on_device = on_device
+    run.step.state.strict = on_device and run.job.train.is_deterministic(on_gpu=True)
 
 
 def _frozen(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
