@@ -19,6 +19,7 @@ import numpy as np
 from runtime.data import array_file
 from runtime.data.dataset import Dataset
 from runtime.distributed.ranks import Ranks
+from runtime.system import free_memory
 from runtime.system.units import format_bytes
 
 HEADER = np.dtype(np.int64)
@@ -120,6 +121,8 @@ def _filled(holders: Sequence[ArrayHolder], count: int) -> int:
             size = array_file.append(array, handle, end)
             spans[number] = end, size
             _replace(holders, array, array_file.mapped(array, handle, end, size))
+            del array
+            free_memory.give_back()
             end += array_file.aligned(size)
         os.pwrite(handle, spans.tobytes(), 0)
     except OSError:
@@ -142,6 +145,8 @@ def _mapped(holders: Sequence[ArrayHolder], count: int, handle: int) -> int:
         if array_file.is_same(own, found):
             _replace(holders, own, found)
             kept += size
+            del own
+            free_memory.give_back()
         else:
             other += 1
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -132,6 +133,31 @@ def test_one_process_shares_nothing() -> None:
     before = held.arrays
     assert one_copy.share(Dataset(held, held, {}, {}, mixable=False, notes=[]), ALONE) == ""
     assert held.arrays is before or all(a is b for a, b in zip(held.arrays, before, strict=True))
+
+
+@pytest.mark.parametrize("preload", ["", "libtcmalloc_minimal.so.4"])
+def test_what_was_moved_is_free(preload: str) -> None:
+    """tcmalloc keeps what is freed, so the memory would be used twice instead of once."""
+    library = Path(sys.prefix) / "lib" / preload
+    if not library.exists():
+        pytest.skip("no tcmalloc beside this Python (make setup)")
+    code = """
+import numpy as np
+from runtime.data import one_copy
+from tests.data.test_one_copy import Held
+def own():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+lead, follow = (Held(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
+before = own()
+handle = one_copy._filled([lead], 2)
+between = own()
+one_copy._mapped([follow], 2, handle)
+print(before - between, between - own())
+"""
+    given = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
+    said = subprocess.run([sys.executable, "-c", code], env=given, cwd=ROOT, capture_output=True, text=True, check=True)
+    freed = [int(word) for word in said.stdout.split()]
+    assert all(76 <= mebibytes <= 84 for mebibytes in freed), freed
 
 
 def test_processes_of_a_machine_share() -> None:

@@ -6,7 +6,6 @@ All sizes in bytes. The host's meter reads resident memory, which is what the ke
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from runtime.hardware import cgroup
 from runtime.hardware.kernel_file import read_text
+from runtime.system import free_memory
 
 HEADROOM = 0.1
 """Share of the limit that stays free."""
@@ -42,7 +42,7 @@ class HostMeter:
     def begin(self) -> None:
         """Return free memory to the system, and reset the peak."""
         gc.collect()
-        _give_back()
+        free_memory.give_back()
         with contextlib.suppress(OSError):
             (self.root / "proc/self/clear_refs").write_text("5")
             self.exact = True
@@ -131,12 +131,3 @@ def of(device: torch.device) -> Gauge:
 def headroom(whole: int) -> int:
     """Bytes of `whole` that stay free."""
     return max(LEAST, int(HEADROOM * whole))
-
-
-def _give_back() -> None:
-    """Make the allocator return free pages, which would count as used."""
-    ours = ctypes.CDLL(None)
-    for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
-        function = getattr(ours, name, None)
-        if function is not None:
-            function(*arguments)
