@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main
 from tests import nodes
+from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.paths import ROOT
 from tests.slurm_cluster import until
 from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
@@ -22,30 +22,22 @@ from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F40
 SPEC = (
     "name: tiny  # costs $5 'a day'\ntask: image-classification\ndata: {train: /data/images.npz}\nlimits: {cpus: 2}\n"
 )
-SITE: dict[str, Any] = {
-    "image": f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}",
+SECTION: dict[str, Any] = {
+    "image": IMAGE,
     "contexts": ["node0", "node1"],
     "meet": "10.77.0.1:29400",
     "mounts": {"/data": "/srv/data"},
     "runs": "/data/runs",
     "grace": "20s",
 }
+SITE = ClusterSite("nodes", SECTION, ("--nodes", "2"))
+write, launch = SITE.write, SITE.launch
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "tiny.yaml").write_text(SPEC)
-    write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write(folder: Path, **keys: object) -> None:
-    (folder / "site.yaml").write_text(json.dumps({"nodes": SITE | keys}))
-
-
-def launch(*words: str) -> int:
-    return main.main(["launch", "tiny.yaml", "--on", "nodes", "--site", "site.yaml", "--nodes", "2", *words])
+    return SITE.prepare(tmp_path, SPEC)
 
 
 def engines(folder: Path, starts: dict[str, list[str]]) -> dict[str, str]:

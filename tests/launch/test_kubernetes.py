@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli import main
 from tests import nodes
+from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.slurm_cluster import until
 from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
 
 SPEC = "name: Tiny_1\ntask: image-classification\ndata: {train: /data/images.npz}\nenvironment: [HF_TOKEN]\n"
-SITE: dict[str, Any] = {
-    "image": f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}",
+SECTION: dict[str, Any] = {
+    "image": IMAGE,
     "runs": "/data/runs",
     "claims": [{"claim": "datasets", "at": "/data"}],
     "namespace": "training",
@@ -36,18 +36,14 @@ SITE: dict[str, Any] = {
     "labels": {"kueue.x-k8s.io/queue-name": "team"},
     "pod": {"nodeSelector": {"pool": "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
 }
+SITE = ClusterSite("k8s", SECTION, ("--output", "out.yaml"))
+write, launch = SITE.write, SITE.launch
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "tiny.yaml").write_text(SPEC)
-    (tmp_path / "site.yaml").write_text(json.dumps({"k8s": SITE}))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def launch(*words: str) -> int:
-    return main.main(["launch", "tiny.yaml", "--on", "k8s", "--site", "site.yaml", "--output", "out.yaml", *words])
+    return SITE.prepare(tmp_path, SPEC)
 
 
 def objects(folder: Path) -> dict[str, Any]:
@@ -76,7 +72,7 @@ def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFi
         {"pool": "a100"},
     )
     (container,) = pod["containers"]
-    assert container["image"] == SITE["image"]
+    assert container["image"] == IMAGE
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "4096Mi", "nvidia.com/gpu": "4"}
     assert container["args"][:2] == ["train", "/job/tiny.yaml"]
     assert container["args"][-4:] == ["--set", "limits.gpus=all", "--runs", "/data/runs"]
@@ -107,16 +103,10 @@ def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFi
 def test_a_wrong_site_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
 ) -> None:
-    (folder / "site.yaml").write_text(json.dumps({"k8s": SITE | change}))
+    write(folder, **change)
     assert launch() == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "out.yaml").exists()
-
-
-def test_a_section_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "site.yaml").write_text("slurm: {}")
-    assert launch() == 2
-    assert "site.yaml: no k8s section" in capsys.readouterr().err
 
 
 VALIDATOR = os.environ.get("DRIVETRAIN_KUBERNETES", "")
@@ -185,8 +175,7 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
     home = job.parent
     monkeypatch.chdir(home)
     job.write_text(job.read_text().replace("images.npz", f"{home}/images.npz").replace("epochs: 4", "epochs: 60"))
-    site = SITE | {"claims": [{"claim": "datasets", "at": str(home)}], "runs": str(home / "runs"), "secrets": {}}
-    (home / "site.yaml").write_text(json.dumps({"k8s": site}))
+    write(home, claims=[{"claim": "datasets", "at": str(home)}], runs=str(home / "runs"), secrets={})
     assert launch("--nodes", "2") == 0
     pod = objects(home)["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -5,7 +5,6 @@ The parser: python -m venv V && V/bin/pip install skypilot && DRIVETRAIN_SKYPILO
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,34 +15,26 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli import main
 from tests import nodes
+from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.slurm_cluster import until
 from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
 
 SPEC = "name: tiny\ntask: image-classification\ndata: {train: /data/images.npz}\nenvironment: [HF_TOKEN]\n"
-SITE: dict[str, Any] = {
-    "image": f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}",
+SECTION: dict[str, Any] = {
+    "image": IMAGE,
     "runs": "/data/runs",
     "volumes": {"/data": "datasets"},
     "resources": {"accelerators": "A100", "use_spot": True},
 }
+SITE = ClusterSite("skypilot", SECTION)
+write, launch = SITE.write, SITE.launch
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "tiny.yaml").write_text(SPEC)
-    write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write(folder: Path, **keys: object) -> None:
-    (folder / "site.yaml").write_text(json.dumps({"skypilot": SITE | keys}))
-
-
-def launch(*words: str) -> int:
-    return main.main(["launch", "tiny.yaml", "--on", "skypilot", "--site", "site.yaml", *words])
+    return SITE.prepare(tmp_path, SPEC)
 
 
 GPUS = ("--nodes", "2", "--device", "gpu", "--per-node", "4")
@@ -58,7 +49,7 @@ def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, caps
     assert (made["name"], made["num_nodes"], made["volumes"]) == ("tiny", 2, {"/data": "datasets"})
     assert made["secrets"] == {"HF_TOKEN": None}
     assert made["resources"] == {
-        "image_id": f"docker:{SITE['image']}",
+        "image_id": f"docker:{IMAGE}",
         "cpus": "2+",
         "memory": "4+",
         "accelerators": "A100:4",
@@ -113,12 +104,6 @@ def test_a_wrong_site_is_refused(
     assert not (folder / "tiny.sky.yaml").exists()
 
 
-def test_a_section_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "site.yaml").write_text("slurm: {}")
-    assert launch() == 2
-    assert "site.yaml: no skypilot section" in capsys.readouterr().err
-
-
 PARSER = os.environ.get("DRIVETRAIN_SKYPILOT", "")
 PARSE = """
 import sys, sky
@@ -151,7 +136,7 @@ def test_skypilot_takes_the_task_and_refuses_typing_errors(folder: Path) -> None
     said = done.stdout.splitlines()
     assert said[0].startswith("good tiny 2"), done.stdout + done.stderr
     assert "'recover_on_exit_codes': [8, 75]" in said[0]
-    assert SITE["image"] in said[0]
+    assert IMAGE in said[0]
     assert [line.split()[0] for line in said[1:]] == ["bad"] * len(wrong), done.stdout
 
 
