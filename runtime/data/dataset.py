@@ -15,6 +15,7 @@ from runtime.data.to_device import onto
 
 if TYPE_CHECKING:
     from runtime.data.loader.orders import Order
+    from runtime.data.streaming.fetch_counts import FetchCounts
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
@@ -226,6 +227,8 @@ class Dataset:
     """
     shards: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
     """Size and stamp of streamed shards, by the key that names them and by their names."""
+    fetched: FetchCounts | None = field(default=None, repr=False, compare=False)
+    """What is fetched from stores while the run trains; None if nothing is."""
     content: Callable[[], dict[str, str]] = dict
     """Digests of arrays that a Python program passed in, by split, or of what is known of the rows of shards, by spec key;
     computing them takes about a second per GB.

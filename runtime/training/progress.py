@@ -92,6 +92,8 @@ class Progress:
 def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
     """A function that returns the samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
+    fetched = run.readable.fetched
+    known: dict[str, int | float] = {}
 
     def since() -> dict[str, Any]:
         now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
@@ -102,6 +104,10 @@ def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
             **_tensors(run.device),
         }
+        if fetched:
+            counts = fetched.to_json()
+            values |= {f"shard_{key}": round(value - known.get(key, 0), 3) for key, value in counts.items()}
+            known.update(counts)
         before[:] = [now, samples, waited]
         return values
 

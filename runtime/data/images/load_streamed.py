@@ -105,6 +105,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
             *notes,
         ],
         facts={"stream": {"shards": len(train.index.shards), "streams": order.streams, "window": order.window}},
+        fetched=cache.counts if any(source.images.reader.is_remote() for source in sources) else None,
         shards={source.key: source.index.recorded() for source in sources},
         content=lambda: {source.key: source.index.digest() for source in sources},
     )

@@ -17,10 +17,11 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.data.streaming import lease
+from runtime.data.streaming.fetch_counts import FetchCounts
 from runtime.errors import StorageError
 from runtime.system.files import make_folder, storage_error, sync_file
 from runtime.system.units import format_bytes
@@ -43,6 +44,8 @@ class ShardCache:
 
     folder: Path
     limit: int
+    counts: FetchCounts = field(default_factory=FetchCounts, compare=False, repr=False)
+    """What this process fetches into it."""
 
     def path(self, name: str) -> Path:
         """Where a shard is once it is there."""

@@ -63,8 +63,6 @@ class ShardReader:
     index: Index
     cache: ShardCache
     rows: Rows
-    fetched: int = 0
-    """Bytes fetched by this process."""
     lease: Lease | None = None
     """What is fetched ahead; None if nothing is."""
     ranks: Mapping[int, int] = field(default_factory=dict)
@@ -99,6 +97,10 @@ class ShardReader:
     def cached(self) -> list[int]:
         """The shards that are read from the cache."""
         return [shard for shard in range(len(self.index.shards)) if self.in_place(shard) is None]
+
+    def is_remote(self) -> bool:
+        """Whether the shards come from a store."""
+        return self.store.local(self.index.shards[0]) is None
 
     def in_place(self, shard: int) -> Path | None:
         """The file of a shard, if it is read where it is."""
@@ -144,13 +146,13 @@ class ShardReader:
         """Write what is in the cache of a shard."""
         if not self.rows.unpacked:
             self.store.fetch(shard, new)
-            self.fetched += shard.size
+            self.cache.counts.add(shard.address, shard.size)
             return
         whole = local or new.with_suffix(WHOLE)
         try:
             if not local:
                 self.store.fetch(shard, whole)
-                self.fetched += shard.size
+                self.cache.counts.add(shard.address, shard.size)
             self.rows.write(whole, shard, new, room)
         finally:
             if not local:
@@ -169,14 +171,17 @@ class ShardReader:
             finally:
                 os.close(handle)
             return
-        name = self.name(shard)
+        name, missed = self.name(shard), 0.0
         while True:
             with self.cache.reading(name) as found:
                 if found is not None and self._is_whole(found, shard):
+                    if missed:
+                        self.cache.counts.add_wait(time.monotonic() - missed)
                     yield found
                     return
                 if found is not None:
                     self.cache.drop(name)
+            missed = missed or time.monotonic()
             if self.lease is not None and os.getpid() != self.owner:
                 self._wait(name)
             else:

@@ -73,6 +73,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     charts = _charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
     blocks += _gpu_words(telemetry)
+    blocks += [Text(line) for line in _shards(telemetry)]
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota throttled this run for {duration(throttled.ys[-1])}.", Tone.WARN))
     blocks += [Text(line, Tone.WARN) for line in _starved(starved(telemetry, hardware))]
@@ -91,6 +92,19 @@ def _starved(found: CpuStarvation | None) -> Iterator[str]:
         yield (
             f"The hypervisor gave {duration(found.stolen)} of CPU time to other virtual machines (steal), "
             f"{share(found.stolen_share)} of the total. No setting inside this machine can change that."
+        )
+
+
+def _shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
+    """What was fetched from stores, over all starts of the run."""
+    size, count, again, waited = (
+        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("bytes", "fetches", "again", "waited")
+    )
+    if "shard_bytes" in telemetry:
+        more = f", {again:,.0f} of them again, for which the cache had no space" if again else ", each once"
+        yield (
+            f"Shards: {format_bytes(int(size))} fetched from the store ({count:,.0f} shards{more}). "
+            f"The processes that prepare batches stood still for shards for {duration(waited)} in all."
         )
 
 

@@ -256,6 +256,24 @@ def test_training_goes_on_while_the_cache_lasts(
     assert time.monotonic() - start < SHORT.retries
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, workers: int) -> None:
+    data = load(shards.job(tmp_path, "s3://bucket/tar", streams=2, stream="cache: 600k"))
+    assert data.fetched is not None
+    batches = Batches(data.train, 12, 0, data.order)
+    batches.workers = workers
+    seen, before = len(proxy.seen), data.fetched.to_json()
+    for epoch in range(2):
+        assert sum(map(len, batches.epoch(epoch)))
+    names = Counter(path.rpartition("/")[2] for method, path in proxy.seen[seen:] if method == "GET")
+    sizes = {file.name: file.stat().st_size for file in folders[".tar"].iterdir()}
+    now = data.fetched.to_json()
+    assert now["fetches"] - before["fetches"] == sum(names.values())
+    assert now["bytes"] - before["bytes"] == sum(sizes[name] * count for name, count in names.items())
+    assert now["again"] >= sum(names.values()) - len(names) > 0, "the cache holds a part of them"
+    assert now["waited"] > 0
+
+
 @pytest.mark.parametrize(
     ("train", "said"),
     [

@@ -1,0 +1,90 @@
+"""What is fetched from stores is counted, over worker processes and starts, and told in the records and the report."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from runtime.data.streaming.fetch_counts import FetchCounts
+from runtime.report.blocks import Text
+from runtime.report.log_series import collect
+from runtime.report.sections.machine import time_section
+from runtime.training.progress import since_last_sample
+
+
+def test_shards_and_what_comes_again() -> None:
+    counts = FetchCounts()
+    for name in ("a", "b", "a", "a"):
+        counts.add(name, 10)
+    counts.add_wait(0.5)
+    counts.add_wait(0.25)
+    assert counts.to_json() == {"bytes": 40, "fetches": 4, "again": 2, "waited": 0.75}
+    assert pickle.loads(pickle.dumps(counts)).to_json() == FetchCounts().to_json()
+
+
+def test_worker_processes_count_their_waits() -> None:
+    counts = FetchCounts()
+    for _ in range(2):
+        if not (child := os.fork()):
+            counts.add_wait(0.5)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert counts.waited == 1.0
+
+
+@pytest.fixture
+def run() -> Any:
+    return SimpleNamespace(
+        counters=SimpleNamespace(step=1, samples=1),
+        clock=SimpleNamespace(phases={}),
+        device=torch.device("cpu"),
+        readable=SimpleNamespace(fetched=FetchCounts()),
+    )
+
+
+def test_a_sample_has_what_came_since_the_last(run: Any) -> None:
+    since = since_last_sample(cast(Any, run))
+    run.readable.fetched.add("a", 10)
+    run.readable.fetched.add_wait(0.5)
+    first, second = since(), since()
+    assert {key: value for key, value in first.items() if key.startswith("shard_")} == {
+        "shard_bytes": 10,
+        "shard_fetches": 1,
+        "shard_again": 0,
+        "shard_waited": 0.5,
+    }
+    assert second["shard_bytes"] == second["shard_waited"] == 0
+    run.readable.fetched = None
+    assert not any(key.startswith("shard_") for key in since_last_sample(cast(Any, run))())
+
+
+@pytest.mark.parametrize("again", [0, 3])
+def test_the_report_adds_up_all_starts(again: int) -> None:
+    row = {"shard_bytes": 1 << 30, "shard_fetches": 4, "shard_again": again, "shard_waited": 1.5}
+    rows = [{"seconds": seconds} | row for seconds in (1.0, 2.0, 1.0)]
+    section = time_section(
+        collect(rows, "seconds", continues=True),
+        cast(
+            Any,
+            SimpleNamespace(
+                phases={},
+                peak_memory=None,
+                memory_limit=None,
+                efficiency={},
+                watching={},
+                samples_per_second=None,
+                seconds=1.0,
+            ),
+        ),
+        None,
+    )
+    assert section is not None
+    (line,) = [block.text for block in section.blocks if isinstance(block, Text) and block.text.startswith("Shards")]
+    how = "9 of them again, for which the cache had no space" if again else "each once"
+    assert line.startswith(f"Shards: 3.0 GiB fetched from the store (12 shards, {how}).")
+    assert line.endswith("stood still for shards for 4.5 s in all.")
