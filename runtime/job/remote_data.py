@@ -15,6 +15,12 @@ def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     return [(key, text) for key, text in job.data_paths() if is_remote(text)]
 
 
+def schemes(job: Job) -> list[str]:
+    """The schemes of the stores that a run reads and writes."""
+    written = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
+    return sorted({parse(text).scheme for text in (*written, *(text for _, text in remote_paths(job)))})
+
+
 def local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """The data of a job that is elsewhere, with its keys."""
     return [(key, text) for key, text in job.data_paths() if not is_remote(text)]

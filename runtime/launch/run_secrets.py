@@ -21,7 +21,6 @@ from runtime.job.environment import check_environment
 from runtime.launch import engine_traits
 from runtime.pretrained import hub_name
 from runtime.storage import store_variables
-from runtime.storage.remote_address import parse
 from runtime.system.secrets import AUTHORITY, CONTENT, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -83,7 +82,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _logged_in(environ)):
             values["HF_TOKEN"] = token
-    schemes = _stores(job) if online else []
+    schemes = remote_data.schemes(job) if online else []
     for scheme in schemes:
         values |= store_variables.known(scheme, environ)
     found = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
@@ -103,12 +102,6 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         found[AUTHORITY] = _certificates(*where)
         lines.append(f"certificates: those of {where[0]}, {where[1]}")
     return found, lines
-
-
-def _stores(job: Job) -> list[str]:
-    """The schemes of the stores that a run reads and writes."""
-    written = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
-    return sorted({parse(text).scheme for text in (*written, *(text for _, text in remote_data.remote_paths(job)))})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from runtime.distributed.placement import parse_meet
 from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
-from runtime.launch.clusters import grace_period, mounted_files
+from runtime.launch.clusters import grace_period, mounted_files, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.docker_nodes_script import BODY
 from runtime.launch.clusters.lost_nodes import SILENCE
@@ -47,7 +47,11 @@ def check(work: ClusterJob, here: NodesSite, named: str) -> list[str]:
         )
     parse_meet(here.meet, f"{named}: nodes.meet")
     mounted_files.check(work, here.runs, list(here.mounts), f"{named}: nodes.mounts")
-    return [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: nodes")]
+    lines = [
+        f"credentials for {scheme}:// are not handed over, since `docker inspect` would show them: each node needs a role"
+        for scheme in store_access.lacking(work, ())
+    ]
+    return [*lines, grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: nodes")]
 
 
 def script(work: ClusterJob, here: NodesSite) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 from runtime.distributed.placement import DEFAULT_PORT
 from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
-from runtime.launch.clusters import grace_period, mounted_files
+from runtime.launch.clusters import grace_period, mounted_files, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.plain_yaml import dump
-from runtime.launch.clusters.site import KubernetesSite
+from runtime.launch.clusters.site import KubernetesSite, SecretKey
+from runtime.storage import store_variables
 from runtime.system.units import parse_bytes
 
 FINAL = [1, 2, 3, 4, 5, 6, 7, 9, 11]
@@ -24,6 +25,8 @@ LOSSES = 6
 SCRATCH = {"tmp": "/tmp", "cache": "/cache"}
 """Folders of a pod that it may write, beside the claims; the image's own file system is read-only."""
 SPEC = "/job"
+SECRETS = "/credentials"
+"""Where keys of secrets are mounted whose variables name files."""
 CONTAINER = "train"
 
 
@@ -45,7 +48,12 @@ def check(work: ClusterJob, here: KubernetesSite, named: str) -> list[str]:
                 )
             ]
         )
-    lines = [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: k8s")]
+    lines = [
+        f"k8s.secrets names no {store_variables.PREFIXES[scheme]}... variable: for {scheme}:// the pods need a role, by "
+        "k8s.pod.serviceAccountName or of their node"
+        for scheme in store_access.lacking(work, here.secrets)
+    ]
+    lines += [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: k8s")]
     if label(work) != work.job.name:
         lines.append(f"Kubernetes takes no name like {work.job.name}: its objects are called {label(work)}")
     return lines
@@ -125,6 +133,14 @@ def _pod(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _bytes(work.job.limits.shm or "256m")}},
         *({"name": name, "emptyDir": {}} for name in SCRATCH),
         *(
+            {
+                "name": volume(name),
+                "secret": {"secretName": secret.name, "items": [{"key": secret.key, "path": "file"}]},
+            }
+            for name, secret in here.secrets.items()
+            if name in store_variables.FILES
+        ),
+        *(
             {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.claim}}
             for number, claim in enumerate(here.claims)
         ),
@@ -152,6 +168,11 @@ def _container(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
         {"name": "shm", "mountPath": "/dev/shm"},
         *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),
         *({"name": f"claim-{number}", "mountPath": claim.at} for number, claim in enumerate(here.claims)),
+        *(
+            {"name": volume(name), "mountPath": f"{SECRETS}/{volume(name)}", "readOnly": True}
+            for name in here.secrets
+            if name in store_variables.FILES
+        ),
     ]
     limits = {"cpu": f"{work.job.limits.cpus or 2:g}", "memory": _bytes(work.job.limits.memory or "4g")}
     if work.gpus:
@@ -164,10 +185,7 @@ def _container(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
         "env": [
             {"name": "MASTER_ADDR", "value": f"{label(work)}-0.{label(work)}"},
             {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
-            *(
-                {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
-                for name, secret in here.secrets.items()
-            ),
+            *(_variable(name, secret) for name, secret in here.secrets.items()),
         ],
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
@@ -177,6 +195,18 @@ def _container(work: ClusterJob, here: KubernetesSite) -> dict[str, Any]:
         },
         "volumeMounts": mounts,
     }
+
+
+def volume(name: str) -> str:
+    """The name of the volume with the file that a variable names."""
+    return name.lower().replace("_", "-")
+
+
+def _variable(name: str, secret: SecretKey) -> dict[str, Any]:
+    """A variable from a key of a secret: its value, or the path at which the key is mounted as a file."""
+    if name in store_variables.FILES:
+        return {"name": name, "value": f"{SECRETS}/{volume(name)}/file"}
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
 
 
 def _bytes(size: str) -> str:

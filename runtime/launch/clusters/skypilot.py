@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import SpecError
-from runtime.launch.clusters import mounted_files
+from runtime.launch.clusters import mounted_files, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.plain_yaml import dump
 from runtime.launch.clusters.site import SkyPilotSite
+from runtime.storage import store_variables
 from runtime.system.units import parse_bytes
 
 AGAIN = [8, 75]
@@ -35,8 +36,19 @@ def check(work: ClusterJob, here: SkyPilotSite, named: str) -> list[str]:
             "add a volume: a bucket under file_mounts cannot rename folders, which every checkpoint needs",
         )
     _check_gpus(work, here, named)
-    names = " ".join(f"--secret {name}" for name in work.job.environment)
-    return [f"submit it from where {', '.join(work.job.environment)} is set: {names}"] if names else []
+    store_access.refuse_files(work, "SkyPilot")
+    secrets = _secrets(work)
+    given = " ".join(f"--secret {name}" for name in secrets)
+    lines = [f"submit it from where {', '.join(secrets)} is set: {given}"] if secrets else []
+    return lines + [
+        f"no {store_variables.PREFIXES[scheme]}... variable is set here: for {scheme}:// the nodes need a role"
+        for scheme in store_access.lacking(work, secrets)
+    ]
+
+
+def _secrets(work: ClusterJob) -> list[str]:
+    """The names that the job lists, and those of its stores that are set here."""
+    return list(dict.fromkeys((*work.job.environment, *store_access.names(work))))
 
 
 def _check_gpus(work: ClusterJob, here: SkyPilotSite, named: str) -> None:
@@ -81,9 +93,9 @@ def document(work: ClusterJob, here: SkyPilotSite) -> dict[str, Any]:
         made["volumes"] = here.volumes
     if here.file_mounts:
         made["file_mounts"] = here.file_mounts
-    if work.job.environment:
+    if secrets := _secrets(work):
         # Without a value here: SkyPilot takes it from --secret, and shows it nowhere.
-        made["secrets"] = dict.fromkeys(work.job.environment)
+        made["secrets"] = dict.fromkeys(secrets)
     return made | {"run": block(work, here)}
 
 

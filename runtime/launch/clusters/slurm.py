@@ -9,11 +9,12 @@ from pathlib import Path
 
 from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
-from runtime.launch.clusters import grace_period, shared_folders
+from runtime.launch.clusters import grace_period, shared_folders, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.lost_nodes import SILENCE
 from runtime.launch.clusters.site import SlurmSite, flag
 from runtime.launch.clusters.slurm_script import BODY
+from runtime.storage import store_variables
 from runtime.system.units import parse_bytes
 
 CPUS = ("cpus-per-task", "exclusive", "cpus-per-gpu")
@@ -36,7 +37,21 @@ def check(work: ClusterJob, here: SlurmSite, named: str) -> list[str]:
     for word in (*here.srun, *(here.command or ())):
         _check_image(word, named)
     shared_folders.check(work, here.shared, named, own_python=here.command is None)
-    return [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: slurm"), *_unlimited(work, here)]
+    lines = [*_stores(work, here), *_unlimited(work, here)]
+    return [grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: slurm"), *lines]
+
+
+def _stores(work: ClusterJob, here: SlurmSite) -> Iterator[str]:
+    """How the job gets at its stores: sbatch hands on the environment of its caller, unless the site says otherwise."""
+    found = store_access.names(work)
+    exported = str(here.given.get("export", "ALL"))
+    if found and "ALL" in exported.split(","):
+        yield f"submit it from where {', '.join(found)} is set: sbatch hands it to the job"
+    elif found:
+        yield f"slurm.options.export is {exported}: {', '.join(found)} reaches the job only if it lists the names"
+    for scheme in store_access.lacking(work, found):
+        prefix = store_variables.PREFIXES[scheme]
+        yield f"no {prefix}... variable is set here: for {scheme}:// export it where the job is submitted, or the nodes need a role"
 
 
 def _check_image(word: str, named: str) -> None:

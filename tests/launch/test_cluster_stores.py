@@ -1,0 +1,117 @@
+"""Credentials of object stores on clusters: named in what is written, never in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.cli import main
+from runtime.errors import SpecError
+
+SECRET = "a-value-that-no-file-may-hold"
+IMAGE = f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}"
+SPEC = """
+name: tiny
+task: image-classification
+data: {train: "gs://bucket/shards", stream: true}
+checkpoint: {copy_to: "s3://bucket/runs"}
+"""
+SITE: dict[str, Any] = {
+    "slurm": {"command": ["drivetrain"]},
+    "k8s": {
+        "image": IMAGE,
+        "runs": "/data/runs",
+        "claims": [{"claim": "datasets", "at": "/data"}],
+        "secrets": {
+            "AWS_SECRET_ACCESS_KEY": {"name": "store", "key": "secret"},
+            "GOOGLE_APPLICATION_CREDENTIALS": {"name": "google", "key": "key.json"},
+        },
+    },
+    "skypilot": {"image": IMAGE, "runs": "/data/runs", "volumes": {"/data": "datasets"}},
+    "nodes": {
+        "image": IMAGE,
+        "contexts": ["a", "b"],
+        "meet": "10.0.0.1:29500",
+        "mounts": {"/data": "/srv"},
+        "runs": "/data/runs",
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    write(tmp_path)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_BEARER_TOKEN"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **keys: dict[str, Any]) -> None:
+    made = SITE | {key: SITE[key] | value for key, value in keys.items()}
+    made["slurm"] = made["slurm"] | {"shared": [str(folder)]}
+    (folder / "site.yaml").write_text(json.dumps(made))
+
+
+def launch(engine: str, capsys: pytest.CaptureFixture[str]) -> str:
+    words = ["--on", engine, "--site", "site.yaml", "--nodes", "2", "--output", "out"]
+    assert main.main(["launch", "tiny.yaml", *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", SITE)
+def test_no_written_file_has_a_value(folder: Path, capsys: pytest.CaptureFixture[str], engine: str) -> None:
+    assert SECRET not in launch(engine, capsys)
+    found = [file for file in folder.rglob("*") if file.is_file()]
+    assert folder / "out" in found
+    assert not any(SECRET in file.read_text() for file in found)
+
+
+def test_kubernetes_takes_keys_of_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "k8s.secrets names no" not in launch("k8s", capsys)
+    job = next(each for each in yaml.safe_load_all((folder / "out").read_text()) if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    variables = {each["name"]: each for each in pod["containers"][0]["env"]}
+    value = variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"]
+    assert value == {"secretKeyRef": {"name": "store", "key": "secret"}}
+    path = variables["GOOGLE_APPLICATION_CREDENTIALS"]["value"]
+    mount = next(each for each in pod["containers"][0]["volumeMounts"] if path.startswith(each["mountPath"] + "/"))
+    assert mount["readOnly"]
+    (source,) = [each["secret"] for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert source == {"secretName": "google", "items": [{"key": "key.json", "path": Path(path).name}]}
+
+
+def test_what_is_not_handed_over_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, k8s={"secrets": {}})
+    assert "k8s.secrets names no AWS_... variable: for s3:// the pods need a role" in launch("k8s", capsys)
+    assert "credentials for gs:// are not handed over, since `docker inspect`" in launch("nodes", capsys)
+    assert "submit it from where GOOGLE_BEARER_TOKEN, AWS_ACCESS_KEY_ID" in launch("slurm", capsys)
+    write(folder, slurm={"options": {"export": "NONE"}})
+    assert "slurm.options.export is NONE: GOOGLE_BEARER_TOKEN, AWS" in launch("slurm", capsys)
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    assert "no GOOGLE_... variable is set here: for gs:// export it" in launch("slurm", capsys)
+    assert "no GOOGLE_... variable is set here: for gs:// the nodes need a role" in launch("skypilot", capsys)
+
+
+def test_skypilot_takes_names_and_no_files(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--secret GOOGLE_BEARER_TOKEN --secret AWS_ACCESS_KEY_ID" in launch("skypilot", capsys)
+    secrets = yaml.safe_load((folder / "out").read_text())["secrets"]
+    assert secrets == dict.fromkeys(("GOOGLE_BEARER_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json")
+    words = ["launch", "tiny.yaml", "--on", "skypilot", "--site", "site.yaml", "--output", "other"]
+    assert main.main(words) == SpecError.exit_code
+    assert capsys.readouterr().err == (
+        "GOOGLE_APPLICATION_CREDENTIALS names a file of this machine, which the nodes of SkyPilot do not have\n"
+        "  possible: variables that hold the credential itself, or the role of the nodes\n"
+        "  do:       unset GOOGLE_APPLICATION_CREDENTIALS, and export such variables or give the nodes a role\n"
+    )
+    assert not (folder / "other").exists()
