@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import object_store
 from tests.paths import TESTS
 
 # Tests compute on the CPU, on a machine with a GPU too, where they would find other settings; `tests/gpu` uses the GPU.
@@ -24,6 +25,20 @@ def state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[str]:
+    """The address of an S3 server, which takes seconds to start."""
+    with object_store.moto() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def s3(moto_server: str) -> str:
+    """The address of an S3 server with an empty bucket."""
+    object_store.empty(moto_server)
+    return moto_server
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -65,6 +65,13 @@ def program() -> str:
     return found
 
 
+def empty(server: str) -> None:
+    """Leave one bucket on the server, and nothing in it."""
+    for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
+        request = urllib.request.Request(f"http://{server}/{path}", method=method)
+        urllib.request.urlopen(request, timeout=5).close()
+
+
 @contextmanager
 def moto() -> Iterator[str]:
     """The address of a server, with one bucket."""
@@ -83,8 +90,7 @@ def moto() -> Iterator[str]:
         end = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError):
-                make = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
-                urllib.request.urlopen(make, timeout=5).close()
+                empty(f"127.0.0.1:{port}")
                 break
             assert server.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server did not start"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -18,24 +17,15 @@ from runtime.storage import object_store
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import parse
 from runtime.storage.store_errors import RemoteError, Trouble
-from tests.object_store import KEY, SECRET, Fault, FaultyStore, before, moto
+from tests.object_store import KEY, SECRET, Fault, FaultyStore
+from tests.supervisor.remote_copy.fake_run import faulty_store
 
 SHORT = Patience(retries=1.5, silence=1.0, connect=1.0)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    with before(server) as found:
-        for name, value in found.variables().items():
-            monkeypatch.setenv(name, value)
+def proxy(s3: str) -> Iterator[FaultyStore]:
+    with faulty_store(s3) as found:
         yield found
 
 

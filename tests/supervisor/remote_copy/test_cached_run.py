@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,17 @@ from runtime.supervisor import named_run
 from runtime.supervisor.remote_copy.cached_run import cached_run
 from runtime.supervisor.remote_copy.run_copy import RunCopy
 from tests import report_folder
-from tests.object_store import FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, faulty_store, opened, state
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
+from tests.object_store import FaultyStore
+from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state
 
 
 @pytest.fixture
-def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def proxy(proxy: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    """The same, for a user with an empty cache."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    with faulty_store(server) as found:
-        yield found
+    return proxy
 
 
 def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Path) -> None:

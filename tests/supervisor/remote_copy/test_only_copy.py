@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,25 +25,8 @@ from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
 from runtime.system import file_lock
 from runtime.training.checkpoints.manifest import verify
-from tests.object_store import FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, faulty_store, opened, state, there
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def proxy(server: str) -> Iterator[FaultyStore]:
-    with faulty_store(server) as found:
-        yield found
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return a_run(tmp_path / "runs" / "parts-001")
+from tests.object_store import FaultyStore
+from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state, there
 
 
 def runs_at(folder: Path, place: str) -> RemoteRuns:

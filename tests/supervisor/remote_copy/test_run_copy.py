@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +14,8 @@ from runtime.storage.store_errors import RemoteError
 from runtime.supervisor.remote_copy.fetch_run import fetch_run
 from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy, discard
 from runtime.training.checkpoints.manifest import verify
-from tests.object_store import Fault, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import SHORT, a_run, checkpoint, faulty_store, opened, state, there
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def proxy(server: str) -> Iterator[FaultyStore]:
-    with faulty_store(server) as found:
-        yield found
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return a_run(tmp_path / "runs" / "parts-001")
+from tests.object_store import Fault, FaultyStore
+from tests.supervisor.remote_copy.fake_run import SHORT, a_run, checkpoint, opened, state, there
 
 
 def fetched(place: str, folder: Path) -> list[str]:

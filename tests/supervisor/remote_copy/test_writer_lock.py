@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from runtime.errors import Busy
 from runtime.storage.store_errors import RemoteError
 from runtime.supervisor.remote_copy import writer_lock
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
-from tests.object_store import Fault, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
+from tests.object_store import Fault, FaultyStore
+from tests.supervisor.remote_copy.fake_run import opened
 
 
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def proxy(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    """The same, for writers that look at the lock more often."""
     monkeypatch.setattr(writer_lock, "BEAT", 0.1)
     monkeypatch.setattr(writer_lock, "STALE", 1.5)
     monkeypatch.setattr(writer_lock, "LOOK", 0.2)
-    with faulty_store(server) as found:
-        yield found
+    return proxy
 
 
 def acquired(place: str, writer: str, before: str | None = None) -> tuple[WriterLock, list[str]]:
