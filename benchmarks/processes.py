@@ -5,7 +5,7 @@
 `images` and `texts` are larger data sets in memory: 60,000 images of 3 x 32 x 32 numbers, and 50,000 reports. The others are
 the example jobs. `--root` names checkouts whose code is run, in turn, to compare two versions. Memory is the proportional set
 size (PSS) of all processes of a run, anonymous and shared memory without the files of libraries: a page that several share
-counts once. Told are its median and its peak while training.
+counts once. Told is the largest sum while training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Trained:
 
     speed: float
     memory: float
-    peak: float
 
 
 def main() -> None:
@@ -60,12 +59,12 @@ def main() -> None:
                         one = trained(root, [*request, f"train.steps={given.steps}"], count, runs)
                         found.setdefault((job, root.name, count), []).append(one)
                         print(f"# {job} {root.name} {count}: {one}", flush=True)
-    print("| job | code | processes | samples/s | ratio | memory | peak | memory, ratio |\n" + "|---" * 8 + "|")
+    print("| job | code | processes | samples/s | ratio | memory | ratio |\n" + "|---" * 7 + "|")
     for (job, name, count), runs_ in found.items():
-        speed, memory, peak = (statistics.median(getattr(one, k) for one in runs_) for k in ("speed", "memory", "peak"))
+        speed, memory = (statistics.median(getattr(one, k) for one in runs_) for k in ("speed", "memory"))
         first = found.get((job, name, 1), runs_)
         base = [statistics.median(getattr(one, k) for one in first) for k in ("speed", "memory")]
-        sizes = f"{memory / MIB:,.0f} MiB | {peak / MIB:,.0f} MiB | {memory / base[1]:.2f}"
+        sizes = f"{memory / MIB:,.0f} MiB | {memory / base[1]:.2f}"
         print(f"| {job} | {name} | {count} | {speed:,.0f} | {speed / base[0]:.2f} | {sizes} |")
 
 
@@ -105,7 +104,7 @@ def trained(root: Path, request: list[str], count: int, runs: Path) -> Trained:
     if process.returncode:
         raise SystemExit(process.communicate()[1].decode())
     result = json.loads(next(runs.glob("*/result.json")).read_text(encoding="utf-8"))
-    return Trained(result["samples_per_second"], statistics.median(sizes), max(sizes))
+    return Trained(result["samples_per_second"], max(sizes))
 
 
 def _pss(pid: int) -> Iterator[int]:
