@@ -57,6 +57,7 @@ def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0,
     (folder / "docker").mkdir()
     for path in (ROOT / "docker").glob("[rD]*"):
         shutil.copy2(path, folder / "docker") if path.is_file() else None
+    shutil.copytree(ROOT / "docker" / "unused", folder / "docker" / "unused")
     log, python = folder / "log", folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON.format(log=log, settings=settings, versions=versions))

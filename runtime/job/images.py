@@ -11,7 +11,7 @@ from runtime.errors import Problem
 from runtime.job.data import ImageClassificationData, ImageData
 from runtime.job.formatting import shown
 from runtime.job.job import LABEL_METRICS, Job
-from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork
+from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
 
 
 class ImageJob(Job):
@@ -32,20 +32,30 @@ class ImageJob(Job):
                 "add one of them, or remove it",
             )
         model = self.model
-        if not isinstance(model, ImageNetwork):
-            return
-        if not model.pretrained:
-            if model.revision:
-                yield self.problem(
-                    ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
-                )
+        if not isinstance(model, ImageNetwork | ImageTimm):
             return
         key = ("model", "pretrained")
-        if model.name not in RESNET_WEIGHTS:
-            known = ", ".join(RESNET_WEIGHTS)
-            yield self.problem(key, f"there are no pretrained weights for {model.name}", f"for {known}", "remove it")
-        if model.weights:
+        if model.pretrained and model.weights:
             yield self.problem(key, "is set, and weights too", "one of them", "remove one")
+        if not model.pretrained and model.revision:
+            yield self.problem(
+                ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
+            )
+        if model.pretrained is True and isinstance(model, ImageTimm) and "." not in model.name:
+            yield self.problem(
+                key,
+                f"is true, and {model.name} has no tag that says which of its weights",
+                f"timm.list_pretrained('{model.name}*') lists them",
+                f"write the name with its tag, such as {model.name}.a1_in1k",
+            )
+        if model.pretrained and isinstance(model, ImageNetwork):
+            yield from self._resnet_problems(model)
+
+    def _resnet_problems(self, model: ImageNetwork) -> Iterator[Problem]:
+        """What contradicts the pretrained weights of a built-in ResNet."""
+        if model.name not in RESNET_WEIGHTS:
+            given, known = f"there are no pretrained weights for {model.name}", ", ".join(RESNET_WEIGHTS)
+            yield self.problem(("model", "pretrained"), given, f"for {known}", "remove it, or use source: timm")
         if model.stem == "small":
             yield self.problem(
                 ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"

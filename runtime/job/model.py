@@ -88,10 +88,20 @@ class ImagePretrained(BuiltIn):
 
 
 class ImageTimm(BuiltIn):
-    """An architecture of the timm library, which requires an importable torchvision."""
+    """An architecture of the timm library."""
 
     source: Literal["timm"]
-    name: str = Field(min_length=1, description="architecture, as timm.list_models() names it")
+    name: str = Field(
+        min_length=1,
+        description="architecture, as timm.list_models() names it; with its tag (`efficientnet_b0.ra_in1k`, as "
+        "timm.list_pretrained() names it) for `pretrained: true`",
+    )
+    pretrained: bool | FilePath = Field(
+        False,
+        description="start from the weights of this name on the Hugging Face hub, with a new classifier; or from such "
+        "a folder or name",
+    )
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
     weights: FilePath | None = Field(None, description=".safetensors file with its weights; random ones if absent")
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
 

@@ -138,17 +138,25 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
         "image_size": size,
         "dropout": spec.dropout,
     }
-    if isinstance(spec, ImageTimm):
-        return Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
-    assert isinstance(spec, ImageNetwork)
     started = timm_folder.find(job)
+    if isinstance(spec, ImageTimm):
+        made = Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
+        if started:
+            made.anew = timm_vision.fill(made.module, started)
+            made.notes.append(_starts(started, made))
+        return made
+    assert isinstance(spec, ImageNetwork)
     # The large stem is that of the pretrained weights, also for small images.
     arguments |= {"width": spec.width, "stem": "large" if started else spec.stem}
     made = Model(cnn.build(**arguments), "images", arguments, spec.freeze)
     if started:
         made.anew = timm_resnet.fill(made.module, started)
-        made.notes.append(f"starts from {started.origin}; initialized anew: {listed(sorted(made.anew), 6)}")
+        made.notes.append(_starts(started, made))
     return made
+
+
+def _starts(started: timm_folder.TimmFolder, made: Model) -> str:
+    return f"starts from {started.origin}; initialized anew: {listed(sorted(made.anew), 6)}"
 
 
 def _text_network(job: TextJob, dataset: Dataset) -> Model:

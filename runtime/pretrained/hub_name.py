@@ -6,20 +6,21 @@ import os
 
 from runtime.job import Job, dotted
 from runtime.job.hub_address import is_on_hub
-from runtime.job.model import RESNET_WEIGHTS, ImageNetwork
+from runtime.job.model import RESNET_WEIGHTS, ImageNetwork, ImageTimm
 
 
 def given(job: Job) -> str:
     """The folder or name of pretrained weights; empty if the job names none."""
     model = getattr(job, "model", None)
-    if isinstance(model, ImageNetwork):
-        return RESNET_WEIGHTS[model.name] if model.pretrained is True else model.pretrained or ""
+    if isinstance(model, ImageNetwork | ImageTimm):
+        own = RESNET_WEIGHTS[model.name] if isinstance(model, ImageNetwork) else f"timm/{model.name}"
+        return own if model.pretrained is True else model.pretrained or ""
     return str(getattr(model, "name", "")) if getattr(model, "source", None) == "transformers" else ""
 
 
 def key(job: Job) -> tuple[str, ...]:
     """The key that says it."""
-    return ("model", "pretrained" if isinstance(getattr(job, "model", None), ImageNetwork) else "name")
+    return ("model", "pretrained" if isinstance(getattr(job, "model", None), ImageNetwork | ImageTimm) else "name")
 
 
 def of_hub(job: Job) -> str | None:

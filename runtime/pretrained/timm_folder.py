@@ -1,4 +1,4 @@
-"""Pretrained weights of a built-in ResNet (`model: {name: resnet18, pretrained: true}`): timm's, from the hub or a folder."""
+"""Pretrained weights of timm, from the hub or a folder: for its own networks and for the built-in ResNets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.data import Fit
 from runtime.job.images import ImageJob
-from runtime.job.model import ImageNetwork
+from runtime.job.model import ImageNetwork, ImageTimm
 from runtime.pretrained import folder as pretrained
 from runtime.pretrained import hub_name
 from runtime.pretrained.expected_input import Expected
@@ -63,19 +63,19 @@ class TimmFolder:
 
 
 def find(job: ImageJob) -> TimmFolder | None:
-    """The weights that the job's ResNet starts from; None if it starts from none.
+    """The weights that the job's ResNet or network of timm starts from; None if it starts from none.
 
     Raises:
         SpecError: if there are none, or they are of another network.
     """
-    if not isinstance(job.model, ImageNetwork) or not (name := hub_name.given(job)):
+    if not isinstance(job.model, ImageNetwork | ImageTimm) or not (name := hub_name.given(job)):
         return None
     folder, origin = pretrained.locate(job, name)
     config = read_json(folder / "config.json")
     settings = config.get("pretrained_cfg") if isinstance(config, dict) else None
     found = TimmFolder(job, folder, origin or str(folder), settings if isinstance(settings, dict) else {})
     architecture = config.get("architecture") if isinstance(config, dict) else None
-    if architecture != job.model.name:
+    if architecture != job.model.name.partition(".")[0]:
         found.refuse(
             f"{found.origin} is {architecture or 'no network of timm'}", _POSSIBLE, f"use one of {job.model.name}"
         )

@@ -21,6 +21,7 @@ def test_arm64_has_the_releases_of_amd64_except_torch() -> None:
     x86, arm = locked(X86), locked(ARM)
     assert x86.pop("torch")[0] == "2.13.0+cpu"
     assert arm.pop("torch")[0] == "2.10.0"
+    assert (x86.pop("torchvision")[0], arm.pop("torchvision")[0]) == ("0.28.0", "0.25.0"), "those of these torches"
     assert {package: row[0] for package, row in arm.items()} == {package: row[0] for package, row in x86.items()}
 
 

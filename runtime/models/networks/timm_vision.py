@@ -1,8 +1,9 @@
-"""Image networks from the timm library, which needs a torchvision that matches the installed torch."""
+"""Image networks from the timm library."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 from runtime.errors import SpecError
 from runtime.job.images import ImageJob
 from runtime.job.model import ImageTimm
+from runtime.models import safetensors_file
+from runtime.models.networks import timm_library
+from runtime.pretrained.timm_folder import TimmFolder
 
 
 def build(*, name: str, classes: int, channels: int, image_size: int, dropout: float) -> nn.Module:
@@ -20,7 +24,7 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
         SpecError: if timm cannot be imported.
         RuntimeError: if timm has no such architecture.
     """
-    timm = _library()
+    timm = timm_library.load()
     fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
     size = {"img_size": image_size} if fixed is not None and fixed.fixed_input_size else {}
     made: nn.Module = timm.create_model(
@@ -35,7 +39,7 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
     Raises:
         SpecError: if timm cannot be imported, or has no such architecture, or the weights do not fit.
     """
-    known = _library().list_models()
+    known = timm_library.load().list_models()
     if spec.name not in known and spec.name.split(".")[0] not in known:
         near = ", ".join(difflib.get_close_matches(spec.name, known, 3)) or "timm.list_models() lists them"
         raise SpecError(
@@ -72,71 +76,54 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
     return network.train()
 
 
-def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
-    """Load all weights except the classifier's, which was trained for other classes."""
-    from runtime.models.safetensors_file import read
+def fill(network: nn.Module, found: TimmFolder) -> set[str]:
+    """Load all tensors but the classifier's from a folder of timm; returns those that stay random.
 
-    where = job.resolve(name)
-    if where.suffix != ".safetensors":
-        raise SpecError(
-            [
-                job.problem(
-                    ("model", "weights"),
-                    f"{where} is not a .safetensors file",
-                    "weights without pickle",
-                    f"run `drivetrain convert {where}`",
-                )
-            ]
-        )
+    Raises:
+        SpecError: if the file cannot be read, or has other tensors.
+    """
+    file = found.folder / "model.safetensors"
     try:
-        weights = read(where)
+        weights = safetensors_file.read(file)
+    except (OSError, ValueError) as error:
+        found.refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again")
+    if wrong := _filled(network, weights):
+        found.refuse(
+            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}",
+            "weights of this architecture, and for some the image_size of its training",
+            "leave out data.image_size, or use another folder",
+        )
+    return {name for name in network.state_dict() if name.startswith(_classifier(network))}
+
+
+def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
+    """Load all weights but the classifier's, which was trained for other classes, from the file of a job."""
+    key, where = ("model", "weights"), job.resolve(name)
+    if where.suffix != ".safetensors":
+        given, action = f"{where} is not a .safetensors file", f"run `drivetrain convert {where}`"
+        raise SpecError([job.problem(key, given, "weights without pickle", action)])
+    try:
+        weights = safetensors_file.read(where)
     except (OSError, ValueError) as error:
         raise SpecError(
-            [
-                job.problem(
-                    ("model", "weights"), f"{where} cannot be read: {error}", "a complete file", "download it again"
-                )
-            ]
+            [job.problem(key, f"{where} cannot be read: {error}", "a complete file", "download it again")]
         ) from None
-    own = network.state_dict()
-    head = _classifier(network)
-    wrong = [
-        key
-        for key, value in own.items()
-        if not key.startswith(head) and (key not in weights or weights[key].shape != value.shape)
-    ]
-    if wrong:
-        raise SpecError(
-            [
-                job.problem(
-                    ("model", "weights"),
-                    f"{where} does not fit: {len(wrong)} tensors are missing or of "
-                    f"another shape: {', '.join(wrong[:3])}",
-                    "weights of this architecture",
-                    "check that both come from the same network",
-                )
-            ]
-        )
-    network.load_state_dict(own | {key: weights[key] for key in own if not key.startswith(head)})
+    if wrong := _filled(network, weights):
+        given = f"{where} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
+        action = "check that both come from the same network"
+        raise SpecError([job.problem(key, given, "weights of this architecture", action)])
+
+
+def _filled(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Load all tensors but the classifier's; returns the names of those that do not fit, and then loads none."""
+    own, head = network.state_dict(), _classifier(network)
+    body = [name for name in own if not name.startswith(head)]
+    wrong = [name for name in body if name not in weights or weights[name].shape != own[name].shape]
+    if not wrong:
+        network.load_state_dict(own | {name: weights[name] for name in body})
+    return wrong
 
 
 def _classifier(network: nn.Module) -> tuple[str, ...]:
     names: Any = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")
     return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
-
-
-def _library() -> Any:
-    """Import timm, which imports torchvision.
-
-    Raises:
-        SpecError: if one of the two cannot be imported.
-    """
-    try:
-        import timm
-    except Exception as error:  # a torchvision built for another torch version raises more than ImportError
-        raise SpecError(
-            f"model.source: timm cannot be imported here: {type(error).__name__}: {str(error)[:200]}",
-            "torchvision and timm that fit this torch; no image of drivetrain holds them",
-            "install both beside torch and train natively, or use a built-in network or source: transformers",
-        ) from None
-    return timm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -173,42 +172,3 @@ def test_a_text_encoder_takes_no_image(folder: Path) -> None:
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
     with pytest.raises(SpecError, match="is a bert, which does not accept images"):
         tiny.plain(job(folder), folder)
-
-
-def timm_imports() -> bool:
-    """Whether timm is here and a torchvision that fits torch."""
-    if importlib.util.find_spec("timm") is None:
-        return False
-    try:
-        import timm  # noqa: F401
-    except Exception:
-        return False
-    return True
-
-
-@pytest.mark.skipif(timm_imports(), reason="timm imports here")
-def test_missing_timm_is_reported(folder: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
-    for part in ("timm cannot be imported here", "torchvision and timm that fit this torch", "source: transformers"):
-        assert part in str(caught.value)
-
-
-@pytest.mark.skipif(not timm_imports(), reason="timm, or a torchvision that fits torch, is not installed")
-def test_a_timm_network_trains_and_reloads(folder: Path) -> None:
-    first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", ", image_size: 32"), folder)
-    safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
-    made = tiny.plain(
-        job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"), folder
-    )
-    assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
-    made.train_mode()
-    made.set_rate()
-    for batch in made.batches.epoch(0):
-        made.step(made.prepared(batch, 0), 0)
-    again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))
-    again.load_state_dict(made.model.state_dict())
-    pixels = torch.rand(3, 3, 32, 32)
-    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
-    with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
-        tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)

@@ -1,0 +1,172 @@
+"""Networks of timm, beside a torchvision that cannot be imported: trained, reloaded, and started from weights of the hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime.data.load import load
+from runtime.errors import SpecError
+from runtime.launch import network
+from runtime.models.builders import BUILDERS
+from runtime.models.networks import timm_library
+from tests import hub_server, tiny, trained
+from tests.hub_double import COMMIT
+from tests.hub_server import Hub
+from tests.models.networks.test_hf_vision import job
+from tests.paths import ROOT
+
+SMALL = ", image_size: 32"
+CONFIG: dict[str, Any] = {
+    "architecture": "resnet10t",
+    "pretrained_cfg": {
+        "input_size": [3, 176, 176],
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+        "mean": [0.4, 0.5, 0.6],
+        "std": [0.2, 0.3, 0.4],
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    trained.image_folders(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What timm leaves on the hub, in the folder `weights`."""
+    torch.manual_seed(5)
+    made: dict[str, torch.Tensor] = timm_library.load().create_model("resnet10t").state_dict()
+    (folder / "weights").mkdir()
+    safetensors.torch.save_file(made, folder / "weights" / "model.safetensors")
+    (folder / "weights" / "config.json").write_text(json.dumps(CONFIG))
+    return made
+
+
+@pytest.fixture
+def hub(folder: Path, weights: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    with hub_server.serving(Hub(hub_server.files_of(folder / "weights"), "timm/resnet10t.c3_in1k")) as made:
+        shutil.rmtree(folder / "weights")
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+def test_a_network_trains_and_reloads(folder: Path) -> None:
+    first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", SMALL), folder)
+    safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
+    made = tiny.plain(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", SMALL), folder)
+    assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
+    made.train_mode()
+    made.set_rate()
+    for batch in made.batches.epoch(0):
+        made.step(made.prepared(batch, 0), 0)
+    again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))
+    again.load_state_dict(made.model.state_dict())
+    pixels = torch.rand(3, 3, 32, 32)
+    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
+    with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
+        tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)
+
+
+def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    asked = job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}", SMALL)
+    needs, why = network.told(asked)
+    assert needs
+    assert "model.pretrained: timm/resnet10t.c3_in1k is not a local folder" in why
+    made = tiny.plain(asked, folder)
+    own = made.model.state_dict()
+    fresh = {"fc.bias", "fc.weight"}
+    assert all(torch.equal(own[name], weights[name]) for name in own.keys() - fresh)
+    assert made.network.notes == [
+        f"starts from timm/resnet10t.c3_in1k at {COMMIT[:12]}; initialized anew: fc.bias, fc.weight"
+    ]
+    found = made.dataset.preprocessing
+    assert {key: found[key] for key in ("fit", "interpolation", "crop_share", "mean")} == {
+        "fit": "crop",
+        "interpolation": "bicubic",
+        "crop_share": 0.875,
+        "mean": [0.4, 0.5, 0.6],
+    }
+    before = len(hub.asked)
+    assert (
+        load(job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}")).preprocessing["image_size"]
+        == 176
+    )
+    assert len(hub.asked) == before, "the second time nothing is asked of the network"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            "{name: resnet18d, pretrained: weights}",
+            ("model.pretrained:", "weights is resnet10t", "use one of resnet18d"),
+        ),
+        (
+            "{name: resnet10t, pretrained: true}",
+            ("model.pretrained: is true, and resnet10t has no tag", "list_pretrained"),
+        ),
+        ("{name: resnet10t, revision: main}", ("model.revision: chooses among pretrained weights", "pretrained: true")),
+        (
+            "{name: resnet10t, pretrained: weights, weights: weights/model.safetensors}",
+            ("model.pretrained: is set, and weights too", "remove one"),
+        ),
+    ],
+)
+def test_what_cannot_be_started_from(folder: Path, weights: object, model: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(job(folder, model.replace("{", "{source: timm, "), SMALL))
+    for part in ("job.yaml:", *words):
+        assert part in str(caught.value)
+
+
+def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    file = folder / "weights" / "model.safetensors"
+    safetensors.torch.save_file(weights | {"conv1.0.weight": torch.ones(1)}, file)
+    asked = job(folder, "{source: timm, name: resnet10t, pretrained: weights}", SMALL)
+    with pytest.raises(SpecError, match=r"model.pretrained: .*does not fit: 1 tensors .*: conv1.0.weight"):
+        tiny.plain(asked, folder)
+    file.write_bytes(b"x")
+    with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
+        tiny.plain(asked, folder)
+
+
+def test_nothing_else_finds_the_torchvision_of_timm() -> None:
+    """Its plain import fails beside a torch for CPUs, and transformers imports it wherever it is found."""
+    if not (timm_library.ASIDE / "torchvision").is_dir():
+        pytest.skip("torchvision is not kept aside here")
+    program = (
+        "import importlib.util, sys, torch\n"
+        "assert importlib.util.find_spec('torchvision') is None\n"
+        "from runtime.models.networks import timm_library\n"
+        "before, path = torch.library.register_fake, list(sys.path)\n"
+        "timm_library.load().create_model('resnet10t')\n"
+        "assert torch.library.register_fake is before and sys.path == path\n"
+        "import transformers; transformers.AutoImageProcessor\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_timm_that_is_missing_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setattr(timm_library, "ASIDE", folder / "nowhere")
+    with pytest.raises(SpecError) as caught:
+        tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
+    for part in ("timm cannot be imported here", "the images and `make setup` have both", "drivetrain[timm]"):
+        assert part in str(caught.value)
