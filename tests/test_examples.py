@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import examples
 from tests.paths import ROOT
 
@@ -19,6 +21,7 @@ def test_every_example_is_there() -> None:
     assert [path for path in examples.JOBS if not path.is_file()] == []
 
 
+@pytest.mark.nightly
 def test_jobs_of_the_users_own_fail_no_test(tmp_path: Path) -> None:
     """One with mistakes, one whose data is not there, in a copy of the project."""
     for name in ("runtime", "tests", "jobs", "docs", "docker", "README.md", "Makefile", "pyproject.toml"):

@@ -77,6 +77,7 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_it_runs_from_the_top(host: Path, tmp_path: Path, one_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: `make setup`")
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: `make setup`")

@@ -13,7 +13,7 @@ def given(job: Job) -> str:
     """The folder or name of pretrained weights; empty if the job names none."""
     model = getattr(job, "model", None)
     if isinstance(model, ImageNetwork | ImageTimm):
-        own = RESNET_WEIGHTS[model.name] if isinstance(model, ImageNetwork) else f"timm/{model.name}"
+        own = RESNET_WEIGHTS.get(model.name, "") if isinstance(model, ImageNetwork) else f"timm/{model.name}"
         return own if model.pretrained is True else model.pretrained or ""
     return str(getattr(model, "name", "")) if getattr(model, "source", None) == "transformers" else ""
 

@@ -100,8 +100,11 @@ def check(job: Path, calm: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "kills", "settings"),
-    [(1, 4, STEPS), (2, 4, SECONDS), (3, 2, {**STEPS, **TWO_THREADS})],
-    ids=["foreground", "background", "two-threads"],
+    [
+        pytest.param(1, 4, STEPS, id="foreground"),
+        pytest.param(2, 4, SECONDS, id="background"),
+        pytest.param(3, 2, {**STEPS, **TWO_THREADS}, id="two-threads", marks=pytest.mark.nightly),
+    ],
 )
 def test_ten_kills(
     tmp_path: Path, peaceful: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]

@@ -114,6 +114,7 @@ COMPILED = ("--set", "optimize.compile=true")
 
 
 @needs_compiler
+@pytest.mark.nightly
 def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
     """In the first compilation, then in a later one of the same run; it ends with the bits of a run without signals."""
     job = trained.written(tmp_path / "job", **SHORT)
@@ -137,7 +138,7 @@ MEASURING = {
 """What measures before the first step, and how a job asks for it."""
 
 
-@pytest.mark.parametrize("phase", ["tune", "search"])
+@pytest.mark.parametrize("phase", ["tune", pytest.param("search", marks=pytest.mark.nightly)])
 def test_a_signal_while_something_is_measured(tmp_path: Path, phase: str) -> None:
     while_measured(trained.written(tmp_path, **SHORT), phase)
 
