@@ -74,7 +74,7 @@ VALUES = (
     Row("model: {source: transformers, name: a, revision: ../x}", "4:40", "model.revision: is '../x'",
         "a branch, a tag, or a commit of 40 digits", "change the value"),
     Row("model: {name: small-cnn, pretrained: true}", "4:26", "model.pretrained: there are no pretrained weights for small-cnn",
-        "for resnet18, resnet34, resnet50", "remove it"),
+        "for resnet18, resnet34, resnet50", "remove it, or use source: timm"),
     Row("model: {name: resnet18, pretrained: true, stem: small}", "4:43",
         "model.stem: is small, and the pretrained weights are of the large one", "large", "remove it"),
     Row("model: {name: resnet18, pretrained: true, width: 32}", "4:43",
