@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a document."""
 
@@ -20,6 +22,14 @@ def printable(text: str, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+_CREDENTIAL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@|^((?:s3|gs|az)://[^?]*\?).+", re.DOTALL)
+"""What stands before the @ of an address, and the query of a signed one."""
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return f"{found[1]}***@" if found[1] else f"{found[2]}***"
+
+
 def shown(value: object) -> str:
     """A value in YAML notation, for messages."""
     match value:
@@ -32,5 +42,5 @@ def shown(value: object) -> str:
         case list():
             return printable(f"[{', '.join(shown(item) for item in value[:10])}]", 80)
         case str():
-            return f"'{printable(value)}'"
+            return f"'{printable(_CREDENTIAL.sub(_hidden, value))}'"
     return str(value)

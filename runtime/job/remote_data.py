@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from runtime.errors import Problem
 from runtime.job.formatting import shown
+from runtime.job.hub_address import is_on_hub
 from runtime.job.job import Job
 from runtime.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
+
+_ALMOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""A scheme, of which one letter would be a drive."""
 
 
 def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
@@ -27,7 +33,15 @@ def local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """Addresses that cannot be streamed from."""
+    """Addresses that cannot be streamed from, and what looks like one and is none."""
+    for key, text in local_paths(job):
+        if _ALMOST.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
+            yield job.problem(
+                key,
+                f"is {shown(text)}, which is no address of a store",
+                POSSIBLE,
+                "correct the address, or name a path",
+            )
     for key, text in remote_paths(job):
         try:
             address = parse(text)

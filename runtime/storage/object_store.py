@@ -238,6 +238,19 @@ def _is_of_store(error: Exception) -> bool:
 
 def _opened(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:
     """The client's own store, with every wait bounded."""
+    if wrong := store_variables.bad_endpoint(address.scheme, environ):
+        # The client would end the process.
+        raise StorageError(
+            f"{wrong} is no address of a store",
+            "http://HOST:PORT, https://HOST",
+            f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
+        )
+    for name, path in store_variables.missing_files(address.scheme, environ):
+        raise StorageError(
+            f"{name}: the file {path} is not there",
+            "a file with a credential",
+            f"correct it, or unset {name} and export the variables of another credential",
+        )
     from obstore import store as stores
 
     options: dict[str, Any] = {

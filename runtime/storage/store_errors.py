@@ -18,6 +18,12 @@ _ROLE = re.compile(r"/latest/(api|meta-data)|/computeMetadata/|/metadata/identit
 """Paths of the service that tells a machine its role. The client asks it if no variable holds a credential."""
 
 
+_TLS = re.compile(
+    r"InvalidCertificate|InvalidContentType|UnknownIssuer|CertificateRequired|HandshakeFailure|NotValidForName"
+)
+"""What the client notes of a connection without trust, or to a port that speaks no TLS."""
+
+
 class Trouble(Enum):
     """Why a store did not do what was asked."""
 
@@ -28,6 +34,7 @@ class Trouble(Enum):
     """The bucket is there, the object is not."""
     DENIED = "denied"
     NO_CREDENTIALS = "no credentials"
+    FULL = "full"
     CHANGED = "changed"
     """A condition of the request did not hold: it exists already, or has changed since."""
     REFUSED = "refused"
@@ -99,6 +106,11 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
     code, status = _code(text), _status(text)
     trouble = _trouble(kind, code, status, text)
     said = " ".join(filter(None, (str(status or ""), code))) or _reason(str(error))
+    # Not the whole text, which has the name of the object.
+    hint = "redirect without LOCATION" if "redirect without LOCATION" in text else ""
+    for pattern, known, what, possible, action in _KNOWN:
+        if pattern.search(f"{code} {hint} {status}"):
+            return RemoteError(known, f"{address}: cannot {task}: {what} ({said})", possible, action)
     endpoint = store_variables.endpoint(address.scheme, environ)
     words = {
         "address": address,
@@ -111,6 +123,39 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
         "said": said,
     }
     return RemoteError(trouble, *(part.format_map(words) for part in _PARTS[trouble]))
+
+
+_KNOWN = (
+    (
+        re.compile("ExpiredToken|TokenRefreshRequired"),
+        Trouble.DENIED,
+        "the token has ended",
+        "credentials that last as long as the run, or a role, which the client renews",
+        "export new ones, and give the same command again",
+    ),
+    (
+        re.compile("RequestTimeTooSkewed"),
+        Trouble.DENIED,
+        "the clock of this machine differs",
+        "a clock that is a few minutes off at most",
+        "set it (`timedatectl set-ntp true`)",
+    ),
+    (
+        re.compile("PermanentRedirect|AuthorizationHeaderMalformed|redirect without LOCATION"),
+        Trouble.REFUSED,
+        "the bucket is in another region",
+        "the region of the bucket",
+        "export AWS_REGION with it, and see that AWS_ENDPOINT_URL means the same",
+    ),
+    (
+        re.compile("QuotaExceeded|InsufficientStorage|StorageFull| 507$"),
+        Trouble.FULL,
+        "the store has no space",
+        "free space, or a larger quota",
+        "remove what is not needed there, or raise the quota; a run goes on meanwhile, and sends the rest",
+    ),
+)
+"""Answers by what they hold: trouble, in words, what is possible, what to do."""
 
 
 def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
@@ -153,5 +198,9 @@ def _reason(debug: str) -> str:
         "Decode": "the answer was cut",
         "Request": "the connection was cut",
     }
+    if "without LOCATION" in debug:
+        return "a redirect without an address"
+    if _TLS.search(debug):
+        return "TLS failed: the certificate is not trusted here, or the port speaks no TLS"
     found = re.search(r"kind: (\w+)", debug)
     return words.get(found[1], found[1]) if found else "no answer"

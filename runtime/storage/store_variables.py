@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 
 ENDPOINTS = {
@@ -28,6 +30,9 @@ FILES = (
 """Variables that name a file of this machine with a credential in it."""
 RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
 """Those whose file the platform replaces before its token ends."""
+_ENDPOINT = re.compile(r"https?://[^/]", re.IGNORECASE)
+_DIRECT = ("_ACCESS_KEY_ID", "_KEY", "_SAS_TOKEN", "_BEARER_TOKEN")
+"""Endings of variables that hold a credential."""
 _LOCAL = (
     "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
@@ -57,6 +62,20 @@ def endpoint(scheme: str, environ: Mapping[str, str]) -> str:
     """The endpoint that is set, as `VARIABLE=address`; empty if none is."""
     name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
     return f"{name}={environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
+
+
+def bad_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+    """The endpoint that is set, if it has no scheme or no host; empty if it can be used."""
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
+    return endpoint(scheme, environ) if name and not _ENDPOINT.match(environ[name]) else ""
+
+
+def missing_files(scheme: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that name a file which is not there, with its path; none if a variable holds a credential itself."""
+    found = known(scheme, environ)
+    if any(name.endswith(_DIRECT) for name in found):
+        return []
+    return [(name, path) for name, path in found.items() if name in FILES and not os.path.isfile(path)]
 
 
 def is_plain_http(scheme: str, environ: Mapping[str, str]) -> bool:

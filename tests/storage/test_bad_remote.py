@@ -1,0 +1,299 @@
+"""What can be wrong with a store: each is told in three parts, by its place in the spec, with an exit code, and in docs/storage.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.storage.object_store import Patience
+from runtime.supervisor import remote_check
+from tests.data.streaming import shards
+from tests.object_store import KEY, SECRET, Fault, FaultyStore, moto
+from tests.paths import ROOT
+from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+
+COPIED = "s3://bucket/runs"
+STREAMED = "s3://bucket/shards"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One situation."""
+
+    what: str
+    """As docs/storage.md calls it."""
+    says: str
+    """A part of the first line."""
+    code: int = 7
+    copy_to: str = COPIED
+    train: str = STREAMED
+    fault: Fault | None = None
+    methods: str = "GET HEAD PUT POST DELETE"
+    """Of the requests that get the fault."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables; an empty one is unset."""
+    before: Callable[[], object] = lambda: None
+    """What is done to the store."""
+
+
+def answer(status: int, code: str) -> Fault:
+    return Fault("answer", status, code)
+
+
+def https(endpoint: str) -> str:
+    return endpoint.replace("http://", "https://")
+
+
+ROWS = [
+    Bad("an address with one slash", "checkpoint.copy_to: is 's3:/bucket/runs'", 2, "s3:/bucket/runs"),
+    Bad("an address without a bucket", "checkpoint.copy_to: is 's3://'", 2, "s3://"),
+    Bad("another scheme", "checkpoint.copy_to: is 'gcs://bucket/runs'", 2, "gcs://bucket/runs"),
+    Bad(
+        "an address with a password",
+        "checkpoint.copy_to: is 's3://***@bucket/runs'",
+        2,
+        f"s3://me:{SECRET}@bucket/runs",
+    ),
+    Bad("a signed address", "checkpoint.copy_to: is 's3://bucket/runs?***'", 2, f"s3://bucket/runs?sig={SECRET}"),
+    Bad("an address with dots", "checkpoint.copy_to: is 's3://bucket/../runs'", 2, "s3://bucket/../runs"),
+    Bad("a web address for copies", "checkpoint.copy_to: is 'https://host/runs'", 2, "https://host/runs"),
+    Bad("a web address for shards", "the files of a web server cannot be listed", 2, train="https://host/shards"),
+    Bad("shards at an address with one slash", "'s3:/bucket/shards'", 2, train="s3:/bucket/shards"),
+    Bad(
+        "an endpoint without a scheme",
+        "AWS_ENDPOINT_URL=localhost:9000",
+        environ={"AWS_ENDPOINT_URL": "localhost:9000"},
+    ),
+    Bad(
+        "a host without an address (DNS)",
+        "no connection",
+        environ={"AWS_ENDPOINT_URL": "http://no-such-host.invalid:9000"},
+    ),
+    Bad("a port on which nobody listens", "no connection", environ={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}),
+    Bad("TLS that fails", "TLS failed: the certificate is not trusted here", environ={"AWS_ENDPOINT_URL": "TLS"}),
+    Bad(
+        "certificates that are not there",
+        "SSL_CERT_FILE: /nowhere/ca.pem",
+        environ={"SSL_CERT_FILE": "/nowhere/ca.pem"},
+    ),
+    Bad(
+        "no credentials",
+        "no credentials were found",
+        environ={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"},
+    ),
+    Bad("half of the credentials", "no credentials were found", environ={"AWS_ACCESS_KEY_ID": ""}),
+    Bad(
+        "a file of credentials that is not there",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        train="gs://bucket/shards",
+        environ={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"},
+    ),
+    Bad(
+        "a token file that is not there",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        environ={
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+            "AWS_WEB_IDENTITY_TOKEN_FILE": "/nowhere/token",
+            "AWS_ROLE_ARN": "arn:aws:iam::1:role/x",
+            "AWS_ROLE_SESSION_NAME": "x",
+        },
+    ),
+    Bad("rights that are missing", "the store refuses it (403 AccessDenied)", fault=Fault("denied")),
+    Bad(
+        "a key that is not known",
+        "the store refuses it (403 InvalidAccessKeyId)",
+        fault=answer(403, "InvalidAccessKeyId"),
+    ),
+    Bad(
+        "a wrong secret", "the store refuses it (403 SignatureDoesNotMatch)", fault=answer(403, "SignatureDoesNotMatch")
+    ),
+    Bad("a token that has ended", "the token has ended (400 ExpiredToken)", fault=answer(400, "ExpiredToken")),
+    Bad(
+        "a clock that is wrong",
+        "the clock of this machine differs (403 RequestTimeTooSkewed)",
+        fault=answer(403, "RequestTimeTooSkewed"),
+    ),
+    Bad(
+        "another region",
+        "the bucket is in another region (a redirect without an address)",
+        fault=answer(301, "PermanentRedirect"),
+    ),
+    Bad(
+        "another region, signed",
+        "the bucket is in another region (400 AuthorizationHeaderMalformed)",
+        fault=answer(400, "AuthorizationHeaderMalformed"),
+    ),
+    Bad(
+        "rights to read only",
+        "cannot write: the store refuses it (403 AccessDenied)",
+        fault=Fault("denied"),
+        methods="PUT",
+    ),
+    Bad(
+        "no right to remove",
+        "cannot remove: the store refuses it (403 AccessDenied)",
+        fault=Fault("denied"),
+        methods="POST DELETE",
+    ),
+    Bad(
+        "no right to list",
+        "cannot list: the store refuses it (403 AccessDenied)",
+        fault=Fault("denied"),
+        methods="LIST",
+    ),
+    Bad("a bucket that is not there", "there is no bucket nowhere", copy_to="s3://nowhere/runs"),
+    Bad(
+        "a bucket that is full",
+        "the store has no space (507 InsufficientStorage)",
+        fault=answer(507, "InsufficientStorage"),
+        methods="PUT",
+    ),
+    Bad(
+        "a quota that is used up",
+        "the store has no space (403 QuotaExceeded)",
+        fault=answer(403, "QuotaExceeded"),
+        methods="PUT",
+    ),
+    Bad(
+        "no conditional writes",
+        "no conditional writes: it answered 501",
+        fault=answer(501, "NotImplemented"),
+        methods="PUT",
+    ),
+    Bad(
+        "conditions that are ignored",
+        "no conditional writes: it wrote over an object that must not exist",
+        fault=Fault("careless"),
+    ),
+    Bad("errors without an end", "the store does not answer (500 InternalError)", fault=answer(500, "InternalError")),
+    Bad("too many requests", "the store does not answer (503 SlowDown)", fault=Fault("slow down")),
+    Bad(
+        "too many requests (429)",
+        "the store does not answer (429 TooManyRequests)",
+        fault=answer(429, "TooManyRequests"),
+    ),
+    Bad("a store that is silent", "the store does not answer (no answer in time)", fault=Fault("silent")),
+    Bad("answers that are cut", "the store does not answer (the connection was cut)", fault=Fault("gone")),
+    Bad("nothing at the address", "data.train: no shards in s3://bucket/nothing", 3, train="s3://bucket/nothing"),
+    Bad(
+        "files that are no shards",
+        "data.train: no shards in s3://bucket/texts",
+        3,
+        train="s3://bucket/texts",
+        before=lambda: opened("texts").put("a.txt", b"x"),
+    ),
+    Bad(
+        "two kinds of shards",
+        "has .parquet and .tar files",
+        3,
+        train="s3://bucket/two",
+        before=lambda: [opened("two").put(name, b"x") for name in ("a.tar", "b.parquet")],
+    ),
+    Bad(
+        "an empty shard",
+        "shard a.tar of s3://bucket/empty is empty",
+        3,
+        train="s3://bucket/empty",
+        before=lambda: opened("empty").put("a.tar", b""),
+    ),
+    Bad(
+        "shards that are not all written",
+        "are not all written (0 are)",
+        3,
+        train="s3://bucket/half",
+        before=lambda: [
+            opened("half").put("a.tar", b"x"),
+            opened("half").put("index.json", b'{"format": 1, "complete": false, "source": "", "shards": []}'),
+        ],
+    ),
+    Bad(
+        "a shard that is missing",
+        "shard b.tar of s3://bucket/gone is missing",
+        3,
+        train="s3://bucket/gone",
+        before=lambda: [
+            opened("gone").put("a.tar", b"x"),
+            opened("gone").put(
+                "index.json",
+                b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "b.tar", "bytes": 1, "sha256": "", "samples": 1}]}',
+            ),
+        ],
+    ),
+    Bad(
+        "a shard of another length",
+        "shard a.tar of s3://bucket/short has 1 bytes",
+        3,
+        train="s3://bucket/short",
+        before=lambda: [
+            opened("short").put("a.tar", b"x"),
+            opened("short").put(
+                "index.json",
+                b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "a.tar", "bytes": 2, "sha256": "", "samples": 1}]}',
+            ),
+        ],
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with moto() as address, faulty_store(address):
+        opened("shards").put("0.tar", shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes())
+        yield address
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
+    monkeypatch.setattr(remote_check, "PATIENCE", Patience(retries=0.2, silence=0.3, connect=0.5))
+    monkeypatch.chdir(tmp_path)
+    with faulty_store(server) as found:
+        yield found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_it_is_told(
+    proxy: FaultyStore, row: Bad, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row.before()
+
+    def fault(number: int, method: str, path: str) -> Fault | None:
+        listing = method == "GET" and "list-type" in path
+        hit = listing if row.methods == "LIST" else method in row.methods.split()
+        return row.fault if hit else None
+
+    proxy.fault = fault
+    for name, value in row.environ.items():
+        if value:
+            monkeypatch.setenv(name, https(proxy.endpoint) if value == "TLS" else value)
+        else:
+            monkeypatch.delenv(name)
+    data = f'{{train: "{row.train}", stream: true}}'
+    Path("job.yaml").write_text(
+        f'name: t\ntask: image-classification\ndata: {data}\ncheckpoint: {{copy_to: "{row.copy_to}"}}\n'
+    )
+    code = main.main(["validate", "--remote", "job.yaml"])
+    told = capsys.readouterr().err
+    assert row.says in told
+    assert code == row.code
+    assert SECRET not in told
+    assert KEY not in told
+    assert "Traceback" not in told
+    first, second, third = told.splitlines()[:3]
+    assert re.match(r"job\.yaml:\d+:\d+: (data\.train|checkpoint\.copy_to): ", first), first
+    assert second.startswith("  possible: ")
+    assert third.startswith("  do:       ")
+
+
+def test_the_page_lists_them() -> None:
+    """Rows of docs/storage.md: what is wrong, what is said, the exit code."""
+    page = (ROOT / "docs" / "storage.md").read_text()
+    listed = page.partition("## What can be wrong\n")[2].partition("\n## ")[0]
+    rows = [line for line in listed.splitlines() if line.startswith("| ") and not line.startswith("| what is wrong |")]
+    assert rows == [f"| {row.what} | {row.says.replace('|', '/')} | {row.code} |" for row in ROWS]
+    assert len(ROWS) >= 30
