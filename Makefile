@@ -39,8 +39,8 @@ train-gpu: .venv/host ## train JOB on this machine's NVIDIA GPU in a container; 
 setup: ## create .venv with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
 
-test: .venv/check ## run all tests, three files at a time, since many wait for other processes; those of the images too if a Docker engine answers
-	@$(python) -m pytest -rs -n 3 --dist loadgroup $(ARGS)
+test: .venv/check ## run all tests, two files at a time; those of the images too if a Docker engine answers
+	@$(python) -m pytest -rs -n 2 --dist loadgroup $(ARGS)
 
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests $(ARGS)
