@@ -14,7 +14,6 @@ import torch
 
 from runtime.data.load import load
 from runtime.job import Job
-from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
 from runtime.models import feature_cache as prefix
 from runtime.models import inspection
@@ -112,66 +111,6 @@ def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, na
     assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
 
 
-AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
-
-
-def augmented(folder: Path) -> Job:
-    job(folder, "resnet18")
-    file = folder / "job.yaml"
-    file.write_text(file.read_text().replace("image_size: 16}", AUGMENTED).replace("epochs: 2", "epochs: 5"))
-    return job_spec.load(file)
-
-
-def test_views_are_those_of_the_augmented_images_and_come_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = augmented(tmp_path)
-    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
-    facts = inspection.inspect_workload(whole.dataset, whole.model)
-    assert facts.prefix_bytes == sum(rows.flat.nbytes for kept in cached.dataset.kept.values() for rows in kept)
-    assert "in 2 of 5 epochs" in feature_cache.choose(asked, tiny.machine(), replace(facts, prefix_work=1e9)).reason
-    for epoch in range(4):
-        expected, found = gradient(whole, epoch), gradient(cached, epoch)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    told = capsys.readouterr().out
-    assert [told.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
-    ids = np.arange(8)
-    (raw,) = whole.dataset.train.gather(ids)
-    first, second, third = (whole.dataset.prepare((raw,), ids, epoch)[0] for epoch in range(3))
-    assert torch.equal(first, third)
-    assert not torch.equal(first, second)
-    (got, _), (want, _) = evaluate(cached), evaluate(whole)
-    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
-
-
-def test_views_killed_and_resumed_give_the_same_bits(tmp_path: Path) -> None:
-    asked = augmented(tmp_path)
-    one, two = made(tmp_path, asked, True), made(tmp_path, asked, True)
-    for epoch in (0, 1, 2):
-        gradient(one, epoch)
-    assert torch.equal(gradient(one, 3), gradient(two, 3))
-
-
-@pytest.mark.parametrize(
-    ("augment", "told"),
-    [
-        ("flip: true", "data.augment.flip changes the inputs in every epoch; data.augment.views makes that repeat"),
-        ("flip: true, mixup: {}, views: 2", "data.augment.mixup changes the inputs in every step"),
-        ("flip: true, views: 2", "None"),
-    ],
-)
-def test_what_changes_the_inputs(augment: str, told: str) -> None:
-    text = tiny.TEXT.format(epochs=3, train="", model=", freeze: {names: [features]}")
-    asked = job_spec.check(tiny.parse(text.replace("train: x}", f"train: x, augment: {{{augment}}}}}"), "tiny.yaml"))
-    assert str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True)) == told
-
-
-def test_views_without_anything_random_are_refused() -> None:
-    text = tiny.TEXT.format(epochs=3, train="", model="").replace("train: x}", "train: x, augment: {views: 2}}")
-    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.views: is 2, and no image is augmented by itself"):
-        job_spec.check(tiny.parse(text, "tiny.yaml"))
-
-
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "whole encoder", "resnet18"])
 def test_it_takes_what_the_plan_says_and_is_computed_once(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -248,62 +187,6 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
     assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
 
 
-ENCODED = Workload(
-    prefix="the embeddings and 10 of 12 layers", prefix_bytes=40 << 20, prefix_share=0.7, prefix_work=9e3
-)
-
-
-@pytest.mark.parametrize(
-    ("model", "facts", "value", "reason"),
-    [
-        ("", None, False, "no part of the network is frozen"),
-        ("freeze: {names: [features]}", None, True, "if they come first and their outputs fit"),
-        (
-            "freeze: {names: [features], train_mode: true}",
-            None,
-            False,
-            "train_mode the outputs of frozen layers change",
-        ),
-        ("freeze: {names: [classifier]}", Workload(), False, "all come before the trained ones"),
-        ("freeze: {names: [features]}", ENCODED, True, "saves 70% of the computation per step, needs 40 MiB of memory"),
-        ("freeze: {names: [features]}", replace(ENCODED, prefix_work=10.0), False, "as fast as reading their outputs"),
-        ("freeze: {names: [features]}", replace(ENCODED, prefix_bytes=3 << 30), True, "needs 3.0 GiB of disk space"),
-        (
-            "freeze: {names: [features]}",
-            replace(ENCODED, prefix_bytes=9 << 40),
-            False,
-            "more than a quarter of the free",
-        ),
-    ],
-)
-def test_it_is_chosen_where_it_certainly_gains(model: str, facts: Workload | None, value: bool, reason: str) -> None:
-    here = tiny.machine()
-    here = replace(
-        here, memory=replace(here.memory, available=1 << 30), storage=replace(here.storage, runs_free=1 << 40)
-    )
-    choice = feature_cache.choose(tiny.job(model=model), here, facts)
-    assert choice.value is value
-    assert reason in choice.reason
-
-
-def test_changing_inputs_and_one_epoch() -> None:
-    frozen = "freeze: {names: [features]}"
-    text = tiny.TEXT.format(epochs=3, train="", model=f", {frozen}").replace(
-        "train: x}", "train: x, augment: {mixup: {}}}"
-    )
-    asked = job_spec.check(tiny.parse(text, "tiny.yaml"))
-    assert "data.augment.mixup changes the inputs" in str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True))
-    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):
-        plan.resolve(
-            job_spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine()
-        )
-    once = tiny.job(train="steps: 3", model=frozen)
-    short = once.model_copy(update={"train": once.train.model_copy(update={"epochs": 1})})
-    assert feature_cache.choose(short, tiny.machine(), ENCODED).reason == "in a single epoch nothing is computed twice"
-    workers = tiny.job(model=frozen, optimize="loader_workers: 2")
-    assert "cached features need none" in str(feature_cache.refuse(workers, tiny.machine(), None, True))
-
-
 JOB = """
 name: tiny
 task: text-classification
@@ -341,33 +224,6 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     assert "computed once for" in resumed.stdout
     assert test_supervisor.same(tmp_path / "runs/tiny-001", run_folder)
     assert test_supervisor.rows(tmp_path / "runs/tiny-001") == test_supervisor.rows(run_folder)
-
-
-LARGE = replace(ENCODED, prefix_work=1e5)
-
-
-@pytest.mark.parametrize(
-    ("machine", "optimize", "facts", "value", "reason"),
-    [
-        ("amx", "", LARGE, "bf16", "bf16 matrix units (AMX)"),
-        ("amx", "", None, "bf16", "bf16 matrix units (AMX)"),
-        ("amx", "", replace(ENCODED, prefix_work=10.0), "fp32", "as fast as reading their outputs"),
-        ("amx", "", replace(LARGE, prefix_bytes=1 << 16), "fp32", "takes too little time to matter"),
-        ("amx", "precision: fp32", LARGE, "fp32", "optimize.precision is fp32"),
-        ("amx", "feature_cache: false", LARGE, "fp32", "optimize.feature_cache is false"),
-        ("avx512", "", LARGE, "fp32", "without bf16 matrix units it is often slower"),
-        ("avx2", "", LARGE, "fp32", "no bf16 instructions"),
-    ],
-)
-def test_the_prefix_is_computed_in_bf16_where_units_for_it_are(
-    machine: str, optimize: str, facts: Workload | None, value: str, reason: str
-) -> None:
-    flags = {"amx": ("avx512_bf16", "amx_bf16"), "avx512": ("avx512f", "avx512_bf16"), "avx2": ("avx2",)}[machine]
-    here = tiny.machine()
-    here = replace(here, cpu=replace(here.cpu, flags=flags), memory=replace(here.memory, available=1 << 30))
-    asked = tiny.job(model="freeze: {names: [features]}", optimize=optimize)
-    choice = prefix_precision.choose(asked, here, facts)
-    assert (choice.value, reason in choice.reason) == (value, True), choice
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])

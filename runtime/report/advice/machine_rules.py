@@ -16,6 +16,8 @@ TIGHT, LOOSE = 0.9, 0.4
 """Shares of the memory limit that are too much, and needlessly little."""
 CROWDED = 0.1
 """Share of the CPU time used by others that justifies advice."""
+FULL = 0.4
+"""Share from which on it matters that threads wait for each other."""
 HOT = 80
 """Degrees Celsius from which on most GPUs reduce their clock."""
 PAYS = 300.0
@@ -54,6 +56,16 @@ def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
     if found is None or lost < CROWDED or (summary.seconds or 0.0) < SHORT:
         return
     who = "other processes" if found.others_share >= found.stolen_share else "other virtual machines"
+    threads = decided(record).get("cpu_threads")
+    waits = isinstance(threads, int) and threads > 1 and lost >= FULL
+    if waits and who == "other processes":
+        yield Advice(
+            "compute with one thread beside them",
+            f"{who} used {share(lost)} of the CPU time, and each of {threads} threads waits until all of them had a CPU",
+            f"less waiting: one thread trained 3 to 20 times as fast as 2 beside {BESIDE}",
+            "optimize: {cpu_threads: 1}",
+            lost * (summary.seconds or 0.0),
+        )
     yield Advice(
         "train on a less busy machine",
         f"{who} used {share(lost)} of the CPU time available to this run",

@@ -1,0 +1,57 @@
+"""Kept activations of augmentation that repeats: those of the whole network in each view, and the same bits again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.models import inspection
+from runtime.optimizations import feature_cache
+from runtime.training.evaluation.validation import evaluate
+from tests import tiny
+from tests.models.test_feature_cache import gradient, job, made
+
+AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
+
+
+def augmented(folder: Path) -> Job:
+    job(folder, "resnet18")
+    file = folder / "job.yaml"
+    file.write_text(file.read_text().replace("image_size: 16}", AUGMENTED).replace("epochs: 2", "epochs: 5"))
+    return job_spec.load(file)
+
+
+def test_views_are_those_of_the_augmented_images_and_come_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = augmented(tmp_path)
+    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
+    facts = inspection.inspect_workload(whole.dataset, whole.model)
+    assert facts.prefix_bytes == sum(rows.flat.nbytes for kept in cached.dataset.kept.values() for rows in kept)
+    assert "in 2 of 5 epochs" in feature_cache.choose(asked, tiny.machine(), replace(facts, prefix_work=1e9)).reason
+    for epoch in range(4):
+        expected, found = gradient(whole, epoch), gradient(cached, epoch)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    told = capsys.readouterr().out
+    assert [told.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
+    ids = np.arange(8)
+    (raw,) = whole.dataset.train.gather(ids)
+    first, second, third = (whole.dataset.prepare((raw,), ids, epoch)[0] for epoch in range(3))
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+    (got, _), (want, _) = evaluate(cached), evaluate(whole)
+    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+def test_views_killed_and_resumed_give_the_same_bits(tmp_path: Path) -> None:
+    asked = augmented(tmp_path)
+    one, two = made(tmp_path, asked, True), made(tmp_path, asked, True)
+    for epoch in (0, 1, 2):
+        gradient(one, epoch)
+    assert torch.equal(gradient(one, 3), gradient(two, 3))
