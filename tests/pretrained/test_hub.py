@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +17,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.errors import StorageError
 from runtime.pretrained import hub as hubs
 from runtime.pretrained import hub_connection, hub_download, hub_listing
 from runtime.pretrained.hub import Fetched, fetch
@@ -411,71 +405,6 @@ def test_shards(hub: Hub) -> None:
     assert {file.name for file in got().snapshot.files} >= {*parts, "model.safetensors.index.json"}
 
 
-def cached(tmp_path: Path, files: dict[str, bytes]) -> Path:
-    """What another program has put into the cache."""
-    place = root(tmp_path)
-    for part in ("blobs", f"snapshots/{COMMIT}", "refs"):
-        (place / part).mkdir(parents=True)
-    (place / "refs" / "main").write_text(COMMIT)
-    for name, content in files.items():
-        digest = hashlib.sha256(content).hexdigest()
-        (place / "blobs" / digest).write_bytes(content)
-        (place / "snapshots" / COMMIT / name).symlink_to(Path("..", "..", "blobs", digest))
-    return place
-
-
-def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> None:
-    place = cached(tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"})
-    found = got()
-    assert {path.name for path in found.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
-    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sorted(path.name for path in (place / "snapshots").iterdir()) == [COMMIT]
-
-
-def test_what_another_program_has_fetched_is_enough_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
-) -> None:
-    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert got().snapshot.commit == COMMIT
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert got().snapshot.commit == COMMIT
-    assert hub.asked == [], "it was compared with its hashes, and that is on record"
-    shutil.rmtree(place / "drivetrain")
-    (place / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "not in the cache" in refused().given
-
-
-def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
-    path = got().snapshot.folder / "model.safetensors"
-    path.resolve().write_bytes(b"short")
-    assert got().new == ("model.safetensors",)
-    assert path.read_bytes() == FILES["model.safetensors"]
-
-
-def test_two_processes_fetch_it_once(hub: Hub) -> None:
-    hub.faults = [Fault(path="safetensors", pause=0.02)]
-    told: list[str] = []
-    threads = [threading.Thread(target=fetch, args=(NAME, "main", told.append)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(hub.paths("safetensors")) == 1
-    assert "hub: another process is fetching casa/beto; waiting for it" in told
-
-
-def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub_download, "_SPARE", 1 << 62)
-    with pytest.raises(StorageError, match=r"needs \d+ MB, and [\d,]+ MB are free(.|\n)*set HF_HOME"):
-        got()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError):
-        got()
-
-
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 def test_behind_a_proxy_with_a_password_and_its_own_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -500,56 +429,3 @@ def test_behind_a_proxy_with_a_password_and_its_own_certificates(
         monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
         assert sorted(got().new) == NEEDED
         assert "pa55word" not in error.given + error.action
-
-
-FETCH = f"from runtime.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
-
-
-def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
-    hub.faults = [Fault(path="safetensors", pause=0.1)]
-    process = subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.DEVNULL)
-    part = root(tmp_path) / "blobs" / (hashlib.sha256(FILES["model.safetensors"]).hexdigest() + ".part")
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not (part.exists() and part.stat().st_size > 200_000):
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    have = part.stat().st_size
-    assert 200_000 < have < len(FILES["model.safetensors"])
-    assert not (root(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
-    hub.faults, hub.asked[:] = [], []
-    assert got().new == ("model.safetensors",)
-    (asked,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
-    assert asked == f"bytes={have}-"
-    assert unfinished(tmp_path) == []
-
-
-def test_what_a_killed_process_has_left(hub: Hub, tmp_path: Path) -> None:
-    left = root(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
-    left.mkdir(parents=True)
-    (left / "config.json").write_text("half")
-    assert got().new
-    assert [path.name for path in (root(tmp_path) / "snapshots").iterdir()] == [COMMIT]
-
-
-def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
-    cached(tmp_path, {name: FILES[name] for name in NEEDED})
-    hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
-    assert got().snapshot.commit == COMMIT
-    (root(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
-    shutil.rmtree(root(tmp_path) / "drivetrain")
-    assert "gated" in refused().given
-
-
-def test_a_file_system_without_links_and_locks(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
-) -> None:
-    def fails(*words: object) -> None:
-        raise OSError(errno.ENOTSUP, "not supported")
-
-    monkeypatch.setattr(Path, "symlink_to", fails)
-    monkeypatch.setattr(fcntl, "flock", fails)
-    found = got(lines)
-    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert lines[0] == f"hub: {root(tmp_path)} cannot be locked (not supported); fetch in one process at a time"
-    assert not got(lines).new
