@@ -18,6 +18,7 @@ from tests.paths import ROOT
 H200 = facts.load(ROOT / "tests" / "machines" / "h200.json")
 
 
+@pytest.mark.nightly
 def test_the_gpu_benchmark_runs_in_smoke_mode(tmp_path: Path) -> None:
     command = [
         sys.executable,

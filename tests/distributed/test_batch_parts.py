@@ -45,8 +45,10 @@ def trained(
 
 @pytest.mark.parametrize(
     ("more", "sizes"),
-    [(", parts: 3", SIZES), ("", ((2, 5), (1, 10), (2, -1)))],
-    ids=["parts of the job", "parts of the first attempt"],
+    [
+        pytest.param(", parts: 3", SIZES, id="parts of the job"),
+        pytest.param("", ((2, 5), (1, 10), (2, -1)), id="parts of the first attempt", marks=pytest.mark.nightly),
+    ],
 )
 def test_other_numbers_of_processes_train_the_same(
     tmp_path: Path, more: str, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch

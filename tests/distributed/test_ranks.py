@@ -38,7 +38,13 @@ def trained(folder: Path, count: int, data: str = "") -> tuple[list[float], list
     return losses[0], [json.loads((one / "trained.json").read_text()) for one in folders]
 
 
-@pytest.mark.parametrize("data", ["", ", augment: {mixup: {alpha: 0.4}}"], ids=["plain", "mixup"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("", id="plain"),
+        pytest.param(", augment: {mixup: {alpha: 0.4}}", id="mixup", marks=pytest.mark.nightly),
+    ],
+)
 def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str) -> None:
     alone, order = trained(tmp_path / "1", 1, data)
     assert len(alone) == STEPS
@@ -84,7 +90,7 @@ TOGETHER = ("--set", "limits.processes=2")
 
 
 def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path) -> None:  # noqa: F811
-    broken = ("--set", "name=broken", "--set", "train.epochs=40")
+    broken = ("--set", "name=broken", "--set", "train.epochs=20")
     running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "broken-001" / "metrics.jsonl"
     until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
@@ -95,7 +101,7 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     again = train(job, *TOGETHER, *broken)
     assert again.returncode == 0, again.stderr
     assert "resumed from step-" in again.stdout
-    calm = train(job, *TOGETHER, "--set", "train.epochs=40", "--set", "name=calm")
+    calm = train(job, *TOGETHER, "--set", "train.epochs=20", "--set", "name=calm")
     assert calm.returncode == 0, calm.stderr
     assert "processes: 2, each trains on its share of every batch" in calm.stdout
     assert "parts: 2 of every batch; dropout is drawn for each and BatchNorm uses the statistics of each" in calm.stdout

@@ -305,7 +305,7 @@ def answer(address: str, seconds: float = 60) -> Any:
 def test_networks_of_timm_are_there(container: Run) -> None:
     program = (
         "import importlib.util, torch; from runtime.models.networks import timm_library; "
-        "made = timm_library.load().create_model('resnet10t', num_classes=3); "
+        "made = timm_library.load().create_model('resnet10t', num_classes=3).eval(); "
         "assert importlib.util.find_spec('transformers'); print(tuple(made(torch.zeros(1, 3, 32, 32)).shape))"
     )
     done = container("-c", program, entrypoint="python")

@@ -102,7 +102,7 @@ def check(job: Path, calm: Path) -> None:
     ("seed", "kills", "settings"),
     [
         pytest.param(1, 4, STEPS, id="foreground"),
-        pytest.param(2, 4, SECONDS, id="background"),
+        pytest.param(2, 4, SECONDS, id="background", marks=pytest.mark.nightly),
         pytest.param(3, 2, {**STEPS, **TWO_THREADS}, id="two-threads", marks=pytest.mark.nightly),
     ],
 )

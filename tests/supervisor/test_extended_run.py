@@ -102,7 +102,11 @@ def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) 
     assert [row for row in rows if row not in extra] == expected
 
 
-@pytest.mark.parametrize("options", [["--restart-schedule"], sets("train.optimizer.lr=0.002")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [["--restart-schedule"], pytest.param(sets("train.optimizer.lr=0.002"), marks=pytest.mark.nightly)],
+    ids=" ".join,
+)
 def test_a_schedule_with_an_end_starts_again_only_if_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:

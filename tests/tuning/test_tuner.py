@@ -219,6 +219,7 @@ except Replanned:
 """
 
 
+@pytest.mark.nightly
 def test_a_compiler_timeout_moves_training_to_a_new_process(tmp_path: Path) -> None:
     """What it leaves behind in torch is not trained with."""
     if machine(tmp_path).compiler is None:

@@ -89,7 +89,7 @@ def noisy(seed: int) -> Callable[[int], float]:
         ("a stall of ten seconds", made(lambda n: 10.3 if n == 150 else 0.3, 2.0)),
         ("a checkpoint of a second every 50 steps", made(lambda n: 1.3 if n % 50 == 0 else 0.3, 2.0)),
         ("evaluations as long as epochs", made(lambda n: 0.3, 12.0)),
-        ("epochs of a tenth of a second", made(lambda n: 0.02, 0.02, epochs=2500, per_epoch=4)),
+        ("epochs of a tenth of a second", made(lambda n: 0.02, 0.02, epochs=1000, per_epoch=4)),
         ("one epoch", made(lambda n: 0.3, 2.0, epochs=1, per_epoch=800)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

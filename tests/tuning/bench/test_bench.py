@@ -247,6 +247,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "out", done.stdout
 
 
+@pytest.mark.nightly
 def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
     folder, said = measured
     data = json.loads((folder / "bench.json").read_text())
