@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,20 @@ def test_a_report_shows_cpu_time_used_by_others(
     found = [one for one in advice(record, summarize(record)) if "less busy" in one.change]
     assert bool(found) == advised
     assert ("Other processes" in text) == ("used the CPU" in told)
+
+
+@pytest.mark.parametrize(("waited", "threads", "advised"), [(1.4, 2, True), (0.6, 2, False), (1.4, 1, False)])
+def test_one_thread_is_advised_where_threads_wait_for_each_other(
+    tmp_path: Path, waited: float, threads: int, advised: bool
+) -> None:
+    run = make(tmp_path / "digits-001")
+    rows(run / "telemetry.jsonl", crowded(0.4, waited))
+    plan = json.loads((run / "plan.json").read_text())
+    next(row for row in plan["decisions"] if row["name"] == "cpu_threads")["value"] = threads
+    (run / "plan.json").write_text(json.dumps(plan))
+    record = read(run)
+    found = [one.line for one in advice(record, summarize(record)) if "one thread" in one.change]
+    assert found == ["optimize: {cpu_threads: 1}"] * advised
 
 
 def test_the_live_view_shows_it(tmp_path: Path) -> None:

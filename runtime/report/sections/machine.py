@@ -86,7 +86,7 @@ def _starved(found: CpuStarvation | None) -> Iterator[str]:
     if found and found.others_share >= TOLD:
         yield (
             f"Other processes used the CPU for {duration(found.others)} while this run was waiting for it: "
-            f"{share(found.others_share)} of its CPU time. They slowed it down, not its settings."
+            f"{share(found.others_share)} of its CPU time. They slowed it down."
         )
     if found and found.stolen_share >= TOLD:
         yield (
