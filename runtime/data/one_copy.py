@@ -45,6 +45,8 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
     Raises:
         PeerError: if another process is gone.
     """
+    if ranks.count == 1:
+        return ""
     splits = (dataset.train, dataset.validation) if hasattr(os, "memfd_create") else ()  # macOS has none
     holders = [split for split in splits if isinstance(split, ArrayHolder)]
     kinds = [array_file.kind(array) for array in _arrays(holders)]
@@ -56,7 +58,7 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
     with contextlib.suppress(OSError):
         handle = _filled(holders, len(kinds)) if leads else -1
     process, file = map(int, ranks.all_gather([float(os.getpid()), float(handle)])[group[0]])
-    kept = _moved(handle) if leads and handle >= 0 else 0
+    kept = os.fstat(handle).st_size if leads and handle >= 0 else 0
     if not leads and file >= 0:
         with contextlib.suppress(OSError), open(f"/proc/{process}/fd/{file}", "rb") as opened:
             kept = _mapped(holders, len(kinds), opened.fileno())
@@ -68,10 +70,6 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
     return (
         f"memory: {format_bytes(kept)} of the data once for the {len(group)} processes of this machine" if kept else ""
     )
-
-
-def _moved(handle: int) -> int:
-    return os.fstat(handle).st_size
 
 
 def _arrays(holders: Sequence[ArrayHolder]) -> list[Any]:

@@ -30,6 +30,9 @@ class RankSampler:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.memory = self.peak = 0
+        self.threads = (
+            torch.get_num_threads()
+        )  # each thread has a number of its own, and signs of life come from another
         self.heartbeat: Heartbeat | None = run.ranks.heartbeat
         if self.heartbeat:
             self.heartbeat.phase = lambda: run.clock.now
@@ -45,7 +48,7 @@ class RankSampler:
             rank=run.ranks.number,
             node=node_name(),
             chip=torch.cuda.get_device_name(run.device) if gpu else run.hardware.cpu.model,
-            threads=torch.get_num_threads(),
+            threads=self.threads,
             samples=run.own_samples,
             computing=round(max(0.0, sum(spent.get(name, 0.0) for name in step_phases.PARTS) - others), 3),
             data=round(spent.get("input", 0.0), 3),
