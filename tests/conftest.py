@@ -27,6 +27,16 @@ def state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(autouse=True)
+def environment_of_the_test() -> Iterator[None]:
+    """Commands called in this process set variables for theirs, such as the number of threads; the next test has its own."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[str]:
     """The address of an S3 server, which takes seconds to start."""

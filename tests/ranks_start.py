@@ -10,6 +10,9 @@ from runtime.distributed.local_processes import Local
 from runtime.distributed.network import LOOPBACK, listening
 from tests.paths import ROOT
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""torch asks MKL first."""
+
 
 def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
     """What each of so many processes printed; all must end with 0."""
@@ -27,7 +30,7 @@ def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[lis
             subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "DRIVETRAIN_RANK": "0", "DRIVETRAIN_RANKS": "1"}
+                env={**os.environ, **ONE_THREAD, "DRIVETRAIN_RANK": "0", "DRIVETRAIN_RANKS": "1"}
                 | here.environment(rank),
                 pass_fds=here.open_files() if rank == 0 else (),
                 stdout=subprocess.PIPE,
