@@ -56,6 +56,7 @@ def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str
             assert mine == [whole] * count if len(whole) < 2 * count else [i for one in mine for i in one] == whole
 
 
+@pytest.mark.nightly
 def test_processes_unfreeze_together(tmp_path: Path) -> None:
     alone, _ = trained(tmp_path / "1", 1, UNFREEZE)
     together, _ = trained(tmp_path / "2", 2, UNFREEZE)
@@ -109,7 +110,9 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     assert rows(job.parent / "runs" / "calm-001") == rows(job.parent / "runs" / "broken-001")
 
 
-@pytest.mark.parametrize("to", ["supervisor", "follower", "leader and follower"])
+@pytest.mark.parametrize(
+    "to", ["supervisor", "follower", pytest.param("leader and follower", marks=pytest.mark.nightly)]
+)
 def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> None:  # noqa: F811
     long = (*TOGETHER, "--set", "train.epochs=400")
     running = subprocess.Popen(command(job, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

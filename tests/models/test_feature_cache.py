@@ -238,6 +238,7 @@ def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: st
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
 
 
+@pytest.mark.nightly
 def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     job(tmp_path, "resnet18", "optimize: {cpu_threads: 1, feature_cache: true}\n")
     done = test_supervisor.train(tmp_path / "job.yaml")

@@ -23,8 +23,15 @@ WORST = [
 """Those that write past a workspace on AVX2 (the first ones) or AVX-512 (the larger ones)."""
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("cap", ["AVX2", "AVX512_CORE_BF16"])
+@pytest.mark.parametrize(
+    ("cap", "threads"),
+    [
+        ("AVX2", 1),
+        ("AVX512_CORE_BF16", 2),
+        pytest.param("AVX2", 2, marks=pytest.mark.nightly),
+        pytest.param("AVX512_CORE_BF16", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_correct_and_within_bounds(cap: str, threads: int) -> None:
     heap.require()
     assert answers(WORST, cap, threads) == {}

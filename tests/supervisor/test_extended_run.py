@@ -86,6 +86,7 @@ def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_pa
     assert trained.read(trained.run(job), "extension.json")["run"] == "small-001"
 
 
+@pytest.mark.nightly
 def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) -> None:
     job, once = trained.written(tmp_path / "job"), trained.written(tmp_path / "once")
     trained.finish(job, *sets("train.steps=20"))
@@ -243,6 +244,7 @@ def test_a_finished_run_that_is_read_only_is_extended(job: Path) -> None:
     assert [path for path in trained.run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
 
 
+@pytest.mark.nightly
 def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     assert trained.read(trained.run(job), "state.json")["plan"] is None
 
 
+@pytest.mark.nightly
 def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="4")
     trained.finish(job, "--plain", expected=75, **STOPPED)

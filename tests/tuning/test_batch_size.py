@@ -70,6 +70,7 @@ def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) 
     assert max(row["step"] for row in rows) == {8: 90, 16: 46}[found["batch_size"]]
 
 
+@pytest.mark.nightly
 def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
     spec = str(written(tmp_path))
     assert drivetrain(tmp_path, "train", spec).returncode == 0

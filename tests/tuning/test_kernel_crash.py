@@ -99,6 +99,7 @@ def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> 
     assert "crash: " not in again.stdout
 
 
+@pytest.mark.nightly
 def test_a_run_of_several_processes(tmp_path: Path) -> None:
     done = trained(tmp_path, ODD + " and os.environ['DRIVETRAIN_RANK'] == '1'", "--set", "limits.processes=2")
     assert done.returncode == 0, done.stdout + done.stderr
