@@ -105,6 +105,41 @@ def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
     assert "does not answer" not in told
 
 
+FAILING = """#!/bin/sh
+case "$*" in
+*install*)
+    for i in 1 2 3; do echo "WARNING: Retrying after connection broken" >&2; done
+    echo "ERROR: Could not find a version that satisfies the requirement torch==9.9 (from versions: {versions})" >&2
+    echo "ERROR: No matching distribution found for torch==9.9" >&2
+    exit 1 ;;
+*config*) echo "global.find-links='/srv/wheels'" ;;
+esac
+"""
+
+
+def test_what_pip_cannot_install_is_told_in_three_lines(tmp_path: Path) -> None:
+    """With an index that lacks the locked torch pip names hundreds of versions, and warns for each package."""
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copytree(ROOT / "docker", folder / "docker")
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(FAILING.format(versions=", ".join(f"1.{i}" for i in range(300))))
+    python.chmod(0o755)
+    done = subprocess.run(
+        [folder / "scripts" / "setup", "native"],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (9, 3), done.stderr
+    assert lines[0] == "pip cannot install the packages: No matching distribution found for torch==9.9"
+    assert "docker/requirements-cpu.txt" in lines[1]
+    assert "1.299" in (folder / ".venv" / "pip.log").read_text()
+
+
 def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
     """Editors leave such lines; what is added must not become a part of the value."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")

@@ -7,23 +7,22 @@ Without a reachable engine the same job trains natively, in the local environmen
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import Busy, DeviceError, SpecError
+from runtime.errors import DeviceError, SpecError
 from runtime.hardware import device_check, gpu_selection, image_selection
 from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job_spec import load as spec
 from runtime.job_spec import sweep_space
 from runtime.launch import (
+    compose_project,
     container_limits,
     container_terminal,
     docker_engine,
@@ -38,13 +37,10 @@ from runtime.launch import (
     work_folder,
 )
 from runtime.launch import project as checkout
-from runtime.launch.project import COMPOSE, PROJECT
+from runtime.launch.project import PROJECT
 from runtime.system import installation
 from runtime.system.child_process import surroundings
 from runtime.tracking import tracker_child
-
-VOLUMES = ("compile", "huggingface", "state")
-"""Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,29 @@ def launch(request: LaunchRequest) -> int:
     if request.image:
         published_image.named(client, request.image)
         for service in ("trainer", "prepare"):
-            override["services"].setdefault(service, {})["image"] = _literal(request.image)
+            override["services"].setdefault(service, {})["image"] = compose_project.literal(request.image)
     else:
         docker_engine.provide_image(client, word)
     trainer = override["services"]["trainer"]
     trainer |= container_terminal.service(info)
     image = request.image or checkout.image(word)
-    trainer["environment"] = _literal(starter_facts.variables(client, image, request.spec))
+    trainer["environment"] = compose_project.literal(starter_facts.variables(client, image, request.spec))
     with (
         run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
         tracker_child.following(job.track) as opened,
     ):
         add_secrets(trainer, secrets, engine)
-        return follow_container.follow(_start(client, override, job, word, variables), secrets.remove, opened)
+        project = compose_project.ComposeProject(client, job.name)
+        code = follow_container.follow(project.start(override, word, variables), secrets.remove, opened)
+        if code == 0:  # what a run that failed has left can still be looked at
+            project.remove()
+        return code
 
 
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:
     """Mount the secrets beside what the job needs from outside of the project; each is readable under SELinux, too."""
     trainer |= engine.labels(outside=bool(trainer["volumes"]))
-    private = _literal(secrets.volumes())
+    private = compose_project.literal(secrets.volumes())
     for volume in private if engine.selinux else ():
         volume["bind"]["selinux"] = "z"  # they are ours, and gone soon
     trainer["volumes"] += private
@@ -176,62 +176,6 @@ def _options(request: LaunchRequest, extend: Path | None) -> list[str]:
     return [*options, *request.flags, *(["--extend", str(extend)] if extend else [])]
 
 
-def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables: Mapping[str, str]) -> Any:
-    """Start the compose service under the job's limits; returns the container."""
-    project = f"{checkout.name()}-{job.name.lower().replace('.', '-')}"
-    _refuse_if_running(client, project)
-    # Through a pipe: a client installed as a snap does not see the host's /tmp.
-    files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
-    options = [part for name in files for part in ("--file", name)]
-    # An .env in the folder of an installed program's user is about something else.
-    plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
-    command = ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", project, *options]
-    done = subprocess.run(
-        [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
-        env={**os.environ, **variables},
-        input=_yaml(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = _containers(client, project, "trainer")
-    if done.returncode or not found:
-        for container in _containers(client, project, "prepare"):
-            print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
-        raise nvidia_toolkit.refused(done.stderr) or DeviceError(
-            f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
-            "see the engine's message above",
-            "`docker compose config` shows the requested settings",
-        )
-    return found[0]
-
-
-def _caches(client: Any, uid: str) -> dict[str, Any]:
-    """Volumes that all jobs of a user share, labelled as compose does in a checkout named drivetrain."""
-    caches = {}
-    for short in VOLUMES:
-        name = f"drivetrain_{short}_{uid}"
-        labels = {"com.docker.compose.project": "drivetrain", "com.docker.compose.volume": short}
-        client.volumes.create(name, labels=labels)
-        caches[short] = {"name": name, "external": True}
-    return caches
-
-
-def _containers(client: Any, project: str, service: str) -> list[Any]:
-    labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={service}"]
-    return list(client.containers.list(all=True, filters={"label": labels}))
-
-
-def _refuse_if_running(client: Any, project: str) -> None:
-    for container in _containers(client, project, "trainer"):
-        if container.status == "running":
-            raise Busy(
-                f"{container.name} is already training this job",
-                "one container per job name, user and checkout",
-                f"follow it with `docker logs -f {container.name}`, or stop it with `{installation.stop(container.name)}`",
-            )
-
-
 def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     """The compose override of this job: its command, and read-only mounts of files outside of the project."""
     command = [
@@ -250,19 +194,8 @@ def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
         }
         for mount in mounts.together(m for each in request.jobs(job) for m in mounts.of_job(request.spec, each))
     ]
-    return {"services": {"trainer": {"command": _literal(command), "volumes": _literal(volumes)}}}
-
-
-def _yaml(value: Any) -> str:
-    """JSON that is valid YAML: JSON writes some characters as a surrogate pair, which YAML does not accept."""
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
-
-
-def _literal(value: Any) -> Any:
-    """Escape dollar signs, since compose expands variables."""
-    if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_literal(item) for item in value]
-    return value.replace("$", "$$") if isinstance(value, str) else value
+    return {
+        "services": {
+            "trainer": {"command": compose_project.literal(command), "volumes": compose_project.literal(volumes)}
+        }
+    }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.launch.compose_project import KEEP
 from tests import hub_double, reports
 from tests.docker.test_launch import checkout, command, remove, trainer
 
@@ -66,6 +67,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     data, rooms = reports.write(project / "mine"), tmp_path / "rooms"
     rooms.mkdir(mode=0o700)
     (project / "mine" / "job.yaml").write_text(JOB.format(data=data.name, name=NAME))
+    monkeypatch.setenv(KEEP, "1")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(rooms))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("MY_API_KEY", OWN)

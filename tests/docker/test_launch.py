@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runtime.launch.compose_project import KEEP
 from tests import own_job
 from tests.docker.conftest import inspect
 from tests.docker.test_cpu import copied
@@ -43,13 +44,15 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     remove(folder)
 
 
+def containers(folder: Path) -> list[str]:
+    """The ids of those of a checkout."""
+    line = ["docker", "ps", "-aq", "--filter", f"name=^{name(folder)}-"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+
+
 def remove(folder: Path) -> None:
-    """The containers of a checkout."""
-    mark = name(folder)
-    ours = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", f"name=^{mark}-"], capture_output=True, text=True, check=True
-    )
-    for container in ours.stdout.split():
+    """Remove the containers of a checkout."""
+    for container in containers(folder):
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False)
 
 
@@ -81,8 +84,11 @@ def trainer(folder: Path, job: str) -> dict[str, Any]:
     return inspect(f"{name(folder)}-{job}-trainer-1")
 
 
-def test_what_a_spec_outside_of_the_project_brings(project: Path, tmp_path: Path) -> None:
+def test_what_a_spec_outside_of_the_project_brings(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its data and itself, by name; not what lies beside them; and no network."""
+    monkeypatch.setenv(KEEP, "1")
     home = tmp_path / "somebody"
     home.mkdir()
     (home / "id_rsa").write_text("secret")
@@ -116,6 +122,7 @@ def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_
     own_job.write(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
     done = command(project, "launch", "own/job.yaml", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert containers(project) == [], "a run that ended well leaves none"
     evaluated = command(project, "evaluate", "runs/tiny-001")
     assert evaluated.returncode == 0, evaluated.stderr
     # As a download that holds the same names and digests, with another argument.

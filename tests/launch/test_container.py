@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from runtime.cli import main
-from runtime.errors import Busy, SpecError
+from runtime.errors import SpecError
 from runtime.hardware import detect
 from runtime.hardware.facts import Hardware
 from runtime.launch import container, work_folder
@@ -58,11 +57,3 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
     assert words[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, match=r"elsewhere/digits-001: a container does not see this folder"):
         container._override(asked[1], job())
-
-
-def test_a_job_in_training_is_no_storage_error() -> None:
-    running = SimpleNamespace(status="running", name="drivetrain-1-a-trainer-1")
-    client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: [running]))
-    with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
-        container._refuse_if_running(client, "drivetrain-1-a")
-    assert caught.value.exit_code == 11

@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from runtime.launch import container, mounts, network, work_folder
+from runtime.launch import compose_project, container, mounts, network, work_folder
 from tests import own_job
 from tests.paths import ROOT
 
@@ -254,7 +254,7 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
 
 def test_compose_reads_what_it_is_given() -> None:
     """Go's YAML knows no pairs of surrogates, and no control characters that are not escaped."""
-    text = container._yaml({"a": ["/data/\N{GRINNING FACE}", 'b"\\\n\x7f\N{LATIN SMALL LETTER E WITH ACUTE}']})
+    text = compose_project._yaml({"a": ["/data/\N{GRINNING FACE}", 'b"\\\n\x7f\N{LATIN SMALL LETTER E WITH ACUTE}']})
     assert text == r'{"a": ["/data/\U0001f600", "b\"\\\n\U0000007f\U000000e9"]}'
 
 

@@ -1,0 +1,59 @@
+"""The containers of a job: one at a time, and none after a run that ended well."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import docker
+from runtime.errors import Busy
+from runtime.launch import project as checkout
+from runtime.launch.compose_project import KEEP, ComposeProject
+
+
+class Engine:
+    """An engine with a trainer and what prepared it."""
+
+    def __init__(self, status: str = "exited", error: Exception | None = None) -> None:
+        self.status, self.error = status, error
+        self.removed: list[str] = []
+        self.asked: list[list[str]] = []
+        self.containers = SimpleNamespace(list=self.found)
+
+    def found(self, all: bool, filters: dict[str, list[str]]) -> list[Any]:
+        self.asked.append(filters["label"])
+        service = filters["label"][1].rpartition("=")[2]
+
+        def remove() -> None:
+            if self.error:
+                raise self.error
+            self.removed.append(service)
+
+        return [SimpleNamespace(status=self.status, name=f"drivetrain-1-a-{service}-1", remove=remove)]
+
+
+def test_a_job_in_training_is_no_storage_error() -> None:
+    with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
+        ComposeProject(Engine("running"), "a").start({}, "cpu", {})
+    assert caught.value.exit_code == 11
+
+
+def test_both_containers_are_removed_and_no_others() -> None:
+    engine = Engine()
+    ComposeProject(engine, "Job.7").remove()
+    assert engine.removed == ["trainer", "prepare"]
+    assert {asked[0] for asked in engine.asked} == {f"com.docker.compose.project={checkout.name()}-job-7"}
+
+
+def test_they_stay_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP, "1")
+    engine = Engine()
+    ComposeProject(engine, "a").remove()
+    assert engine.removed == []
+
+
+def test_one_that_is_gone_or_runs_again_is_left() -> None:
+    ComposeProject(Engine(error=docker.errors.NotFound("gone")), "a").remove()
+    ComposeProject(Engine(error=docker.errors.APIError("You cannot remove a running container")), "a").remove()
