@@ -15,6 +15,8 @@ from tests.paths import TESTS
 SHOWN = "DRIVETRAIN_TESTS_SHOWN_GPUS"
 os.environ.setdefault(SHOWN, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if "PYTEST_XDIST_WORKER" in os.environ:  # two workers with two threads each would wait for each other on two CPUs
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Plans of tests do not depend on how fast this machine was at the moment; tests of the calibration switch it on.
 os.environ["DRIVETRAIN_CALIBRATION"] = "off"
 

@@ -32,6 +32,7 @@ def test_what_is_refused(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_run_on_one_machine_says_what_two_would_cost(
     job: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -64,6 +64,7 @@ def test_processes_unfreeze_together(tmp_path: Path) -> None:
     assert "epoch 3: 1 unfrozen, 1,091 of 1,091 parameters" in (tmp_path / "2" / "events.jsonl").read_text()
 
 
+@pytest.mark.nightly
 def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
     _, parts = trained(tmp_path / "4", 4)
     steps = -(-SAMPLES // BATCH)

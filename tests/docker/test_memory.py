@@ -99,6 +99,7 @@ def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
     assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.nightly
 def test_memory_too_small_for_one_sample(container: Run, job: Path) -> None:
     """Exit 6 with limit, peak and advice; the run folder stays and goes on under a higher limit."""
     # Weights alone far above the limit: near it the kernel reads dropped pages of libraries again and again instead.

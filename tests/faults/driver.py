@@ -4,7 +4,8 @@
 
 LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
 of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
-`twice` sends two; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. Nothing of this is part of the
+`twice` sends two; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how
+long a writer of a remote copy may be silent. Nothing of this is part of the
 product.
 """
 
@@ -41,6 +42,10 @@ def main() -> int:
         return [words[0], "-m", "tests.faults.driver", "trainer", *words[3:]]
 
     supervisor._command = command
+    if stale := os.environ.get("STALE"):
+        from runtime.supervisor.remote_copy import writer_lock
+
+        writer_lock.STALE = float(stale)
     install("runtime.supervisor.supervisor")
     return main.main()
 

@@ -241,7 +241,12 @@ def test_without_faults_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], 
     assert again == whole
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+LONG = ("bad numbers", "at the end")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in SCENARIOS]
+)
 def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
     scenario = SCENARIOS[name]
     accepted = []

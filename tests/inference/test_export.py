@@ -170,7 +170,9 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "resnet50" else name for name in NETWORKS]
+)
 def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
     from runtime.inference import dummy_inputs
 

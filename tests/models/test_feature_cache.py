@@ -198,6 +198,7 @@ optimize: {cpu_threads: 1}
 """
 
 
+@pytest.mark.nightly
 def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Path) -> None:
     reports.write(tmp_path, 300)
     path = tmp_path / "job.yaml"

@@ -27,7 +27,7 @@ WORST = [
     ("cap", "threads"),
     [
         ("AVX2", 1),
-        ("AVX512_CORE_BF16", 2),
+        pytest.param("AVX512_CORE_BF16", 2, marks=pytest.mark.nightly),
         pytest.param("AVX2", 2, marks=pytest.mark.nightly),
         pytest.param("AVX512_CORE_BF16", 1, marks=pytest.mark.nightly),
     ],

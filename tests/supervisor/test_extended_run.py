@@ -174,6 +174,7 @@ def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(
     assert "small-001 has no checkpoint to continue from\n" in refused(job, capsys, *sets(LONG), code=4)
 
 
+@pytest.mark.nightly
 def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_path: Path) -> None:
     (first(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
     said = trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=8"))

@@ -146,7 +146,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     assert shown == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
 
 
-@pytest.mark.parametrize("classes", [2, 100, 1000])
+@pytest.mark.parametrize("classes", [2, 100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]

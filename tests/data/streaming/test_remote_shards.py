@@ -201,7 +201,7 @@ def test_a_store_that_recovers(
     ],
     ids=["slow down", "denied", "gone", "silent"],
 )
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_a_store_that_does_not_recover(
     tmp_path: Path,
     server: str,

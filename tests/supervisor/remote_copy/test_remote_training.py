@@ -76,7 +76,7 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     wait(lambda: any(step > 14 for step in steps("lost/small-001")))
     kill_all(process)
     shutil.rmtree(one.parent / "runs")
-    process = trained.start(two, *copied("lost"))
+    process = trained.start(two, *copied("lost"), STALE="8")
     before = max(steps("lost/small-001"))
     wait(lambda: any(step > before for step in steps("lost/small-001")))
     process.send_signal(signal.SIGTERM)
