@@ -87,14 +87,16 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         dataset = recorded_inputs.read(job, folder)
     for note in dataset.notes:
         say(notes.line(note))
-    network = build(job, dataset)
+    with clock.phase("model"), told_if_slow("building the network"):
+        network = build(job, dataset)
     if told := operations.note(network):
         say(notes.line(told, "model"))
     for note in network.notes:
         say(notes.line(note, "model"))
     if network.code is not None:
         user_code.remember(folder, network.code)
-    facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
+    with clock.phase("model"):
+        facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     if gradient_checkpointing.doubtful(job, machine, facts):
         with network.unfreezing.during(network.module, network.unfreezing.last):
             facts = activation_bytes.counted(facts, network.module, dataset)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from runtime.report.blocks import Curves, Dot, Scatter, Tone
+from runtime.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
 from runtime.report.log_series import Series
 from runtime.report.render.axes_svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Plot, fitted
-from runtime.report.render.curves_svg import curves
+from runtime.report.render.curves_svg import SHADES, curves
+from runtime.report.render.page import _bar
 from runtime.report.render.scatter_svg import scatter
 from tests.paths import ROOT
 
@@ -145,3 +147,14 @@ def test_the_best_so_far_is_a_staircase() -> None:
     corners = [part.split() for part in line.get("d", "")[1:].split("L")]
     assert corners[0][1] == corners[1][1]
     assert corners[1][0] == corners[2][0]
+
+
+def test_no_two_parts_of_a_bar_have_the_same_color() -> None:
+    """The ninth part, the largest, had the color of the second."""
+    sizes = [5.0, 4.0, 0.1, 3.0, 0.2, 2.0, 0.3, 1.0, 9.0, 0.4, 0.5]
+    shown = _bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
+    shades = re.findall(r'<span class="key ([a-z0-9-]+)">', shown)
+    assert re.findall(r'<i class="([a-z0-9-]+)"', shown) == shades
+    colored = [shade for shade in shades if shade != "tone-quiet"]
+    assert len(set(colored)) == len(colored) == SHADES
+    assert [sizes[i] for i, shade in enumerate(shades) if shade == "tone-quiet"] == [0.1, 0.2, 0.3]

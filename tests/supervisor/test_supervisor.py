@@ -95,6 +95,8 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
     seen = json.loads((run / "plan.json").read_text())["seen"]
     assert all(row["same"] for name, row in seen.items() if name != "libraries")
     assert list((run / "tensorboard").glob("events.*"))
+    phases = json.loads((run / "result.json").read_text())["phases"]
+    assert {"import", "data", "model", "train", "evaluate"} < {name for name, seconds in phases.items() if seconds > 0}
     steps = [row["step"] for row in rows(run) if "lr" in row]
     assert steps == list(range(1, 33))  # 120 training samples in batches of 16, four epochs
     again = train(job)
