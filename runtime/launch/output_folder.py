@@ -1,4 +1,4 @@
-"""The folder into which a command in a container writes its `--output`, if it lies outside of the project."""
+"""The folder into which a command in a container writes what it makes, if it lies outside of the project."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from runtime.launch.project import PROJECT
 from runtime.system.installation import SETUP
 
 
-def mount(output: Path | None) -> Path | None:
+def mount(output: Path | None, option: str = "--output ") -> Path | None:
     """The existing folder that is mounted for writing, at its own path; None if the output lies in the project.
+
+    Args:
+        output: as on the command line.
+        option: what stands before it there.
 
     Raises:
         SpecError: if that folder contains more than a container should be able to change.
@@ -22,9 +26,9 @@ def mount(output: Path | None) -> Path | None:
     folder = _existing(output).resolve()
     if why := mounts.refusal(folder):
         raise SpecError(
-            f"--output {output}: a container would have to write to {folder}, and {why}",
+            f"{option}{output}: a container would have to write to {folder}, and {why}",
             f"a folder of its own, or one in {PROJECT}",
-            f"--output runs/{output.name}, or name a folder that exists and has nothing else in it",
+            f"{option}runs/{output.name}, or name a folder that exists and has nothing else in it",
         )
     return folder
 

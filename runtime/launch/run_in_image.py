@@ -82,7 +82,8 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         )
     workdir, info = _workdir(Path.cwd()), client.info()
     engine, output = engine_traits.find(info), getattr(given, "output", None)
-    written = output_folder.mount(output)
+    # `sample` has no option: its folder is where it writes.
+    written = output_folder.mount(given.folder, "") if given.command == "sample" else output_folder.mount(output)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         needs = _needs(given, info)
         docker_engine.provide_image(client, "cpu")

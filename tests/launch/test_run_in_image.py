@@ -279,6 +279,12 @@ def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_fold
     assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
     assert f"a container would have to write to {Path.home()}" in capsys.readouterr().err
     assert ran == []
+    # The container's own disk is read-only, and the message advised to free some space.
+    assert main.main(["sample", "table", str(tmp_path / "data" / "new")]) == 3
+    assert f"type=bind,source={tmp_path},target={tmp_path}" in after(ran.pop(), "--mount")
+    assert main.main(["sample", "table", str(Path.home() / "new")]) == SpecError.exit_code
+    assert "\n  do:       runs/new, or name" in capsys.readouterr().err
+    assert ran == []
 
 
 def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
