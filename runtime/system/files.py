@@ -176,6 +176,20 @@ def storage_error(path: Path, error: OSError) -> StorageError:
             f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
             f"trainer; or once `make setup`){elsewhere}",
         )
+    if error.errno == errno.EROFS:
+        return StorageError(
+            f"{path}: {error.strerror}",
+            "a folder on a file system that can be written",
+            f"mount it for writing{elsewhere}"
+            if elsewhere
+            else "runs/, or a folder in it: a container writes nowhere else",
+        )
+    if error.errno == errno.EIO:
+        return StorageError(
+            f"{path}: {error.strerror}",
+            "a disk that works: `dmesg` names one that fails",
+            f"replace the disk{elsewhere}",
+        )
     return StorageError(
         f"{path}: {error.strerror or error}",
         "a folder with free space that this user can write to",

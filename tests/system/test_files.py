@@ -71,3 +71,22 @@ def test_a_folder_that_cannot_be_written(mine: bool, tmp_path: Path, monkeypatch
         assert f"do:       chmod u+rwx {tmp_path}" in error
     else:
         assert f"it belongs to uid {tmp_path.stat().st_uid}, but this process runs as uid {os.getuid()}" in error
+
+
+@pytest.mark.parametrize(
+    ("number", "image", "action"),
+    [
+        (errno.EROFS, "", "mount it for writing, or choose another folder with --runs DIR"),
+        (errno.EROFS, "cpu", "runs/, or a folder in it: a container writes nowhere else"),
+        (errno.EIO, "", "replace the disk, or choose another folder with --runs DIR"),
+        (errno.ENOSPC, "cpu", "free some space"),
+    ],
+)
+def test_only_a_full_disk_is_helped_by_space(
+    monkeypatch: pytest.MonkeyPatch, number: int, image: str, action: str
+) -> None:
+    monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
+    if image:
+        monkeypatch.setenv("DRIVETRAIN_IMAGE", image)
+    error = files.storage_error(Path("runs/a-001"), OSError(number, os.strerror(number)))
+    assert (error.given, error.action) == (f"runs/a-001: {os.strerror(number)}", action)
