@@ -99,15 +99,9 @@ def launch(request: LaunchRequest) -> int:
     variables[checkout.TAG] = checkout.tag()
     if word != "cpu":
         variables |= nvidia_toolkit.find(info).variables()
-    if request.image:
-        published_image.named(client, request.image)
-        for service in ("trainer", "prepare"):
-            override["services"].setdefault(service, {})["image"] = compose_project.literal(request.image)
-    else:
-        docker_engine.provide_image(client, word)
+    image = _image(client, request, override, word)
     trainer = override["services"]["trainer"]
     trainer |= container_terminal.service(info)
-    image = request.image or checkout.image(word)
     trainer["environment"] = compose_project.literal(starter_facts.variables(client, image, request.spec))
     with (
         run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
@@ -119,6 +113,17 @@ def launch(request: LaunchRequest) -> int:
         if code == 0:  # what a run that failed has left can still be looked at
             project.remove()
         return code
+
+
+def _image(client: Any, request: LaunchRequest, override: dict[str, Any], word: str) -> str:
+    """The image that the job runs in, which is there afterwards; one that the user names takes the place of ours."""
+    if not request.image:
+        docker_engine.provide_image(client, word)
+        return checkout.image(word)
+    published_image.named(client, request.image)
+    for service in ("trainer", "prepare"):
+        override["services"].setdefault(service, {})["image"] = compose_project.literal(request.image)
+    return request.image
 
 
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:

@@ -182,7 +182,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
             "a folder on a file system that can be written",
             f"mount it for writing{elsewhere}"
             if elsewhere
-            else "runs/, or a folder in it: a container writes nowhere else",
+            else "runs/, or a folder in it: a container writes there, and where --output is",
         )
     if error.errno == errno.EIO:
         return StorageError(

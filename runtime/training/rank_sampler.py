@@ -30,9 +30,8 @@ class RankSampler:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.memory = self.peak = 0
-        self.threads = (
-            torch.get_num_threads()
-        )  # each thread has a number of its own, and signs of life come from another
+        # Each thread has a number of its own, and signs of life come from another one than the training.
+        self.threads = torch.get_num_threads()
         self.heartbeat: Heartbeat | None = run.ranks.heartbeat
         if self.heartbeat:
             self.heartbeat.phase = lambda: run.clock.now

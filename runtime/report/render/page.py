@@ -189,9 +189,9 @@ def _photo(photo: SamplePicture) -> str:
 def _bar(bar: StackedBar) -> str:
     total = sum(size for _, size, _ in bar.parts) or 1.0
     parts, keys = [], []
-    largest = sorted(range(len(bar.parts)), key=lambda index: -bar.parts[index][1])[:SHADES]
+    largest = sorted(sorted(range(len(bar.parts)), key=lambda index: -bar.parts[index][1])[:SHADES])
     for index, (name, size, text) in enumerate(bar.parts):
-        shade = f"line-{sorted(largest).index(index) + 1}" if index in largest else "tone-quiet"
+        shade = f"line-{largest.index(index) + 1}" if index in largest else "tone-quiet"
         parts.append(f'<i class="{shade}" style="flex-grow:{size / total:.4f}"></i>')
         keys.append(f'<span class="key {shade}">{escape(name)}<em> {escape(text)}, {share(size / total)}</em></span>')
     title = f"<figcaption><b>{escape(bar.title)}</b><span>{''.join(keys)}</span></figcaption>"

@@ -28,7 +28,6 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "with" / "tiny-001", folder / "without" / "tiny-001"
 
 
-@pytest.mark.nightly
 def test_a_traced_run_ends_with_the_same_bits(traced: tuple[Path, Path]) -> None:
     first, second = (safetensors.torch.load_file(run / "model" / "model.safetensors") for run in traced)
     assert all(torch.equal(first[name], second[name]) for name in first)
