@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.launch.compose_project import KEEP
 from tests.docker.conftest import SLOWER
 from tests.docker.test_launch import command, project, trainer
 
@@ -72,7 +73,8 @@ def test_the_live_view_in_a_terminal(terminal: Path) -> None:
     assert dashboard(last), "the last picture stays"
 
 
-def test_plain_lines_in_a_pipe(project: Path) -> None:
+def test_plain_lines_in_a_pipe(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP, "1")
     done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 1/1  validation/loss" in done.stdout

@@ -14,6 +14,7 @@ import pytest
 
 import docker
 from runtime.launch import docker_engine, engine_traits
+from runtime.launch.compose_project import KEEP
 from tests.docker.test_launch import checkout, command, remove, trainer
 
 RUN = Path("/run/user")
@@ -72,7 +73,10 @@ def project(socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     remove(folder)
 
 
-def test_files_belong_to_the_user_of_the_engine(project: Path, socket: Path) -> None:
+def test_files_belong_to_the_user_of_the_engine(
+    project: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEEP, "1")
     done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr
     user = socket.stat().st_uid
