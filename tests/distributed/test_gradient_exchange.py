@@ -101,7 +101,8 @@ def differing(folder: Path, count: int, way: str = "buckets") -> int:
     return found
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("count", [3, 4])
 def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, count: int) -> None:
     """Two processes would not show it: a + b is b + a."""
     assert differing(tmp_path, count) == 0

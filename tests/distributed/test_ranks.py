@@ -38,13 +38,8 @@ def trained(folder: Path, count: int, data: str = "") -> tuple[list[float], list
     return losses[0], [json.loads((one / "trained.json").read_text()) for one in folders]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param("", id="plain"),
-        pytest.param(", augment: {mixup: {alpha: 0.4}}", id="mixup", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("data", ["", ", augment: {mixup: {alpha: 0.4}}"], ids=["plain", "mixup"])
 def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str) -> None:
     alone, order = trained(tmp_path / "1", 1, data)
     assert len(alone) == STEPS

@@ -73,9 +73,7 @@ def project(socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     remove(folder)
 
 
-def test_files_belong_to_the_user_of_the_engine(
-    project: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_belong_to_the_user_of_the_engine(project: Path, socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEEP, "1")
     done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr

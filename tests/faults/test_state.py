@@ -261,6 +261,7 @@ def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], 
     assert accepted == []
 
 
+@pytest.mark.nightly
 def test_every_item_matters(tmp_path: Path, calm: dict[str, Path]) -> None:
     """An item that could hold anything without being noticed need not be saved."""
     everything: set[tuple[str, ...]] = set()

@@ -71,10 +71,13 @@ def go_on(job: Path, calm: Path) -> None:
     assert trained.leftovers(trained.run(job)) == []
 
 
-NIGHTLY = [pytest.param(phase, marks=pytest.mark.nightly) for phase in ("data", "update", "evaluation", "artifact")]
+NIGHTLY = [
+    pytest.param(phase, marks=pytest.mark.nightly)
+    for phase in ("data", "update", "evaluation", "artifact", "middle of a save")
+]
 
 
-@pytest.mark.parametrize("phase", ["middle of a save", "report", *NIGHTLY])
+@pytest.mark.parametrize("phase", ["report", *NIGHTLY])
 def test_a_signal_in_a_phase(tmp_path: Path, calm: Path, phase: str) -> None:
     job = trained.written(tmp_path, **SHORT)
     stopped(job, phase)

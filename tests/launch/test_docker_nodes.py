@@ -104,7 +104,7 @@ def test_a_secret_is_refused_that_docker_inspect_would_show(folder: Path, capsys
         ("exit 8", "exit 3", 3, 1),
         ("exit 2", "exit 2", 2, 1),
         ("exit 8", "exit 137", 8, 3),
-        ("exit 8", "sleep 100", 8, 3),
+        pytest.param("exit 8", "sleep 100", 8, 3, marks=pytest.mark.nightly),
     ],
 )
 def test_exit_codes_decide_what_follows(folder: Path, leader: str, other: str, code: int, attempts: int) -> None:

@@ -108,7 +108,7 @@ def watched(folder: Path) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("suffix", [".tar", ".parquet"])
+@pytest.mark.parametrize("suffix", [".tar", pytest.param(".parquet", marks=pytest.mark.nightly)])
 def test_a_cache_of_a_tenth_of_the_data(
     tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, suffix: str
 ) -> None:
@@ -256,7 +256,7 @@ def test_training_goes_on_while_the_cache_lasts(
     assert time.monotonic() - start < SHORT.retries
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, workers: int) -> None:
     data = load(shards.job(tmp_path, "s3://bucket/tar", streams=2, stream="cache: 600k"))
     assert data.fetched is not None

@@ -35,7 +35,10 @@ def same(tested: dict[str, float], evaluated: dict[str, float]) -> bool:
     }
 
 
-@pytest.mark.parametrize("case", ["image folders", "one text head", "series", "series numbers", "table"])
+TEXTS = pytest.param("one text head", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("case", ["image folders", TEXTS, "series", "series numbers", "table"])
 def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = trained.CASES[case]
     found.files(tmp_path)

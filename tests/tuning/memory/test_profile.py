@@ -47,6 +47,7 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.nightly
 def test_from_python(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", images=np.zeros((60, 8, 8), np.uint8), labels=np.arange(60) % 3)
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
