@@ -50,7 +50,7 @@ def _check_free(output: Path) -> None:
 def _heading(data: Path, output: Path) -> list[str]:
     return [
         f"A first job file, written by `drivetrain init {shlex.quote(str(data))}` .",
-        f"Try it: drivetrain train {shlex.quote(str(output))} --set train.epochs=1",
+        f"Train it: {installation.train_cpu(output)}",
         "Change any value; `drivetrain validate` checks the file. docs/spec.md lists all keys.",
     ]
 
@@ -82,5 +82,5 @@ def _print(draft: Draft, output: Path) -> None:
     print(f"{output}: {draft.task}, {draft.reason}")
     for line in (*draft.found, *draft.choices):
         print(f"  {line}")
-    print(f"written to {output.absolute()}; paths in it start from that folder")
+    print(f"written to {output.resolve()}; relative paths in it start from that folder")
     print(f"next: {installation.train_cpu(output)}")

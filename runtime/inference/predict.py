@@ -94,8 +94,12 @@ def predict(request: PredictRequest) -> int:
     count = len(data.split)
     if among:
         return 0  # the line would appear among the rows
-    print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
+    print(f"{_samples(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
     return 0
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count:,} samples"
 
 
 def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) -> int:
@@ -112,7 +116,7 @@ def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) 
     with _sink(request.output) as file:
         (_csv if request.form == "csv" else _lines)(asked.answers(stream, file.flush), file)
     left_out = f", {asked.lost:,} lines left out" if asked.lost else ""
-    print(f"{asked.count:,} samples{left_out}", file=sys.stderr)
+    print(f"{_samples(asked.count)}{left_out}", file=sys.stderr)
     return 0
 
 

@@ -36,8 +36,9 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     text, shown = Path("patterns.yaml").read_text(), capsys.readouterr().out
     assert "30 images, 6 classes of 5 each: checks, dots, gradients, noise, rings, stripes" in text
     assert shown.startswith("patterns.yaml: image-classification")
-    where = f"written to {Path.cwd() / 'patterns.yaml'}; paths in it start from that folder\n"
+    where = f"written to {Path.cwd() / 'patterns.yaml'}; relative paths in it start from that folder\n"
     assert shown.endswith(f"{where}next: drivetrain launch patterns.yaml\n")
+    assert "# Train it: drivetrain launch patterns.yaml\n" in text, "what `next:` says"
     # The reason stands beside every value that was looked up.
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
 
