@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ def main() -> int:
     home = HOME / words[0]
     if not home.exists():
         return 0 if verb == "rm" else 1
+    if verb == "exec":
+        return subprocess.run(inside(home, words[1:]), check=False).returncode
     if verb == "wait":
         while not (home / "code").exists():
             time.sleep(0.1)
@@ -51,20 +54,23 @@ def main() -> int:
     if verb in ("stop", "rm", "kill"):
         end(home, signal.SIGTERM if verb == "stop" else signal.SIGKILL)
     if verb == "rm":
-        for file in home.iterdir():
-            file.unlink()
-        home.rmdir()
+        shutil.rmtree(home)
     return 0
+
+
+def inside(home: Path, words: list[str]) -> list[str]:
+    """Words of a container, whose secrets lie in a folder of its own."""
+    return [word.replace("/run/secrets", str(home / "secrets")) for word in words]
 
 
 def run(context: str, options: dict[str, str], words: list[str]) -> int:
     home = HOME / options["--name"]
-    home.mkdir()
+    (home / "secrets").mkdir(parents=True)
     name, _, value = options["--env"].partition("=")
     start = json.loads((HOME / f"{context}.json").read_text())
     waiting = f'"$@" > {home}/log 2>&1; echo $? > {home}/new; mv {home}/new {home}/code'
     process = subprocess.Popen(
-        ["sh", "-c", waiting, "sh", *start, options["--entrypoint"], *words],
+        ["sh", "-c", waiting, "sh", *start, options["--entrypoint"], *inside(home, words)],
         env=os.environ | {name: value},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

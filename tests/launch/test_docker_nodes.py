@@ -89,10 +89,78 @@ def test_a_wrong_site_is_refused(
     assert not (folder / "tiny.nodes.sh").exists()
 
 
-def test_a_secret_is_refused_that_docker_inspect_would_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tiny.yaml").write_text(SPEC + "environment: [HF_TOKEN]\n")
-    assert launch() == 2
-    assert "tiny.yaml:5:1: environment: has names, and their values would be seen" in capsys.readouterr().err
+SECRETS = "environment: [MY_API_KEY]\n"
+SHOW = 'cd $0; for each in *; do echo "$each=$(cat $each)"; done; stat -c %a MY_API_KEY'
+
+
+def handing_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script whose containers show what they have been given, and the environment that it is started in."""
+    key = folder / "key.json"
+    key.write_text("{}")
+    for name, value in {"AWS_SECRET_ACCESS_KEY": "s t'$", "GOOGLE_APPLICATION_CREDENTIALS": str(key)}.items():
+        monkeypatch.setenv(name, value)
+    data = "data: {train: 's3://bucket/one', validation: 'gs://bucket/two', stream: true}"
+    (folder / "tiny.yaml").write_text(SPEC.replace("data: {train: /data/images.npz}", data) + SECRETS)
+    assert launch() == 0
+    path = folder / "tiny.nodes.sh"
+    text = path.read_text()
+    assert 'exec "$@"' in text
+    path.write_text(text.replace('exec "$@"', f"exec sh -c '\"'\"'{SHOW}'\"'\"' /run/secrets"))
+    return path
+
+
+def test_variables_reach_the_containers_and_no_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through a pipe: the script and the settings of a container hold names alone."""
+    monkeypatch.setenv("MY_API_KEY", "0123456789")
+    path = handing_over(folder, monkeypatch)
+    told = capsys.readouterr().out
+    assert "environment: MY_API_KEY, GOOGLE_APPLICATION_CREDENTIALS, AWS_SECRET_ACCESS_KEY (handed to each" in told
+    text = path.read_text()
+    assert "--tmpfs=/run/secrets:mode=0700,uid=1000,gid=1000" in text
+    assert not [value for value in ("0123456789", "s t'$") if value in text]
+    done = subprocess.run(
+        ["bash", str(path)],
+        env=engines(folder, {"node0": [], "node1": []}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[:4] == [
+        "AWS_SECRET_ACCESS_KEY=s t'$",
+        "GOOGLE_APPLICATION_CREDENTIALS.file={}",
+        "MY_API_KEY=0123456789",
+        "600",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"MY_API_KEY": ""}, "MY_API_KEY is not set, and this script hands it to the containers\n  possible: "),
+        ({"GOOGLE_APPLICATION_CREDENTIALS": "/no/file"}, "GOOGLE_APPLICATION_CREDENTIALS: the file /no/file cannot be"),
+    ],
+    ids=["variable", "file"],
+)
+def test_without_a_variable_no_container_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "0123456789")
+    path = handing_over(folder, monkeypatch)
+    environ = engines(folder, {"node0": [], "node1": []}) | change
+    done = subprocess.run(["bash", str(path)], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert expected in done.stderr
+
+
+def test_a_store_without_credentials_needs_a_role(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tiny.yaml").write_text(
+        SPEC.replace("/data/images.npz", "'s3://bucket/one', validation: 0.2, stream: true")
+    )
+    assert launch() == 0
+    assert "s3://: no variable of it is set here, so each node needs a role" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

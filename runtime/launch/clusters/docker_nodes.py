@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from pathlib import Path
 
 from runtime.distributed.placement import parse_meet
 from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
+from runtime.launch import run_secrets
 from runtime.launch.clusters import grace_period, mounted_files, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.docker_nodes_script import BODY
 from runtime.launch.clusters.lost_nodes import SILENCE
 from runtime.launch.clusters.site import NodesSite
+from runtime.pretrained import hub_name
+from runtime.storage import store_variables
+from runtime.system import secrets
 from runtime.system.units import parse_bytes
 
 SPEC = "/tmp/job"
 """The folder of a container where it writes the job file; in memory, since the image's file system is read-only."""
+READY = ".all"
+"""The file that says to a container that it has all variables."""
+WAIT = (
+    f"for i in $(seq 600); do [ -e {secrets.FOLDER}/{READY} ] && break; sleep 0.1; done; "
+    f"[ -e {secrets.FOLDER}/{READY} ] || {{ echo 'the starter handed over no variables within a minute'; exit 8; }}"
+)
+"""A container begins when it has the variables: `docker run` could give them only where `docker inspect` shows them."""
 PIDS = 512
 """Largest number of processes and threads of a container."""
 
@@ -34,32 +46,37 @@ def check(work: ClusterJob, here: NodesSite, named: str) -> list[str]:
             "one context of Docker for each node",
             "`docker context ls` lists those that there are",
         )
-    if work.job.environment:
-        raise SpecError(
-            [
-                work.job.problem(
-                    ("environment",),
-                    "has names, and their values would be seen in `docker inspect`",
-                    "with --on nodes none",
-                    "remove it, and have ready what it fetches: `drivetrain fetch JOB` on each node",
-                )
-            ]
-        )
     parse_meet(here.meet, f"{named}: nodes.meet")
     mounted_files.check(work, here.runs, list(here.mounts), f"{named}: nodes.mounts")
+    given = _variables(work)
     lines = [
-        f"credentials for {scheme}:// are not handed over, since `docker inspect` would show them: each node needs a role"
-        for scheme in store_access.lacking(work, ())
+        f"{scheme}://: no variable of it is set here, so each node needs a role"
+        for scheme in store_access.lacking(work, given)
     ]
+    if given:
+        lines.append(
+            f"environment: {', '.join(given)} (handed to each container, into its memory; the script takes the values "
+            "from the environment in which it is started)"
+        )
     return [*lines, grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: nodes")]
 
 
+def _variables(work: ClusterJob) -> list[str]:
+    """The variables that the containers get: those the job names, and those of its stores and of the hub that are set here."""
+    hub = hub_name.of_hub(work.job) is not None or bool(hub_name.data_of_hub(work.job))
+    tokens = [name for name in run_secrets.HUB if hub and os.environ.get(name)]
+    return list(dict.fromkeys([*work.job.environment, *store_access.names(work), *tokens]))
+
+
 def script(work: ClusterJob, here: NodesSite) -> str:
-    """The script."""
+    """The script; it holds names of variables, never their values."""
+    given = _variables(work)
     spec = f"{SPEC}/{work.spec.name}"
     command = [*work.command(["python", "-m", "runtime"], spec), "--runs", here.runs, "--nodes", str(work.nodes)]
     # The job file travels as a variable: nothing has to be copied to the nodes first.
     write = f'mkdir -p {SPEC} && printf %s "$DRIVETRAIN_JOB" > {shlex.quote(spec)} && exec "$@"'
+    if given:
+        write = f"{WAIT} && {write}"
     lines = [
         "#!/bin/bash",
         f"# Trains {work.job.name} on {work.nodes} Docker engines; written by `drivetrain launch --on nodes`.",
@@ -70,6 +87,9 @@ def script(work: ClusterJob, here: NodesSite) -> str:
         f"job={shlex.quote(work.spec.read_text(encoding='utf-8'))}",
         f"options=({shlex.join(_options(work, here))})",
         f"image={shlex.quote(here.image)}",
+        f"variables=({shlex.join(given)})  # handed over from the environment of this script",
+        f"secrets={secrets.FOLDER} content={secrets.CONTENT} ready={READY}",
+        f"files=({shlex.join(name for name in given if name in store_variables.FILES)})  # those that name a file",
         f"train=(-c {shlex.quote(write)} sh {shlex.join(command)} --meet {shlex.quote(here.meet)})",
         f"grace={math.ceil(duration_seconds(here.grace))}  # seconds between the signal and the end of a container",
         SILENCE,
@@ -94,6 +114,8 @@ def _options(work: ClusterJob, here: NodesSite) -> list[str]:
         "--tmpfs=/cache:exec,mode=1777",
         *(f"--volume={there}:{at}" for at, there in here.mounts.items()),
     ]
+    if _variables(work):
+        made.append(f"--tmpfs={secrets.FOLDER}:mode=0700,uid={here.user},gid={here.user}")
     if work.gpus:
         made.append(f"--gpus={work.per_node}")
     return [*made, *here.options]

@@ -4,6 +4,22 @@ from runtime.launch.clusters.lost_nodes import LOST
 
 BODY = (
     r"""
+for each in "${variables[@]}"; do
+    if [ -z "${!each:-}" ]; then
+        echo "$each is not set, and this script hands it to the containers
+  possible: the variables of the job and of its stores: ${variables[*]}
+  do:       export $each, and start this script again" >&2
+        exit 2
+    fi
+done
+for each in "${files[@]}"; do
+    if [ ! -r "${!each}" ]; then
+        echo "$each: the file ${!each} cannot be read here
+  possible: a file with a credential, which the containers get
+  do:       correct it, and start this script again" >&2
+        exit 2
+    fi
+done
 on() { docker --context "${contexts[$1]}" "${@:2}"; }  # on NODE WORDS: docker on the engine of a node
 numbers=("${!contexts[@]}")
 ends=$(mktemp -d) || exit 7
@@ -30,6 +46,20 @@ await() {
 # How many nodes have ended.
 ended() { find "$ends" -name '[0-9]*' | wc -l; }
 
+# The values go through a pipe into a file in the memory of a container, which only its user can read.
+put() { on "$1" exec --interactive "$name-$1" sh -c "umask 077 && cat > $secrets/$2"; }
+hand_over() {
+    local each
+    if [ "${#variables[@]}" = 0 ]; then return; fi
+    for each in "${variables[@]}"; do
+        case " ${files[*]} " in
+            *" $each "*) put "$1" "$each$content" < "${!each}" || return 1 ;;
+            *) printf %s "${!each}" | put "$1" "$each" || return 1 ;;
+        esac
+    done
+    put "$1" "$ready" < /dev/null
+}
+
 # One training on all nodes; sets $code.
 attempt() {
     local i waited=0 awaiting=()
@@ -38,6 +68,7 @@ attempt() {
     for i in "${numbers[@]}"; do
         on "$i" run --detach --name "$name-$i" --env DRIVETRAIN_JOB="$job" --entrypoint sh "${options[@]}" "$image" \
             "${train[@]}" --node "$i" > /dev/null || { code=9; echo "node $i (${contexts[$i]}) starts no container"; return; }
+        hand_over "$i" || { code=8; echo "node $i (${contexts[$i]}) did not take the variables"; return; }
         await "$i" & awaiting+=($!)
     done
     on 0 logs --follow "$name-0" & local log=$!
