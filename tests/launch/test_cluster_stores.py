@@ -91,13 +91,13 @@ def test_what_is_not_handed_over_is_told(
 ) -> None:
     write(folder, k8s={"secrets": {}})
     assert "k8s.secrets names no AWS_... variable: for s3:// the pods need a role" in launch("k8s", capsys)
-    assert "credentials for gs:// are not handed over, since `docker inspect`" in launch("nodes", capsys)
     assert "submit it from where GOOGLE_BEARER_TOKEN, AWS_ACCESS_KEY_ID" in launch("slurm", capsys)
     write(folder, slurm={"options": {"export": "NONE"}})
     assert "slurm.options.export is NONE: GOOGLE_BEARER_TOKEN, AWS" in launch("slurm", capsys)
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
     assert "no GOOGLE_... variable is set here: for gs:// export it" in launch("slurm", capsys)
     assert "no GOOGLE_... variable is set here: for gs:// the nodes need a role" in launch("skypilot", capsys)
+    assert "no GOOGLE_... variable is set here: for gs:// the nodes need a role" in launch("nodes", capsys)
 
 
 def test_skypilot_takes_names_and_no_files(

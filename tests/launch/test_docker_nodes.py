@@ -160,7 +160,7 @@ def test_a_store_without_credentials_needs_a_role(folder: Path, capsys: pytest.C
         SPEC.replace("/data/images.npz", "'s3://bucket/one', validation: 0.2, stream: true")
     )
     assert launch() == 0
-    assert "s3://: no variable of it is set here, so each node needs a role" in capsys.readouterr().out
+    assert "no AWS_... variable is set here: for s3:// the nodes need a role" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

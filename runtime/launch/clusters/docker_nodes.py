@@ -49,10 +49,7 @@ def check(work: ClusterJob, here: NodesSite, named: str) -> list[str]:
     parse_meet(here.meet, f"{named}: nodes.meet")
     mounted_files.check(work, here.runs, list(here.mounts), f"{named}: nodes.mounts")
     given = _variables(work)
-    lines = [
-        f"{scheme}://: no variable of it is set here, so each node needs a role"
-        for scheme in store_access.lacking(work, given)
-    ]
+    lines = store_access.missing(work, given)
     if given:
         lines.append(
             f"environment: {', '.join(given)} (handed to each container, into its memory; the script takes the values "

@@ -13,7 +13,6 @@ from runtime.launch.clusters import mounted_files, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.plain_yaml import dump
 from runtime.launch.clusters.site import SkyPilotSite
-from runtime.storage import store_variables
 from runtime.system.units import parse_bytes
 
 AGAIN = [8, 75]
@@ -40,10 +39,7 @@ def check(work: ClusterJob, here: SkyPilotSite, named: str) -> list[str]:
     secrets = _secrets(work)
     given = " ".join(f"--secret {name}" for name in secrets)
     lines = [f"submit it from where {', '.join(secrets)} is set: {given}"] if secrets else []
-    return lines + [
-        f"no {store_variables.PREFIXES[scheme]}... variable is set here: for {scheme}:// the nodes need a role"
-        for scheme in store_access.lacking(work, secrets)
-    ]
+    return lines + store_access.missing(work, secrets)
 
 
 def _secrets(work: ClusterJob) -> list[str]:

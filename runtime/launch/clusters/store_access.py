@@ -27,6 +27,14 @@ def lacking(work: ClusterJob, given: Iterable[str]) -> list[str]:
     ]
 
 
+def missing(work: ClusterJob, given: Iterable[str]) -> list[str]:
+    """Lines for the user about the stores of the job of which no variable is given."""
+    return [
+        f"no {store_variables.PREFIXES[scheme]}... variable is set here: for {scheme}:// the nodes need a role"
+        for scheme in lacking(work, given)
+    ]
+
+
 def refuse_files(work: ClusterJob, engine: str, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse variables that name a file of this machine, for an engine that hands over values only.
 
