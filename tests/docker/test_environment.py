@@ -16,6 +16,7 @@ import pytest
 
 from runtime.launch.compose_project import KEEP
 from tests import hub_double, reports
+from tests.docker.conftest import inspect
 from tests.docker.test_launch import checkout, command, remove, trainer
 
 TOKEN, PASSWORD, OWN = (f"canary-{word}-7d20c5e1f9" for word in ("token", "password", "own"))
@@ -57,6 +58,23 @@ def _gateway() -> str:
     return str(found.get("Gateway") or next(ipaddress.ip_network(found["Subnet"]).hosts()))
 
 
+def _written(container: str) -> bytes:
+    """What a container wrote outside of its mounts: all files of the engine's difference to the image."""
+    lines = subprocess.run(
+        ["docker", "diff", container], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    mounts = {each["Destination"] for each in inspect(container)["Mounts"]}  # empty files and folders of their own
+    paths = [line[3:] for line in lines if line[0] in "AC" and line[2:] not in mounts]
+    inside = [*paths, *(path.lstrip("/") for path in mounts)]
+    deepest = [path for path in paths if not any(other.startswith(f"{path}/") for other in inside)]
+    if not deepest:
+        return b""
+    # `docker cp` would mount what the container had mounted, and its secrets are gone.
+    line = ["tar", "--extract", "--to-stdout", *deepest]
+    with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
+        return subprocess.run(line, stdin=export.stdout, capture_output=True, check=True).stdout
+
+
 def _leaks(text: bytes) -> list[str]:
     return [value for value in (TOKEN, PASSWORD, OWN) if value.encode() in text]
 
@@ -83,7 +101,6 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     assert list(rooms.iterdir()) == [], "removed once the run has read them"
 
     settings = trainer(project, "private")
-    exported = subprocess.run(["docker", "export", settings["Id"]], capture_output=True, check=True).stdout
     log = subprocess.run(["docker", "logs", settings["Id"]], capture_output=True, check=True)
     files = [path for path in (project / "runs").rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -91,7 +108,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
         "output": (done.stdout + done.stderr).encode(),
         "log": log.stdout + log.stderr,
         "settings": json.dumps(settings).encode(),
-        "container": exported,
+        "container": _written(settings["Id"]),
         "image": subprocess.run(["docker", "inspect", cpu_image], capture_output=True, check=True).stdout,
         **{str(path): path.read_bytes() for path in files},
     }.items():
@@ -106,4 +123,11 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
 
 def test_the_search_would_find_it(cpu_image: str) -> None:
     assert _leaks(f"x{TOKEN}y".encode()) == [TOKEN]
+    line = ["docker", "run", "--detach", "--entrypoint", "sh", cpu_image, "-c", f"echo {TOKEN} > /tmp/found"]
+    container = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        subprocess.run(["docker", "wait", container], capture_output=True, check=True)
+        assert _leaks(_written(container)) == [TOKEN]
+    finally:
+        subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=True)
     assert _in_cache(cpu_image, "echo", TOKEN).strip() == TOKEN
