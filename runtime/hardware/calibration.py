@@ -9,6 +9,8 @@ from dataclasses import dataclass
 BUSY = 0.15
 """Share of the time that the threads of the probes waited for a CPU from which on nothing is said about thread counts:
 a second thread that has to wait slows down every operation, and the neighbor may be gone tomorrow."""
+_NOTED = 0.05
+"""Share of the time from which on a quota is named as a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,12 @@ class Calibration:
 
     @property
     def disturbance(self) -> str:
-        """Why the probes waited: `other processes took 40% of the CPU time`, or the quota was used up."""
-        if self.throttled > self.waited / 2:
-            return f"the CPU quota was used up for {self.throttled:.0%} of the time"
-        return f"other processes took {self.waited:.0%} of the CPU time"
+        """Why the probes waited: `other processes took 40% of the CPU time`, the quota was used up, or both."""
+        others = f"other processes took {self.waited - self.throttled:.0%} of the CPU time"
+        if self.throttled < _NOTED:
+            return others
+        quota = f"the CPU quota was used up for {self.throttled:.0%} of the time"
+        return quota if self.throttled > self.waited / 2 else f"{quota}, and {others}"
 
     def rate(self, name: str) -> float | None:
         """A rate by name; None if it was not measured."""

@@ -32,7 +32,6 @@ def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.cgroup
 def test_variables_reach_a_container_and_not_its_settings(
     cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,8 @@ def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.Monke
     ("waited", "throttled", "words"),
     [
         (0.4, 0.0, "other processes took 40% of the CPU time"),
-        (0.9, 0.1, "other processes took 90% of the CPU time"),
+        (0.9, 0.02, "other processes took 88% of the CPU time"),
+        (1.0, 0.4, "the CPU quota was used up for 40% of the time, and other processes took 60% of the CPU time"),
         (0.87, 0.85, "the CPU quota was used up for 85% of the time"),
     ],
 )

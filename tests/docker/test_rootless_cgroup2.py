@@ -1,0 +1,89 @@
+"""A rootless engine on a host with cgroup v2: which limits it enforces depends on what systemd delegates to its user.
+
+Only `make test-cgroup2` has such a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from runtime.launch import engine_traits
+from tests.docker.conftest import SLOWER
+from tests.paths import ROOT
+
+pytestmark = [
+    pytest.mark.cgroup,
+    pytest.mark.skipif("CGROUP2_SHELL" not in os.environ, reason="no host with cgroup v2: make test-cgroup2"),
+]
+LOCAL = "unix:///var/run/docker.sock"
+"""The engine of this machine, which has the base image."""
+DELEGATED = "/etc/systemd/system/user@.service.d/delegate.conf"
+SHOW = "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/pids.max /sys/fs/cgroup/cpu.max 2>&1"
+
+
+def guest(line: str, *, user: str = "root", stdin: int | None = None) -> str:
+    """What a command line of the guest prints; of another user with the variables of a login."""
+    if user != "root":
+        home = f"export XDG_RUNTIME_DIR=/run/user/$(id -u {user}) PATH=/usr/share/docker.io/contrib:$PATH:/usr/sbin"
+        line = f"{home}; export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/docker.sock; cd /; exec setpriv --reuid {user} --regid {user} --init-groups env HOME=/home/{user} sh -c {shlex.quote(line)}"
+    words = [*shlex.split(os.environ["CGROUP2_SHELL"]), line]
+    done = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=False, timeout=120 * SLOWER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def base() -> str:
+    line = [ROOT / "scripts" / "choose-base"]
+    environment = {**os.environ, "DOCKER_HOST": LOCAL}
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def engine(delegated: str) -> Callable[[str], str]:
+    """A rootless engine of a user to whom systemd delegates these controllers; returns what asks it."""
+    guest(
+        "modprobe -a tun overlay; id someone >/dev/null 2>&1 || useradd --create-home someone;"
+        f" mkdir -p {os.path.dirname(DELEGATED)};"
+        f" printf '[Service]\nDelegate={delegated}\n' > {DELEGATED}; systemctl daemon-reload;"
+        " loginctl disable-linger someone; systemctl stop user@$(id -u someone); loginctl enable-linger someone"
+    )
+    guest("until systemctl --user is-system-running --wait; do sleep 1; done; exit 0", user="someone")
+    guest(
+        "dockerd-rootless-setuptool.sh install --force --skip-iptables; until docker info; do sleep 1; done",
+        user="someone",
+    )
+    return lambda line: guest(line, user="someone")
+
+
+@pytest.fixture(scope="module", params=["cpu cpuset io memory pids", "memory pids"], ids=["all", "no cpu"])
+def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], str]]:
+    asked = engine(request.param)
+    with subprocess.Popen(["docker", "-H", LOCAL, "save", base], stdout=subprocess.PIPE) as saved:
+        guest("docker load", user="someone", stdin=saved.stdout.fileno() if saved.stdout else None)
+    yield asked
+    guest("systemctl stop user@$(id -u someone)")
+
+
+def test_what_is_delegated_is_enforced_and_the_rest_is_named(
+    ask: Callable[[str], str], base: str, request: pytest.FixtureRequest
+) -> None:
+    found = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")))
+    assert found.rootless
+    assert found.cgroup == "2"
+    limits = ["--memory", "64m", "--pids-limit", "32"]
+    if "cpus" not in found.unenforced:
+        limits += ["--cpus", "0.5"]
+    told = ask(shlex.join(["docker", "run", "--rm", "--network", "none", *limits, base, "sh", "-c", SHOW])).split("\n")
+    assert told[:2] == ["67108864", "32"]
+    if request.node.callspec.params["ask"] == "memory pids":
+        assert found.unenforced == ("cpus",)
+        assert "rootless, and systemd has not delegated the controllers to this user; Delegate=cpu" in found.note()
+    else:
+        assert found.unenforced == ()
+        assert told[2] == "50000 100000"
