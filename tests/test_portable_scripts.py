@@ -95,6 +95,21 @@ def test_each_kind_is_found(line: str) -> None:
     assert broken([(1, line)])
 
 
+ENDS_EARLY = re.compile(r"(?<!\|)\|(?!\|)\s*(head\b|grep -\w*[qm]|awk [^|]*\bexit\b|sed [^|]*[;{ ]q\b)")
+
+
+def test_no_reader_closes_a_pipe() -> None:
+    """With pipefail a writer that has more to say ends the script with 141, depending on who is faster."""
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and "pipefail" in path.read_text()]
+    assert len(scripts) > 15
+    assert [
+        f"{path.name}:{n}: {line.strip()}"
+        for path in [*scripts, ROOT / ".ci" / "run"]
+        for n, line in code(path)
+        if ENDS_EARLY.search(line)
+    ] == []
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_an_array_that_may_be_empty_is_guarded(path: Path) -> None:
     """Before bash 4.4 `set -u` refuses "${name[@]}" of an empty array."""

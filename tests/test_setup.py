@@ -121,7 +121,7 @@ def test_what_pip_cannot_install_is_told_in_three_lines(tmp_path: Path) -> None:
     """With an index that lacks the locked torch pip names hundreds of versions, and warns for each package."""
     folder = tmp_path / "project"
     shutil.copytree(ROOT / "scripts", folder / "scripts")
-    shutil.copytree(ROOT / "docker", folder / "docker")
+    shutil.copytree(ROOT / "docker", folder / "docker", ignore=shutil.ignore_patterns("wheels"))
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(FAILING.format(versions=", ".join(f"1.{i}" for i in range(300))))
@@ -138,6 +138,36 @@ def test_what_pip_cannot_install_is_told_in_three_lines(tmp_path: Path) -> None:
     assert lines[0] == "pip cannot install the packages: No matching distribution found for torch==9.9"
     assert "docker/requirements-cpu.txt" in lines[1]
     assert "1.299" in (folder / ".venv" / "pip.log").read_text()
+
+
+WARNING = """#!/bin/sh
+case "$*" in
+*install*)
+    for i in $(seq 20000); do echo "WARNING: Location file:///srv/simple/package-$i/ is ignored" >&2; done ;;
+*config*) echo "global.find-links='/srv/wheels'" ;;
+*version_info.major*) echo 3.11 ;;
+esac
+"""
+
+
+def test_warnings_of_pip_do_not_end_the_setup(tmp_path: Path) -> None:
+    """A warning for each package was cut with `head`, which closes the pipe: with many of them setup ended with 141."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("wheels"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(WARNING)
+    python.chmod(0o755)
+    (tmp_path / "scripts" / "env").write_text("#!/bin/sh\n")
+    done = subprocess.run(
+        [tmp_path / "scripts" / "setup", "native"],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "setup: .venv is ready (native)"), done.stderr[-500:]
+    assert [line.split("/")[-2] for line in done.stderr.splitlines()] == [f"package-{i}" for i in range(1, 6)] * 2
 
 
 def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
@@ -164,7 +194,7 @@ def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
 def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None:
     """Newer clients print a template with empty values before they fail, which read as an engine without CPU limits."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("wheels"))
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     docker.write_text("#!/bin/sh\n[ $1 = info ] && echo '[] quota=false'\necho permission denied >&2\nexit 1\n")
