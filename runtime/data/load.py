@@ -95,6 +95,10 @@ def _read(job: Job, settled: InputRecord | None, files: CsvFiles) -> Dataset:
 
         return images.load(job, settled, files)
     if isinstance(job, TextJob):
+        if job.data.stream:
+            from runtime.data.text import load_streamed as streamed_texts
+
+            return streamed_texts.load(job, settled)
         from runtime.data.text import load as text
 
         return text.load(job, settled, files)

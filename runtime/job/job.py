@@ -198,9 +198,19 @@ class Job(Spec):
         return paths
 
     def unfetched(self) -> list[tuple[tuple[str, ...], str]]:
-        """Addresses on the Hugging Face hub among `data_paths` that are not in the cache, with their keys."""
+        """Addresses on the Hugging Face hub among `data_paths` that are not in the cache, with their keys; nor is what is
+        streamed from there.
+        """
         found = [(key, text, parse(text)) for key, text in self.data_paths() if is_on_hub(text)]
-        return [(key, text) for key, text, address in found if not address or address.root not in self._hub_folders]
+        return [
+            (key, text)
+            for key, text, address in found
+            if self.streams(key) or not address or address.root not in self._hub_folders
+        ]
+
+    def streams(self, key: tuple[str, ...]) -> bool:
+        """Whether the data at a key is in shards that are fetched when they are needed."""
+        return bool(getattr(self.data, "stream", None)) and key[-1] != "test"
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""

@@ -15,6 +15,7 @@ from runtime.job.column_names import OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
+from runtime.job.stream import MaybeStream
 from runtime.job.values import FilePath, Fraction, Positive, Revision, Spec, named
 
 Truncation = Literal["right", "left", "middle"]
@@ -83,6 +84,11 @@ class TextData(TableFileData):
         "right",
         description="what is left out of a longer text: its end (right), its start (left), or its middle (a quarter of "
         "the tokens is from the start); special tokens stay, and of several columns the longest is truncated first",
+    )
+    stream: MaybeStream = Field(
+        None,
+        description="true, or settings: `train` names Parquet files, which are read and tokenized while the run trains on them; "
+        "their order is another one than that of texts in memory",
     )
 
 

@@ -21,6 +21,7 @@ from runtime.errors import DataError
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
 from runtime.job.formatting import printable
+from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
@@ -61,6 +62,8 @@ def check(job: Job) -> list[str]:
         path, label = job.resolve(text), dotted(key)
         if is_remote(text):
             told.append(f"{label}: {text} is in an object store; what is in it is checked when training starts")
+        elif is_on_hub(text) and job.streams(key):
+            told.append(f"{label}: {text} is on the Hugging Face hub; what is in it is checked when training starts")
         elif (key, text) in job.unfetched():
             told.append(
                 f"{label}: {text} is not in the cache of the Hugging Face hub; `drivetrain fetch {job.document.name}` "

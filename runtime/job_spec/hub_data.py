@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from runtime.data.formats.shards import NUMBERED, SHARD
+from runtime.data.formats import shards
+from runtime.data.streaming.shard import SUFFIXES
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
@@ -75,10 +76,12 @@ def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: b
     """The files of one address; None if they are not in the cache, and nobody may download."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
+        if job.streams(key):
+            return
         kept = _used(job, key, _splits(job, address, paths, readme))
         for split, files in kept.items():
             one = _representative(split, files, address)
-            yield from files if "" not in kept else _siblings(one, paths)
+            yield from files if "" not in kept else shards.siblings(one, paths)
             if isinstance(job, ImageJob) and one.endswith(MANIFESTS):
                 folder = os.path.dirname(one)
                 yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
@@ -92,8 +95,15 @@ def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: b
 
 
 def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
+    if getattr(job.data, "stream", None) and _has_tar(address.path, paths):
+        return {"": [address.path]}
     asked = DatasetName(address.name, address.revision, address.path)
     return hub_dataset_files.splits(paths, readme, asked, images=isinstance(job, ImageJob))
+
+
+def _has_tar(folder: str, paths: Sequence[str]) -> bool:
+    """Whether a folder of a dataset has tar shards, which no split is a name for."""
+    return any(os.path.dirname(path) == folder and path.lower().endswith(SUFFIXES[0]) for path in paths)
 
 
 def _used(job: Job, key: Key, files: Files) -> Files:
@@ -147,19 +157,6 @@ def _named(job: Job, key: Key, address: HubAddress, found: HubData) -> Job:
     return made
 
 
-def _siblings(path: str, paths: Sequence[str]) -> list[str]:
-    """A file and the other parts of its table."""
-    folder, name = os.path.split(path)
-    kind = SHARD.fullmatch(name)
-    beside = [other for other in paths if os.path.dirname(other) == folder]
-    if kind:
-        same = (SHARD.fullmatch(os.path.basename(other)) for other in beside)
-        return [os.path.join(folder, each[0]) for each in same if each and each["stem"] == kind["stem"]]
-    if NUMBERED.fullmatch(name):
-        return [other for other in beside if NUMBERED.fullmatch(os.path.basename(other))]
-    return [path]
-
-
 def _representative(split: str, files: Sequence[str], address: HubAddress) -> str:
     """The path that stands for the files of a split: a folder of images, a table, or the first part of one.
 
@@ -169,7 +166,7 @@ def _representative(split: str, files: Sequence[str], address: HubAddress) -> st
     first = sorted(files)[0]
     if not first.lower().endswith(TABLES) and split:
         return _image_folder(split, files)
-    others = set(files) - set(_siblings(first, files))
+    others = set(files) - set(shards.siblings(first, files))
     if others:
         example = f"data.{split}: {address.below(first) if address.revision != MAIN else _plain(address, first)}"
         raise HubError(

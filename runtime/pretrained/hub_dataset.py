@@ -137,8 +137,24 @@ def _download(
 ) -> None:
     for file in files:
         if not file.is_in(place.blobs / file.hash):  # two files can have one content
-            url = f"{connection.endpoint}/{DATASET.address}{quote(place.name)}/resolve/{commit}/{quote(file.name)}"
+            url = file_url(connection, place.name, commit, file)
             download(connection, url, file, place.blobs / file.hash, progress)
+
+
+def file_url(connection: Connection, name: str, commit: str, file: HubFile) -> str:
+    """Where a file of a dataset is."""
+    return f"{connection.endpoint}/{DATASET.address}{quote(name)}/resolve/{commit}/{quote(file.name)}"
+
+
+def listed(name: str, commit: str) -> list[HubFile]:
+    """All files of a commit that was fetched, or a part of it; none if it was not."""
+    return hub_cache.repository(hub_connection.cache_folder(), name, DATASET).listing(commit) or []
+
+
+def readme(name: str, commit: str) -> str:
+    """The README.md of a commit that was fetched; empty if it has none."""
+    place = hub_cache.repository(hub_connection.cache_folder(), name, DATASET)
+    return _text(place.folder(commit) / README)
 
 
 def _wanted(listed: Sequence[HubFile], choose: Choose, readme: str) -> list[HubFile]:

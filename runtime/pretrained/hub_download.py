@@ -92,25 +92,35 @@ def download(connection: Connection, url: str, wanted: HubFile, target: Path, pr
     part = target.with_name(f"{target.name}{PART}")
     try:
         _check_space(part, wanted)
-        for last in (False, True):
-            _receive_all(connection, url, wanted, part, progress)
-            if wanted.is_in(part):
-                break
-            part.unlink()
-            progress.add(-wanted.size, received=False)
-            if last:
-                raise HubError(
-                    f"{wanted.name} has another hash than the hub says, in two downloads",
-                    f"a file with {'SHA-256' if len(wanted.hash) == 64 else 'the git hash'} {wanted.hash}",
-                    "try again later; if it stays so, a proxy or a mirror (HF_ENDPOINT) changes files",
-                )
-            connection.say(f"hub: {wanted.name} has another hash than the hub says; downloading it again")
+        receive(connection, url, wanted, part, progress)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(target)
         sync_folder(target.parent)
     except OSError as error:
         raise _storage_error(target, error) from None
+
+
+def receive(connection: Connection, url: str, wanted: HubFile, part: Path, progress: Progress) -> None:
+    """Download a file, resumed where it was cut, and compare it with its hash.
+
+    Raises:
+        HubError: if the hub refuses, the link stays cut, or the content is another one.
+        OSError: if it cannot be written.
+    """
+    for last in (False, True):
+        _receive_all(connection, url, wanted, part, progress)
+        if wanted.is_in(part):
+            return
+        part.unlink()
+        progress.add(-wanted.size, received=False)
+        if last:
+            raise HubError(
+                f"{wanted.name} has another hash than the hub says, in two downloads",
+                f"a file with {'SHA-256' if len(wanted.hash) == 64 else 'the git hash'} {wanted.hash}",
+                "try again later; if it stays so, a proxy or a mirror (HF_ENDPOINT) changes files",
+            )
+        connection.say(f"hub: {wanted.name} has another hash than the hub says; downloading it again")
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from runtime.data.streaming.remote_store import RemoteStore
 from runtime.errors import DrivetrainError
 from runtime.job import Job, dotted, remote_data
+from runtime.job.hub_address import is_on_hub
 from runtime.storage import store_variables
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import RemoteAddress, parse
@@ -39,7 +40,10 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
             wrong.append(_placed(job, key, error))
         else:
             say(f"{dotted(key)}: {address}: {found} ({_access(address)})")
-    if not uses:
+    hub = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
+    for key, text in hub:
+        say(f"{dotted(key)}: {text}: not asked here; `drivetrain fetch {job.document.name}` asks the hub")
+    if not uses and not hub:
         say("remote: the job names no object store")
     return wrong
 

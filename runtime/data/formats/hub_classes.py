@@ -18,17 +18,22 @@ def named(table: pyarrow.Table, path: Path) -> pyarrow.Table:
 
     Names in the table itself, as the datasets library stores them, come first.
     """
+    return shards.with_names(table, known(path))
+
+
+def known(path: Path) -> dict[str, list[str]]:
+    """Class names by column of the dataset that a file in the cache belongs to; none for other files."""
     folder = shards.snapshot(path)
     if folder is None:
-        return table
+        return {}
     try:
         readme = (folder / README).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return table
-    return shards.with_names(table, _classes(readme, path.relative_to(folder)))
+        return {}
+    return declared(readme, path.relative_to(folder))
 
 
-def _classes(readme: str, path: Path) -> dict[str, list[str]]:
+def declared(readme: str, path: Path) -> dict[str, list[str]]:
     """Class names by column: those of the configuration whose name is a part of the path, or of the only one."""
     given = header(readme).get("dataset_info")
     every = [row for row in (given if isinstance(given, list) else [given]) if isinstance(row, dict)]

@@ -7,6 +7,7 @@ such names say nothing: one of the files can be for validation.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,19 @@ def files(path: Path, key: str) -> list[Path]:
             "copy the others beside it",
         )
     return every
+
+
+def siblings(path: str, paths: Sequence[str]) -> list[str]:
+    """A file and the other parts of its table."""
+    folder, name = os.path.split(path)
+    kind = SHARD.fullmatch(name)
+    beside = [other for other in paths if os.path.dirname(other) == folder]
+    if kind:
+        same = (SHARD.fullmatch(os.path.basename(other)) for other in beside)
+        return [os.path.join(folder, each[0]) for each in same if each and each["stem"] == kind["stem"]]
+    if NUMBERED.fullmatch(name):
+        return [other for other in beside if NUMBERED.fullmatch(os.path.basename(other))]
+    return [path]
 
 
 def snapshot(path: Path) -> Path | None:

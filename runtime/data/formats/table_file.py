@@ -79,7 +79,7 @@ def read(
         check_wanted(names, wanted, path)
         chosen = [name for name in names if (name in wanted or not only) and name not in leave]
         written = [name for name in chosen if name in text]
-        table = _as_text(hub_classes.named(reader.read(chosen, written), path), written)
+        table = as_text(hub_classes.named(reader.read(chosen, written), path), written)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
@@ -170,7 +170,7 @@ def _suffix(path: Path, key: str) -> str:
     return suffix
 
 
-def _as_text(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
+def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
     """Integers and booleans of these columns as text; other types stay, for the caller to check."""
     from pyarrow import string, types
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data import bad_samples, labels, stateless_random
+from runtime.data import bad_samples, stateless_random
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Dataset, Head, InputRecord
 from runtime.data.images import geometry, image_files, label_form, manifest
@@ -29,7 +29,6 @@ from runtime.data.streaming.reader import Rows, ShardReader, TarRows
 from runtime.data.streaming.shard import ShardStore
 from runtime.job.images import ImageJob
 from runtime.pretrained import image_input
-from runtime.system.units import format_bytes
 
 SAMPLED = 8
 """Largest number of shards from which size, channels, mean and deviation of the images are taken."""
@@ -98,8 +97,12 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
         order=order,
         notes=[
             f"{len(kept):,} training and {len(held):,} validation images, {head.counted}",
-            *(note for source in sources for note in (_indexed(source.key, source.index), *source.notes)),
-            *_unseen(head, splits),
+            *(
+                note
+                for source in sources
+                for note in (open_stream.indexed_note(source.key, source.index), *source.notes)
+            ),
+            *open_stream.unseen_notes(head, splits, "images"),
             *open_stream.shuffle_notes(order, classes),
             *open_stream.check_cache(job, stream, train.images.reader),
             *notes,
@@ -147,8 +150,9 @@ def _indices(store: ShardStore, images: str, form: LabelForm, key: str, cache: S
         index = indices.read(store, cache, look, ["tar", *form.columns])
         offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
-    look = partial(parquet_index.read, images=images, columns=form.columns, key=key)
-    index = indices.read(store, cache, look, ["images", images, *form.columns])
+    classes = store.class_names()
+    look = partial(parquet_index.read, images=images, columns=form.columns, key=key, classes=classes)
+    index = indices.read(store, cache, look, ["images", images, *form.columns, *map(str, classes.items())])
     return index, parquet_index.ImageRows(images, key), np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
 
 
@@ -190,22 +194,3 @@ def _sample(train: _Source, kept: Ids, seed: int) -> ImageSource:
     for bad in broken.values():
         raise undecodable(bad.title, bad.reason)
     return ImageSource(train.key, found, train.targets, np.arange(len(rows), dtype=np.int64), [])
-
-
-def _indexed(key: str, index: Index) -> str:
-    size = sum(shard.size for shard in index.shards)
-    now = f", {index.made:,} of them read for the index now" if index.made else ""
-    return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
-
-
-def _unseen(head: Head, splits: tuple[StreamedSplit, StreamedSplit]) -> list[str]:
-    """Notes on classes that whole shards keep out of one of the splits."""
-    if head.several or not head.classes:
-        return []
-    kept, held = (np.bincount(split.targets[""].numpy(), minlength=len(head.classes)) > 0 for split in splits)
-    notes = []
-    for has, text in ((kept, "training"), (held, "validation")):
-        if not has.all():
-            names = [name for name, there in zip(head.classes, has.tolist(), strict=True) if not there]
-            notes.append(f"warning: no {text} image is of the classes {labels.listed(names)}")
-    return notes

@@ -99,7 +99,7 @@ def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str
         path = cache.folder / f"{digest([shard.address, shard.known_by(), *purpose])}{SUFFIX}"
         known = _stored(path)
         if known is None:
-            known = _looked(store, cache, look, shard)
+            known = looked(store, cache, look, shard)
             _store(path, known)
             made += 1
         tables.append(known)
@@ -124,8 +124,13 @@ def digest(parts: Iterable[object]) -> str:
     return hashlib.sha256(json.dumps([VERSION, *parts], default=str).encode()).hexdigest()[:32]
 
 
-def _looked(store: ShardStore, cache: ShardCache, look: Look, shard: Shard) -> pyarrow.Table:
-    """Read a shard, where it is or in the cache."""
+def looked(store: ShardStore, cache: ShardCache, look: Look, shard: Shard) -> pyarrow.Table:
+    """What `look` makes of a shard, which is read where it is or in the cache.
+
+    Raises:
+        DataError: if it cannot be used.
+        StorageError: if it cannot be fetched.
+    """
     if file := store.local(shard):
         local_store.check_content(shard)
         return look(file, shard)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.data.formats import hub_classes
 from runtime.data.formats import shards as tables
 from runtime.data.streaming import shard_list
 from runtime.data.streaming.shard import KINDS, SUFFIXES, Shard
@@ -34,6 +36,10 @@ class LocalStore:
         index = folder / shard_list.NAME
         content = index.read_bytes() if self.path.is_dir() and index.is_file() else None
         return usable(shard_list.listed(found, content, str(self.path), self.key), str(self.path), self.key)
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """Those of a dataset in the cache of the hub."""
+        return hub_classes.known(self.path)
 
     def local(self, shard: Shard) -> Path | None:
         """The file itself."""

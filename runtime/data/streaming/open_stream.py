@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from runtime.data import stateless_random
+from runtime.data import labels, stateless_random
+from runtime.data.dataset import Head, Split
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.fetch_ahead import FetchAhead
+from runtime.data.streaming.hub_store import HubStore
 from runtime.data.streaming.index import Index
 from runtime.data.streaming.local_store import LocalStore
 from runtime.data.streaming.order import StreamOrder
@@ -20,7 +22,7 @@ from runtime.data.streaming.remote_store import RemoteStore
 from runtime.data.streaming.shard import ShardStore
 from runtime.errors import DataError, SpecError
 from runtime.hardware.disk_space import shards_folder
-from runtime.job import Job
+from runtime.job import Job, hub_address
 from runtime.job.stream import Stream
 from runtime.storage.remote_address import is_remote, parse
 from runtime.system.units import format_bytes, parse_bytes
@@ -31,6 +33,8 @@ FEW = 10
 
 def open_store(job: Job, text: str, key: str) -> ShardStore:
     """The shards at a path or address of the spec."""
+    if (hub := hub_address.parse(text)) is not None:
+        return HubStore(hub, key)
     return RemoteStore(parse(text), key) if is_remote(text) else LocalStore(job.resolve(text), key)
 
 
@@ -117,6 +121,27 @@ def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
             f"warning: {single:,} of {len(known):,} windows hold a single class: batches are far from a random sample; write "
             "the shards in random order (drivetrain shard), or raise data.stream.window or streams"
         )
+    return notes
+
+
+def indexed_note(key: str, index: Index) -> str:
+    """How many shards there are, and how many of them were read for the index now."""
+    size = sum(shard.size for shard in index.shards)
+    now = f", {index.made:,} of them read for the index now" if index.made else ""
+    return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
+
+
+def unseen_notes(head: Head, splits: Sequence[Split], what: str) -> list[str]:
+    """Notes on classes that whole shards keep out of the training or the validation part."""
+    if head.several or not head.classes:
+        return []
+    notes = []
+    for split, part in zip(splits, ("training", "validation"), strict=True):
+        has = np.bincount(split.targets[head.name].numpy(), minlength=len(head.classes)) > 0
+        if not has.all():
+            names = [name for name, there in zip(head.classes, has.tolist(), strict=True) if not there]
+            of = f' "{head.name}"' if head.name else ""
+            notes.append(f"warning: no {part} {what} are of the{of} classes {labels.listed(names)}")
     return notes
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runtime.data.formats import shards as tables
@@ -20,6 +21,7 @@ from runtime.errors import DataError, nearest
 if TYPE_CHECKING:
     import pyarrow
 
+NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 LACKS = "\x00lacks"
 """Column of an index: whether a row has no image."""
 
@@ -35,7 +37,7 @@ def image_name(file: Path, wanted: str, shard: Shard, key: str) -> str:
     try:
         schema = parquet.read_schema(file)
     except (ArrowException, OSError) as error:
-        raise _unreadable(shard, key, error) from None
+        raise unreadable(shard, key, error) from None
     names = [str(field.name) for field in schema if image_column.is_images(field.type)]
     if wanted in names:
         return wanted
@@ -48,7 +50,9 @@ def image_name(file: Path, wanted: str, shard: Shard, key: str) -> str:
     )
 
 
-def read(file: Path, shard: Shard, images: str, columns: Sequence[str], key: str) -> pyarrow.Table:
+def read(
+    file: Path, shard: Shard, images: str, columns: Sequence[str], key: str, classes: Mapping[str, Sequence[str]] = NONE
+) -> pyarrow.Table:
     """The index of a Parquet shard of images: a row for each of its rows.
 
     Args:
@@ -57,6 +61,7 @@ def read(file: Path, shard: Shard, images: str, columns: Sequence[str], key: str
         images: the wanted column of images.
         columns: the targets.
         key: the spec key that names the shards.
+        classes: names of classes that are declared beside the shards.
 
     Raises:
         DataError: if it cannot be read, or lacks one of the columns.
@@ -66,18 +71,24 @@ def read(file: Path, shard: Shard, images: str, columns: Sequence[str], key: str
     try:
         names = parquet.read_schema(file).names
         images = image_name(file, images, shard, key)
-        _check_columns(columns, names, shard, key)
+        check_columns(columns, names, shard, key)
         found = tables.class_names(decoded(parquet.read_table(file, columns=list(columns))))
+        found = tables.with_names(found, classes)
         empty = [False] * len(found)
         if not _is_full(file, images):
             empty = [not size for size in map(len, rows(file, images))]
     except (ArrowException, OSError) as error:
-        raise _unreadable(shard, key, error) from None
+        raise unreadable(shard, key, error) from None
     taken = uncompressed(file, images) + flat_file.overhead(len(found))
     return found.append_column(LACKS, array(empty, bool_())).replace_schema_metadata({TAKEN: str(taken)})
 
 
-def _check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, key: str) -> None:
+def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, key: str) -> None:
+    """Check that a shard has these columns.
+
+    Raises:
+        DataError: for the first that is missing; `key` names what names it.
+    """
     if missing := [name for name in columns if name not in names]:
         raise DataError(
             f'{key}: shard {shard.address} has no column "{missing[0]}"',
@@ -124,7 +135,8 @@ def _batches(file: Path, column: str) -> Iterator[pyarrow.ChunkedArray]:
             yield chunked_array([batch.column(0)])
 
 
-def _unreadable(shard: Shard, key: str, error: Exception) -> DataError:
+def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
+    """The error for a Parquet shard that pyarrow refuses."""
     return DataError(
         f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
         "complete Parquet files with the same columns",
@@ -158,7 +170,7 @@ class ImageRows:
         try:
             yield from rows(file, column)
         except (ArrowException, OSError) as error:
-            raise _unreadable(shard, self.key, error) from None
+            raise unreadable(shard, self.key, error) from None
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
         """Whether all images are there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,10 @@ class RemoteStore:
         listing = any(each.name == shard_list.NAME for each in found)
         content = self._store().get(shard_list.NAME) if listing else None
         return usable(shard_list.listed(made, content, str(self.address), self.key), str(self.address), self.key)
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """None but those in the shards."""
+        return {}
 
     def local(self, shard: Shard) -> Path | None:
         """None: all are fetched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -52,6 +53,10 @@ class ShardStore(Protocol):
             DataError: if there are none, or of several kinds.
             StorageError: if the store cannot be reached.
         """
+        ...
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes by column, for shards that have numbers in it."""
         ...
 
     def local(self, shard: Shard) -> Path | None:

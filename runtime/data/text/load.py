@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +16,13 @@ from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples,
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
-from runtime.data.text import corpus, max_length, tokenizer
+from runtime.data.text import corpus, job_tokenizer, max_length, tokenizer
 from runtime.data.text import split as text_split
-from runtime.data.text.encoded import Encoded
 from runtime.data.text.ragged import Ragged
 from runtime.data.text.split import TextPart
 from runtime.data.text.tokenizer import Tokenizer
-from runtime.errors import DataError, SpecError
-from runtime.job.text import TextEncoder, TextJob, TextPretrained
-from runtime.pretrained import earlier_run, families
-from runtime.pretrained import folder as pretrained
-
-if TYPE_CHECKING:
-    from runtime.data.text.tokenizer import Texts
-
-POOLED = {"cls": "first token", "mean": "mean of the tokens"}
-USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
+from runtime.errors import DataError
+from runtime.job.text import TextJob
 
 
 class TextSplit:
@@ -77,28 +68,18 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
     files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     train, held, heads, notes = text_split.read(job, files, settled.heads if settled and settled.same_data else None)
     columns = train.texts, held.texts
-    words, limits, source = _tokenizer(job, columns[0], settled)
+    words, limits, source = job_tokenizer.choose(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
     typed, side = limits.typed(encoded[0]), job.data.truncation
     if settled and settled.same_data:
         longest, why = settled.preprocessing["max_length"], list[str]()
     else:
-        longest, why = _length(job, encoded[0], limits.tokens)
+        longest, why = job_tokenizer.length(job, encoded[0].lengths, limits.tokens)
     splits = [
         TextSplit(part, tokens.sequences(longest, side), words.pad, tokens.types(longest, side) if typed else None)
         for part, tokens in zip((train, held), encoded, strict=True)
     ]
-    preprocessing = {
-        "kind": "texts",
-        "text": job.data.text[0] if len(job.data.text) == 1 else list(job.data.text),
-        "labels": dict(zip(heads, job.data.labels, strict=True)),
-        "max_length": longest,
-        "vocabulary": words.vocabulary,
-        "tokenizer": words.to_json(longest, side),
-    }
-    # Left out where they are usual, so that models of earlier versions have the same preprocessing.
-    preprocessing |= {"truncation": side} if side != "right" else {}
-    preprocessing |= {"token_types": True} if typed else {}
+    preprocessing = job_tokenizer.stored(job, heads, words, longest, typed)
     padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts",
@@ -106,69 +87,12 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
         *source,
         *why,
         *_unknown(words, splits[1].tokens),
-        *_watched(job),
+        *job_tokenizer.watched(job),
         padding.note(),
     ]
     return Dataset(
         splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes, facts={"padding": asdict(padding)}
     )
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """What the network takes."""
-
-    tokens: int | None = None
-    """Largest number of tokens of a text; None: unlimited."""
-    segments: int = 1
-    """Token types."""
-
-    def typed(self, encoded: Encoded) -> bool:
-        """Whether the network gets the token types of these texts."""
-        return 1 < encoded.template.segments <= self.segments
-
-
-def _tokenizer(job: TextJob, texts: Texts, settled: InputRecord | None) -> tuple[Tokenizer, _Limits, list[str]]:
-    """The tokenizer, the limits of the network, and notes."""
-    if isinstance(job.model, TextPretrained):
-        found = pretrained.find(job, job.model.name)
-        how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
-        note = f"encoder {found.config.model_type} from {found.origin or found.folder}; a text is represented by its {POOLED[how]}"
-        words = tokenizer.from_json(settled.preprocessing["tokenizer"]) if settled else tokenizer.of(found)
-        return words, _Limits(families.longest(found.config), families.segments(found.config)), [note]
-    if settled and (earlier := earlier_run.find(job)):
-        words = tokenizer.from_json(settled.preprocessing["tokenizer"])
-        return words, _Limits(earlier.longest(), earlier.segments()), [f"{words.vocabulary:,} tokens"]
-    size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
-    words = tokenizer.from_json(settled.preprocessing["tokenizer"]) if settled else tokenizer.learn(texts, size)
-    return (
-        words,
-        _Limits(),
-        [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"],
-    )
-
-
-def _length(job: TextJob, encoded: Encoded, most: int | None) -> tuple[int, list[str]]:
-    wanted = job.data.max_length
-    if wanted != "auto" and most is not None and wanted > most:
-        raise SpecError(
-            [
-                job.problem(
-                    ("data", "max_length"),
-                    f"is {wanted}",
-                    f"at most {most} tokens in this network",
-                    "lower it, or write auto",
-                )
-            ]
-        )
-    return max_length.choose(wanted, encoded.lengths, most, job.data.truncation)
-
-
-def _watched(job: TextJob) -> list[str]:
-    """A note on the metric that selects the best weights, if the job does not set one."""
-    if job.checkpoint.best or len(job.data.labels) == 1:
-        return []
-    return [f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight"]
 
 
 def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:

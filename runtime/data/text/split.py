@@ -65,7 +65,7 @@ def read(
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
     train, notes = _usable(job, job.data.train, "data.train", files)
-    heads, more = _heads(job, train)
+    heads, more = heads_of(job, train)
     heads = dict(settled or heads)
     notes += more
     classes = indices(train, heads)
@@ -107,7 +107,12 @@ def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus,
     return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
-def _heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
+def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
+    """The heads by the labels of the training texts, and notes.
+
+    Raises:
+        DataError: if a column holds no classes.
+    """
     heads, notes = {}, []
     for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
         classes = labels.class_names(train.labels[column])

@@ -22,7 +22,7 @@ from runtime.data.streaming import remote_store
 from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import parse
-from tests.data.streaming import shards
+from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.object_store import SECRET, Fault, FaultyStore, before, moto
 from tests.paths import ROOT
@@ -56,6 +56,15 @@ def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         made[suffix] = shards.folder(tmp_path_factory.mktemp("s") / suffix[1:], suffix, SHARDS, ROWS, side=22)
         for file in made[suffix].iterdir():
             put(server, f"{suffix[1:]}/{file.name}", file.read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same texts here and in the store."""
+    made = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60)
+    for file in made.iterdir():
+        put(server, f"texts/{file.name}", file.read_bytes())
     return made
 
 
@@ -162,6 +171,23 @@ def test_workers_processes_and_kills_give_the_same_batches(
     killed.kill()
     killed.communicate()
     assert seen + finished(run(tmp_path / "t.yaml", 0, 1, 1, 1, 5)) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_texts_through_a_cache_of_a_part(tmp_path: Path, texts: Path, proxy: FaultyStore, workers: int) -> None:
+    """The cache holds tokens, which are made again when their shard comes again."""
+    stream = ", stream: {streams: 2, window: 2, cache: %s}"
+    local = epochs(text_shards.job(tmp_path / "a", texts, stream=stream % "10m"))
+    job = text_shards.job(tmp_path / "b", "s3://bucket/texts", stream=stream % "64k")
+    limit = 64 * 1024
+    with watched(tmp_path / "cache/shards") as sizes:
+        sizes.clear()
+        assert epochs(job, workers=workers) == local
+    assert limit / 2 < max(sizes)
+    # Those of the local job are in the same folder, and make room first.
+    assert sizes[-1] <= limit
+    shown = [path for path in fetched(proxy) if "/texts/" in path]
+    assert len(shown) == 24
 
 
 def first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, str], Fault | None]:

@@ -1,0 +1,75 @@
+"""Shards of a dataset on the Hugging Face hub, at a commit: fetched one by one, and compared with their hashes."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from runtime.data.formats import hub_classes, shards
+from runtime.data.streaming.local_store import changed, usable
+from runtime.data.streaming.shard import SUFFIXES, Shard
+from runtime.errors import StorageError
+from runtime.job.hub_address import HubAddress
+from runtime.pretrained import hub_connection, hub_dataset
+from runtime.pretrained.hub_download import HubFile, Progress, receive
+from runtime.pretrained.hub_error import DATASET, HubError
+from runtime.system.console import say
+from runtime.system.files import storage_error
+
+
+@dataclass(frozen=True)
+class HubStore:
+    """The shards of a table or of a folder of a dataset."""
+
+    address: HubAddress
+    """At a commit, whose files are listed in the cache of the hub."""
+    key: str
+    """The spec key that names it."""
+
+    def shards(self) -> list[Shard]:
+        """All shards, by name."""
+        made = [
+            Shard(
+                posixpath.basename(file.name),
+                str(self.address.below(file.name)),
+                file.size,
+                file.hash,
+                file.hash if len(file.hash) == 64 else "",
+            )
+            for file in sorted(self._files(), key=lambda file: file.name)
+        ]
+        return usable(made, str(self.address), self.key)
+
+    def local(self, shard: Shard) -> Path | None:
+        """None: all are fetched."""
+        return None
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """Those that README.md declares."""
+        readme = hub_dataset.readme(self.address.name, self.address.revision)
+        return hub_classes.declared(readme, Path(self.address.path))
+
+    def fetch(self, shard: Shard, path: Path) -> None:
+        """Download a shard."""
+        file = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)
+        if file is None or (file.size, file.hash) != (shard.size, shard.stamp):
+            raise changed(shard, "is not in the list of its commit any more")
+        name, commit = self.address.name, self.address.revision
+        try:
+            connection = hub_connection.connect(say, kind=DATASET)
+            url = hub_dataset.file_url(connection, name, commit, file)
+            path.unlink(missing_ok=True)
+            receive(connection, url, file, path, Progress(file.size, lambda line: None))
+        except HubError as error:
+            raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
+        except OSError as error:
+            raise storage_error(path, error) from None
+
+    def _files(self) -> list[HubFile]:
+        every = {file.name: file for file in hub_dataset.listed(self.address.name, self.address.revision)}
+        if self.address.path in every:
+            return [every[name] for name in shards.siblings(self.address.path, list(every))]
+        inside = (file for name, file in every.items() if posixpath.dirname(name) == self.address.path)
+        return [file for file in inside if PurePosixPath(file.name).suffix.lower() in SUFFIXES]

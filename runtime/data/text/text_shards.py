@@ -1,0 +1,192 @@
+"""Texts in Parquet shards: what the index knows of each row, and its tokens as they lie in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtime.data.formats import shards as tables
+from runtime.data.formats import table_file
+from runtime.data.formats.parquet_file import decoded
+from runtime.data.stateless_random import Ids
+from runtime.data.streaming import flat_file, parquet_index
+from runtime.data.streaming.index import TAKEN
+from runtime.data.streaming.reader import limited
+from runtime.data.streaming.shard import Shard
+from runtime.data.text import tokenizer
+from runtime.data.text.ragged import Ragged
+from runtime.data.text.tokenizer import Tokenizer
+from runtime.errors import DataError
+from runtime.job.text import Truncation
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SIZE = "\x00size"
+"""Column of an index: bytes of all texts of a row; 0 if none of them says anything."""
+TOKEN = np.dtype("<i4")
+
+
+def look(
+    file: Path,
+    shard: Shard,
+    texts: Sequence[str],
+    labels: Sequence[str],
+    key: str,
+    classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
+) -> pyarrow.Table:
+    """The index of a shard: size and labels of each row. A label that is missing is null.
+
+    Args:
+        file: the shard on this machine.
+        shard: for messages.
+        texts: the text columns.
+        labels: the label columns.
+        key: the spec key that names the shards.
+        classes: names of classes that are declared beside the shards.
+
+    Raises:
+        DataError: if it cannot be read, lacks a column, or has one that does not hold text.
+    """
+    from pyarrow import ArrowException, array, compute, int64, parquet
+
+    try:
+        names = parquet.read_schema(file).names
+        parquet_index.check_columns([*texts, *labels], names, shard, key)
+        found = tables.class_names(decoded(parquet.read_table(file, columns=list(labels))))
+        found = table_file.as_text(tables.with_names(found, classes), labels)
+        found.validate(full=True)
+        sizes = [size for part in columns(file, texts, shard, key) for size in _sizes(part)]
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+    for place, name in enumerate(found.column_names):
+        _check_text(found.field(place).type, name, shard, key)
+        trimmed = compute.utf8_trim_whitespace(found[name])
+        found = found.set_column(place, name, compute.if_else(compute.equal(trimmed, ""), None, trimmed))
+    taken = sum(sizes) + flat_file.overhead(len(sizes))
+    return found.append_column(SIZE, array(sizes, int64())).replace_schema_metadata({TAKEN: str(taken)})
+
+
+def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
+    """All texts of a shard; an empty one is "".
+
+    Raises:
+        DataError: if it cannot be read, or a column does not hold text.
+    """
+    from pyarrow import ArrowException, concat_tables
+
+    try:
+        return concat_tables(list(columns(file, names, shard, key)))
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+
+
+def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
+    """The text columns of a shard, some rows at a time; an empty text is "".
+
+    Raises:
+        DataError: if a column does not hold text.
+        pyarrow.ArrowException: if the file cannot be read.
+    """
+    from pyarrow import Table, compute, parquet, table
+
+    with parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(tokenizer.PART, columns=list(names)):
+            found = table_file.as_text(decoded(Table.from_batches([batch])), names)
+            for name in names:
+                _check_text(found.schema.field(name).type, name, shard, key)
+            found.validate(full=True)
+            yield table({name: compute.fill_null(found[name], "").cast("string") for name in names})
+
+
+def _check_text(kind: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
+    from pyarrow import types
+
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise DataError(
+            f'{key}: column "{name}" of shard {shard.address} holds {kind}, not text',
+            "text, whole numbers or booleans",
+            "write the column as text, or name another one",
+        )
+
+
+def _sizes(part: pyarrow.Table) -> list[int]:
+    """Bytes of the texts of each row; 0 if they are empty."""
+    from pyarrow import compute
+
+    total, full = np.zeros(len(part), np.int64), np.zeros(len(part), np.bool_)
+    for column in part.columns:
+        total += compute.binary_length(column).to_numpy()
+        full |= compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy()
+    found: list[int] = np.where(full, total, 0).tolist()
+    return found
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Texts of a Parquet file, which lie in the cache as their tokens, special tokens included and truncated."""
+
+    columns: tuple[str, ...]
+    words: Tokenizer
+    longest: int
+    side: Truncation
+    typed: bool
+    """Whether token types are kept behind the tokens."""
+    key: str
+    """The spec key that names the shards."""
+    unpacked: str
+    """What is taken out of the shard, as `described`."""
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Tokenize all texts."""
+        flat_file.write(path, limited(self._rows(file, shard), room))
+
+    def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """The rows. What pyarrow says of a damaged page must not be taken for an error of the disk of the cache."""
+        from pyarrow import ArrowException
+
+        try:
+            for part in columns(file, self.columns, shard, self.key):
+                encoded = self.words.encode(part.columns)
+                kinds = [encoded.sequences(self.longest, self.side)]
+                kinds += [encoded.types(self.longest, self.side)] if self.typed else []
+                flats = [kind.flat.astype(TOKEN) for kind in kinds]
+                for start, end in zip(kinds[0].offsets.tolist(), kinds[0].offsets[1:].tolist(), strict=False):
+                    yield b"".join(flat[start:end].tobytes() for flat in flats)
+        except (ArrowException, OSError) as error:
+            raise parquet_index.unreadable(shard, self.key, error) from None
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether all texts are there."""
+        return flat_file.is_whole(handle, count)
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """The tokens of some rows."""
+        return flat_file.read(handle, (rows - start).tolist())
+
+    def ragged(self, found: Sequence[bytes]) -> list[Ragged]:
+        """What `read` has given, as tokens and, if there are any, token types."""
+        kinds = 1 + self.typed
+        numbers = [np.frombuffer(row, TOKEN).reshape(kinds, -1) for row in found]
+        lengths = np.array([row.shape[1] for row in numbers], np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        flat = np.concatenate(numbers, axis=1) if numbers else np.zeros((kinds, 0), TOKEN)
+        return [Ragged(kind.astype(np.int32), offsets) for kind in flat]
+
+
+def described(names: Sequence[str], stored: Mapping[str, object]) -> str:
+    """What is taken out of a shard, in words: the same for the same columns and the same preprocessing.
+
+    Args:
+        names: the text columns.
+        stored: the preprocessing.
+    """
+    chosen = {key: stored.get(key) for key in ("tokenizer", "max_length", "truncation", "token_types")}
+    digest = hashlib.sha256(json.dumps([list(names), chosen], sort_keys=True).encode()).hexdigest()
+    return f"tokens of {', '.join(names)} {digest[:16]}"

@@ -1,0 +1,183 @@
+"""Shards of a dataset on the Hugging Face hub, fetched one by one while a run trains on them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+
+from runtime.data.load import load
+from runtime.data.loader.batches import Batches
+from runtime.errors import DrivetrainError
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
+from runtime.pretrained import hub_connection
+from tests.data.streaming import shards, text_shards
+from tests.data.streaming.reader_process import digest
+from tests.hub_double import COMMIT
+from tests.hub_server import Fault, Hub, serving
+
+NAME, COUNT, ROWS = "casa/frases", 12, 10
+README = """---
+configs:
+- config_name: default
+  data_files: [{split: train, path: data/train-*}, {split: validation, path: data/validation-*}]
+dataset_info:
+  features:
+  - {name: text, dtype: string}
+  - name: stars
+    dtype: {class_label: {names: {'0': none, '1': one, '2': two}}}
+---
+"""
+JOB = """
+name: t
+task: text-classification
+data: {{train: '{train}', text: text, labels: [label, stars], stream: {{streams: 3, window: 1{cache}}}}}
+model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
+train: {{epochs: 2, batch_size: 12}}
+"""
+
+
+def content(first: int, count: int = ROWS) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(text_shards.table(range(first, first + count)), out)
+    return out.getvalue()
+
+
+FILES = {
+    "README.md": README.encode(),
+    **{f"data/train-{n:05}-of-{COUNT:05}.parquet": content(n * ROWS) for n in range(COUNT)},
+    **{f"data/validation-{n:05}-of-00002.parquet": content(500 + n * ROWS) for n in range(2)},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+def found(folder: Path, train: str = f"hf://datasets/{NAME}", cache: str = "") -> Job:
+    path = folder / "t.yaml"
+    path.write_text(JOB.format(train=train, cache=cache and f", cache: {cache}"))
+    return SpecSource(path).load()
+
+
+def test_nothing_is_downloaded_before_it_is_needed(hub: Hub, tmp_path: Path) -> None:
+    job = found(tmp_path)
+    assert hub.paths(".parquet") == []
+    assert job.data.train == f"hf://datasets/{NAME}@{COMMIT}/data/train-00000-of-{COUNT:05}.parquet"
+    assert job.data.validation == f"hf://datasets/{NAME}@{COMMIT}/data/validation-00000-of-00002.parquet"
+    data = load(job)
+    assert (len(data.train), len(data.validation)) == (COUNT * ROWS, 2 * ROWS)
+    assert data.heads["stars"].classes == ("none", "one", "two"), "the names of the README"
+    # Nothing of it is in the hub's own cache, whose size nobody bounds.
+    assert not list((tmp_path / "home").rglob("*.parquet"))
+    assert len(data.shards["data.train"]) == COUNT
+
+
+def test_the_same_batches_as_from_this_machine(hub: Hub, tmp_path: Path) -> None:
+    folder = text_shards.folder(tmp_path / "s", COUNT, ROWS)
+    (folder / f"{COUNT - 1:04}.parquet").write_bytes(content((COUNT - 1) * ROWS))
+    for number in range(2):
+        path = tmp_path / "v" / f"{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(500 + number * ROWS))
+    (tmp_path / "local").mkdir()
+    stream = ", stream: {streams: 3, window: 1}"
+    local = load(
+        text_shards.job(tmp_path / "local", tmp_path / "s", stream=stream, data=f"validation: {tmp_path / 'v'}")
+    )
+    remote = load(found(tmp_path, cache="64k"))
+    for epoch in range(2):
+        here, there = (Batches(data.train, 12, 0, data.order).epoch(epoch) for data in (local, remote))
+        assert [digest(batch) for batch in here] == [digest(batch) for batch in there]
+
+
+def test_a_resumed_run_asks_for_no_list_and_keeps_its_commit(hub: Hub, tmp_path: Path) -> None:
+    load(found(tmp_path))
+    hub.revisions["main"] = "89abcdef0123456789abcdef0123456789abcdef"
+    hub.asked.clear()
+    data = load(found(tmp_path))
+    assert hub.paths("/api/") == []
+    assert COMMIT in data.train.reader.index.shards[0].address  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(cut=700, times=2), Fault(status=503, times=2), Fault(spoil=True, times=1)], ids=str
+)
+def test_a_hub_that_recovers(hub: Hub, tmp_path: Path, fault: Fault) -> None:
+    fault.path = ".parquet"
+    hub.faults.append(fault)
+    data = load(found(tmp_path))
+    assert len(data.train) == COUNT * ROWS
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(status=404), "train-0000"),
+        (Fault(status=401), "HF_TOKEN"),
+        (Fault(spoil=True), "another hash"),
+        (Fault(cut=0), "ends after"),
+    ],
+    ids=str,
+)
+def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, said: str) -> None:
+    fault.path = ".parquet"
+    hub.faults.append(fault)
+    with pytest.raises(DrivetrainError) as error:
+        load(found(tmp_path))
+    text = str(error.value)
+    assert said in text
+    assert f"shard hf://datasets/{NAME}@{COMMIT}/data/" in text
+    assert "  possible: " in text
+    assert "  do: " in text
+    assert not list((tmp_path / "cache/shards").glob("*.writing*"))
+
+
+def test_a_folder_of_tar_shards(hub: Hub, tmp_path: Path) -> None:
+    shards.folder(tmp_path / "s", shards=4)
+    hub.files.update({f"tars/{file.name}": file.read_bytes() for file in (tmp_path / "s").iterdir()})
+    train = f"hf://datasets/{NAME}/tars"
+    data = load(
+        SpecSource(
+            _written(
+                tmp_path,
+                shards.JOB.format(train=f"'{train}'", streams=2, window=1, stream="", data="", epochs=1, train_keys=""),
+            )
+        ).load()
+    )
+    local = load(shards.job(tmp_path / "l", tmp_path / "s", streams=2, window=1))
+    ids = np.arange(8, dtype=np.int64)
+    assert torch.equal(data.train.gather(ids)[0], local.train.gather(ids)[0])
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "tar.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_validate_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    """Nothing is asked of the hub, and a path that is on it is no missing file."""
+    path = tmp_path / "t.yaml"
+    path.write_text(JOB.format(train=f"hf://datasets/{NAME}", cache=""))
+    assert job_spec.load(path).data.train == f"hf://datasets/{NAME}"
+    assert hub.asked == []

@@ -1,0 +1,73 @@
+"""Small Parquet shards of texts with two labels, and jobs that stream them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+
+WORDS = {"good": ("fine", "lovely", "great", "warm"), "bad": ("awful", "cold", "broken", "late")}
+JOB = """
+name: t
+task: text-classification
+data: {{train: {train}, text: {text}, labels: {labels}{stream}{data}}}
+model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
+train: {{epochs: {epochs}, batch_size: 12, optimizer: {{lr: 0.01}}}}
+"""
+STREAM = ", stream: {streams: 4, window: 2}"
+
+
+def text(number: int) -> str:
+    """A text whose words tell its label, of 3 to 40 words."""
+    random = np.random.default_rng(number)
+    words = random.choice(WORDS[label(number)], random.integers(3, 40))
+    return f"{number} " + " ".join(words)
+
+
+def label(number: int) -> str:
+    return ("good", "bad")[number % 2]
+
+
+def table(numbers: Sequence[int]) -> pyarrow.Table:
+    return pyarrow.table(
+        {
+            "id": list(numbers),
+            "title": [f"note {number}" for number in numbers],
+            "text": [text(number) for number in numbers],
+            "label": [label(number) for number in numbers],
+            "stars": [number % 3 for number in numbers],
+        }
+    )
+
+
+def folder(root: Path, shards: int = 12, rows: int = 10) -> Path:
+    """Shards of texts 0, 1, 2 and so on; the last one is smaller."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(shards):
+        count = rows if number < shards - 1 else rows - 3
+        parquet.write_table(table(range(number * rows, number * rows + count)), root / f"{number:04}.parquet")
+    return root
+
+
+def job(
+    path: Path,
+    train: object,
+    *,
+    text: str = "text",
+    labels: str = "[label, stars]",
+    stream: str = STREAM,
+    data: str = "",
+    epochs: int = 2,
+) -> Job:
+    """A job in a file, read as the command line does."""
+    path.mkdir(parents=True, exist_ok=True)
+    more = data and f", {data}"
+    filled = JOB.format(train=train, text=text, labels=labels, stream=stream, data=more, epochs=epochs)
+    (path / "t.yaml").write_text(filled)
+    return job_spec.load(path / "t.yaml")
