@@ -31,7 +31,10 @@ def _sockets() -> Iterator[Path]:
 def socket(cpu_image: str) -> Path:
     """The socket of a rootless engine that has the image."""
     for path in _sockets():
-        client = docker.DockerClient(base_url=f"unix://{path}")
+        try:
+            client = docker.DockerClient(base_url=f"unix://{path}")
+        except docker.errors.DockerException:  # what an engine left that was killed
+            continue
         try:
             if not engine_traits.find(client.info()).rootless:
                 continue
