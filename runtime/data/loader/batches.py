@@ -6,7 +6,8 @@ same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 
@@ -133,7 +134,7 @@ def _prepared(
     if workers == 0:
         # A user dataset may use the global generators that a training step uses: it must not run in a parallel thread.
         return (source[ids].pin_memory() for ids in groups)
-    return map(_received, crews.WorkerSettings(workers, pin, tell).prepared(_WorkerDataset(source), groups))
+    return _received(crews.WorkerSettings(workers, pin, tell).prepared(_WorkerDataset(source), groups))
 
 
 class _Groups(torch.utils.data.Dataset[Batch]):
@@ -163,7 +164,10 @@ class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
             return error
 
 
-def _received(item: Batch | DrivetrainError) -> Batch:
-    if isinstance(item, DrivetrainError):
-        raise item
-    return item
+def _received(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
+    """What workers have prepared; an error ends them, whoever keeps it."""
+    with contextlib.closing(items):
+        for item in items:
+            if isinstance(item, DrivetrainError):
+                raise item
+            yield item

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ class WorkerSettings:
     tell: Callable[[str], None] = print
     patience: float = PATIENCE
 
-    def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Iterator[Item]:
+    def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Generator[Item]:
         """`source[ids]` for each group of ids, in order.
 
         Raises:

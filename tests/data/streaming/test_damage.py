@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,8 @@ def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: in
         batches(data, workers)
     assert "0005.parquet cannot be read" in str(error.value)
     assert isinstance(error.value, DataError)
+    # Although the error is kept, and with it all that was running.
+    assert multiprocessing.active_children() == []
 
 
 def test_any_failure_of_a_fetch_reaches_the_workers(
