@@ -61,7 +61,8 @@ def engine(delegated: str) -> Callable[[str], str]:
     return lambda line: guest(line, user="someone")
 
 
-@pytest.fixture(scope="module", params=["cpu cpuset io memory pids", "memory pids"], ids=["all", "no cpu"])
+# In this order: a controller that a slice has once given to its children stays with them.
+@pytest.fixture(scope="module", params=["memory pids", "cpu cpuset io memory pids"], ids=["no cpu", "all"])
 def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], str]]:
     asked = engine(request.param)
     with subprocess.Popen(["docker", "-H", LOCAL, "save", base], stdout=subprocess.PIPE) as saved:
