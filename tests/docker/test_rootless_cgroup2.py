@@ -50,7 +50,8 @@ def engine(delegated: str) -> Callable[[str], str]:
     guest(
         "modprobe -a tun overlay; id someone >/dev/null 2>&1 || useradd --create-home someone;"
         f" mkdir -p {os.path.dirname(DELEGATED)};"
-        f" printf '[Service]\nDelegate={delegated}\n' > {DELEGATED}; systemctl daemon-reload;"
+        # The empty one takes back what the unit itself delegates; lists add up.
+        f" printf '[Service]\nDelegate=\nDelegate={delegated}\n' > {DELEGATED}; systemctl daemon-reload;"
         " loginctl disable-linger someone; systemctl stop user@$(id -u someone); loginctl enable-linger someone"
     )
     guest("until systemctl --user is-system-running --wait; do sleep 1; done; exit 0", user="someone")
