@@ -53,9 +53,9 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> 
         parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
     if idle:
         counts = ", ".join(f"{why}: {count}" for why, count in Counter(idle.values()).items())
-        parts.append(
-            Text(f"  {len(idle)} settings do not apply ({counts}); `drivetrain plan JOB --all` shows them", style="dim")
-        )
+        # A line of its own: a command that a terminal breaks cannot be copied.
+        parts.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
+        parts.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
     return Group(*parts, *_notes(plan.notes))
 
 

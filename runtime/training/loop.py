@@ -202,13 +202,15 @@ def _left_out(run: Run) -> str:
 def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, object]) -> None:
     counters = run.counters
     with run.signals.held():
+        before = run.watch.best.best
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
         run.metrics.board.put(counters.step, confusion_image.pictures(confusion))
         if best:
             saver.best({"metrics": run.last, "confusion": confusion})
-        progress.evaluation(run, best)
+        equal = run.watch.best.best == before
+        progress.evaluation(run, "" if not best else "best, by its loss" if equal else "best")
         counters.epoch, counters.batch = counters.epoch + 1, 0
     if saver.due(epoch_ended=True):
         saver.periodic()

@@ -75,11 +75,11 @@ class Progress:
         at_most = run.job.train.early_stopping is not None or (left is not None and most < left)
         return left_text(None if left is None else min(left, most), at_most)
 
-    def evaluation(self, run: Run, best: bool) -> None:
-        """Report an evaluation."""
+    def evaluation(self, run: Run, best: str) -> None:
+        """Report an evaluation; `best` says that it is the best so far, and why if that does not show."""
         if self.live is None:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items())
-            say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{'  best' if best else ''}")
+            say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
         """Close the live view, and leave its last state on the screen."""

@@ -90,7 +90,7 @@ def short(builder: VariantBuilder) -> dict[str, Measurement]:
     longest = LONGEST if calibrated else min(LONGEST, share * contest.incumbent.steps(1))
     right = defaults(builder, contest, time.monotonic() + longest)
     if calibrated and right and not contest.found:
-        builder.say(f"tune: {', '.join(calibrated)} calibrated; loss ok in {CHECKED} steps")
+        builder.say(f"calibrate: chose {', '.join(calibrated)}; loss ok in {CHECKED} steps")
     return contest.found
 
 

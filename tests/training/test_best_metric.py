@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 from runtime.job.train import Constant, EarlyStopping, Plateau
+from runtime.training import loop
 from runtime.training.best_metric import BestMetric
 
 CONSTANT = Constant(name="constant")
@@ -83,3 +87,23 @@ def test_best_metric_state_is_restored() -> None:
     for i, loss in enumerate(rows[3:], start=3):
         second.update(metrics(loss), i, i)
     assert second.state() == whole.state()
+
+
+def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
+    """Two lines with the same accuracy said `best`, and nobody knew why the second did."""
+    told: list[str] = []
+    run = SimpleNamespace(
+        counters=SimpleNamespace(step=0, epoch=0, batch=0),
+        signals=SimpleNamespace(held=contextlib.nullcontext),
+        watch=BestMetric("validation/accuracy", None, None),
+        metrics=MagicMock(),
+        parts=MagicMock(),
+        stop_reason="",
+        last={},
+    )
+    progress = SimpleNamespace(evaluation=lambda run, best: told.append(best))
+    saver = SimpleNamespace(best=lambda found: None, due=lambda epoch_ended: False)
+    for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
+        run.last = {"validation/accuracy": accuracy, "validation/loss": loss}
+        loop._record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
+    assert told == ["best", "best", "best, by its loss", "", "best"]

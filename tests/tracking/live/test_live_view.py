@@ -244,7 +244,7 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     progress, run = Progress(40, 0), fake(tmp_path)
     for step in range(1, 11):
         progress.step(run, step, 1 / step)
-    progress.evaluation(run, True)
+    progress.evaluation(run, "best")
     progress.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  estimating time left"

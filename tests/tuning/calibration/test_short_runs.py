@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None
     if "bf16" in precision.formats(here.hardware):
         assert (here.plan.value("precision"), here.step.dtype is not None) == ("bf16", True)
     assert found == {}
-    assert said[-1].endswith("calibrated; loss ok in 2 steps")
+    assert re.fullmatch(r"calibrate: chose .+; loss ok in 2 steps", said[-1])
     plain = tiny.losses(tiny.assembled(tmp_path, asked), 12)
     assert tiny.losses(here, 12) == pytest.approx(plain, rel=variants.SHORT_FORMAT)
     assert plain[-1] < plain[0]
