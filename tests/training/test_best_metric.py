@@ -99,6 +99,9 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         metrics=MagicMock(),
         parts=MagicMock(),
         stop_reason="",
+        folder=None,
+        total_steps=9,
+        job=SimpleNamespace(train=SimpleNamespace(epochs=5)),
         last={},
     )
     progress = SimpleNamespace(evaluation=lambda run, best: told.append(best))
