@@ -86,9 +86,6 @@ def _table(*titles: str) -> Table:
 def _notes(found: Calibration, machine: Hardware) -> Iterator[Text]:
     lines = [f"not measured: {line}" for line in found.missing]
     if found.is_busy:
-        lines.append(
-            f"other processes took {found.waited:.0%} of the CPU time; on a quiet machine `drivetrain calibrate --again` "
-            "measures more"
-        )
+        lines.append(f"{found.disturbance}; without that, `drivetrain calibrate --again` measures more")
     lines.append(f"kept in {calibration_file.path(machine)}")
     return (Text(f"  {line}", style="dim") for line in lines)

@@ -75,7 +75,7 @@ def note(hardware: Hardware, *, elsewhere: bool = False) -> str:
     if not is_on():
         return ""
     if hardware.calibration:
-        busy = "this machine was too busy to be calibrated; `drivetrain calibrate --again` takes longer"
+        busy = "this machine was too busy or too slow to be calibrated; `drivetrain calibrate --again` takes longer"
         return "" if hardware.calibration.probes else busy
     if elsewhere:
         return "training there uses the calibration of its own, which is not known here"

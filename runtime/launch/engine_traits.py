@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _SNAP = "/var/snap/"
+_CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
+"""The cgroup controller that each limit needs."""
 _LIMITS = {"CpuCfsQuota": "cpus", "MemoryLimit": "memory", "PidsLimit": "pids"}
 """What an engine says of its cgroup controllers, and the limit that needs it."""
 
@@ -66,21 +71,36 @@ class EngineTraits:
         return "enable them in the kernel's command line"
 
 
-def find(info: Mapping[str, Any]) -> EngineTraits:
+def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> EngineTraits:
     """The traits of an engine.
 
     Args:
         info: information from the engine (`docker info`).
+        delegated: the cgroup controllers that a rootless engine has on a host with cgroup v2; None to look for them, if
+            it runs on this machine. Engine 20.10 claims all controllers of the host.
     """
     options = {part for option in info.get("SecurityOptions") or () for part in str(option).split(",")}
+    rootless, cgroup = "name=rootless" in options, str(info.get("CgroupVersion", ""))
+    if rootless and cgroup == "2" and delegated is None and info.get("Name") == socket.gethostname():
+        delegated = _delegated(os.getuid())
+    lacks = {limit for limit, name in _CONTROLLERS.items() if delegated is not None and name not in delegated}
     return EngineTraits(
-        rootless="name=rootless" in options,
+        rootless=rootless,
         selinux="name=selinux" in options,
         snap=str(info.get("DockerRootDir", "")).startswith(_SNAP),
         desktop=info.get("OperatingSystem") == "Docker Desktop",
-        unenforced=tuple(limit for key, limit in _LIMITS.items() if _is_false(info, key)),
-        cgroup=str(info.get("CgroupVersion", "")),
+        unenforced=tuple(limit for key, limit in _LIMITS.items() if _is_false(info, key) or limit in lacks),
+        cgroup=cgroup,
     )
+
+
+def _delegated(user: int, root: Path = Path("/sys/fs/cgroup")) -> frozenset[str] | None:
+    """The cgroup controllers that systemd gives to a user; None where it runs no services for the user."""
+    service = root / "user.slice" / f"user-{user}.slice" / f"user@{user}.service" / "cgroup.controllers"
+    try:
+        return frozenset(service.read_text().split())
+    except OSError:
+        return None
 
 
 def _is_false(info: Mapping[str, Any], key: str) -> bool:

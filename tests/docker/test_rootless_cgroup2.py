@@ -75,7 +75,8 @@ def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], s
 def test_what_is_delegated_is_enforced_and_the_rest_is_named(
     ask: Callable[[str], str], base: str, request: pytest.FixtureRequest
 ) -> None:
-    found = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")))
+    service = "/sys/fs/cgroup/user.slice/user-$(id -u).slice/user@$(id -u).service/cgroup.controllers"
+    found = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")), ask(f"cat {service}").split())
     assert found.rootless
     assert found.cgroup == "2"
     limits = ["--memory", "64m", "--pids-limit", "32"]
@@ -89,3 +90,8 @@ def test_what_is_delegated_is_enforced_and_the_rest_is_named(
     else:
         assert found.unenforced == ()
         assert told[2] == "50000 100000"
+    # The same by make and by compose, which read .env.
+    copied = f"rm -rf /tmp/copy; mkdir /tmp/copy; cp -r {ROOT}/scripts {ROOT}/docker/Dockerfile /tmp/copy; cd /tmp/copy"
+    written = ask(f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env")
+    assert ("DRIVETRAIN_CPUS=0" in written.split()) == ("cpus" in found.unenforced), written
+    assert "DRIVETRAIN_UID=0" in written.split()

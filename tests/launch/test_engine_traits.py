@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_in_a_rootless_engine_root_is_the_user() -> None:
     )
     delegated = engine_traits.find(ROOTLESS | {"MemoryLimit": True, "PidsLimit": True, "CgroupVersion": "2"})
     assert delegated.note().startswith("limits: this engine cannot enforce cpus: it is rootless, and systemd has not")
+
+
+def test_a_rootless_engine_has_what_systemd_delegates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded on cgroup v2: engine 20.10 says that it has CPU limits, and then `--cpus` fails, for want of cpu.max."""
+    claims = ROOTFUL | {"SecurityOptions": ["name=rootless"], "CgroupVersion": "2"}
+    assert engine_traits.find(claims, {"memory", "pids"}).unenforced == ("cpus",)
+    assert engine_traits.find(claims, {"cpu", "memory", "pids"}).unenforced == ()
+    assert engine_traits.find(ROOTFUL, {"memory"}).unenforced == ("cpus", "pids")
+    service = tmp_path / "user.slice/user-7.slice/user@7.service"
+    service.mkdir(parents=True)
+    (service / "cgroup.controllers").write_text("memory pids\n")
+    assert engine_traits._delegated(7, tmp_path) == {"memory", "pids"}
+    assert engine_traits._delegated(8, tmp_path) is None
+    # Asked of this machine for an engine on it, and for no other.
+    monkeypatch.setattr(engine_traits, "_delegated", lambda user: frozenset({"memory", "pids"}))
+    assert engine_traits.find(claims | {"Name": socket.gethostname()}).unenforced == ("cpus",)
+    assert engine_traits.find(claims | {"Name": "elsewhere"}).unenforced == ()
 
 
 @pytest.mark.parametrize("outside", [True, False])

@@ -15,6 +15,7 @@ from runtime.distributed import world
 from runtime.errors import DrivetrainError, StorageError
 from runtime.hardware import calibration_file
 from runtime.hardware.calibration import Calibration
+from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.hardware.facts import Hardware, from_json_as
 from runtime.job import Job
 from runtime.optimizations.interface import similar_work
@@ -137,10 +138,12 @@ def _made(machine: Hardware, first: str, limit: Limit, events: list[str]) -> Cal
         with tempfile.TemporaryDirectory(prefix="calibrate-") as scratch:
             folder = Path(scratch)
             write_json(folder / "hardware.json", replace(machine, calibration=None).to_json())
+            group = ProcessCgroup()
+            before = group.throttled() or 0.0
             code = _run(machine, folder, first, limit)
             data = read_json(folder / "calibration.json")
             if data is None and code is None:
-                return _nothing(machine, limit)
+                return _nothing(machine, limit, (group.throttled() or 0.0) - before)
             if data is None:
                 events.append(f"calibration failed: its process ended with exit code {code} before any comparison")
                 return None
@@ -152,14 +155,22 @@ def _made(machine: Hardware, first: str, limit: Limit, events: list[str]) -> Cal
         return None
 
 
-def _nothing(machine: Hardware, limit: Limit) -> Calibration:
-    """An empty calibration, so that not every run waits for one on a machine that is too busy."""
+def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
+    """An empty calibration, so that not every run waits for one on a machine that is too busy.
+
+    Args:
+        machine: the hardware.
+        limit: the time that did not suffice.
+        throttled: seconds of it for which the CPU quota was used up. What others took nobody has measured.
+    """
+    share = round(min(1.0, max(0.0, throttled / limit.process)), 3)
     why = f"everything: no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
     return Calibration(
         key=calibration_file.key(machine),
         date=datetime.now(UTC).date().isoformat(),
         seconds=limit.process,
-        waited=1.0,
+        waited=share,
+        throttled=share,
         probes=(),
         missing=(why,),
     )
