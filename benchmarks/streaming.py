@@ -50,7 +50,7 @@ from tests.tiny import plain
 IMAGES = """
 name: images
 task: image-classification
-data: {{train: {train}, image_size: 64, stream: {{streams: {streams}, window: {window}, cache: {cache}}}}}
+data: {{train: {train}, image_size: 32, stream: {{streams: {streams}, window: {window}, cache: {cache}}}}}
 model: {{name: small-cnn}}
 train: {{epochs: 100, batch_size: 64}}
 """
@@ -58,7 +58,7 @@ TEXTS = """
 name: texts
 task: text-classification
 data: {{train: {train}, text: descripcion, labels: [modo, causa], stream: {{streams: {streams}, window: {window}, cache: {cache}}}}}
-model: {{name: encoder, layers: 2, width: 128}}
+model: {{name: encoder, layers: 2, width: 64}}
 train: {{epochs: 100, batch_size: 64}}
 """
 FETCHED_PORT = 5000
@@ -134,18 +134,19 @@ def server(place: Path) -> Iterator[str]:
         yield address
 
 
-def trainer(asked: Job, folder: Path) -> Callable[[], float]:
-    """Trains one epoch; returns samples a second."""
+def trainer(asked: Job, folder: Path, *, train: bool) -> Callable[[], float]:
+    """Trains one epoch, or only reads its batches; returns samples a second."""
     made = plain(asked, folder)
     made.train_mode()
 
     def epoch() -> float:
         start, count = time.perf_counter(), 0
         for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
-            made.set_rate()
-            made.step(made.prepared(batch, 0), made.own_parts(made.batches.size(number)))
-            made.counters.step += 1
             count += len(batch)
+            if train:
+                made.set_rate()
+                made.step(made.prepared(batch, 0), made.own_parts(made.batches.size(number)))
+                made.counters.step += 1
         made.counters.epoch += 1
         return count / (time.perf_counter() - start)
 
@@ -155,24 +156,37 @@ def trainer(asked: Job, folder: Path) -> Callable[[], float]:
 def throughput(given: argparse.Namespace, place: Path) -> None:
     """Train on local and on streamed shards in turn."""
     rows = {
-        "images, tar": (IMAGES, image_shards(place / "tar", 24, 80, 160, ".tar")),
-        "images, Parquet": (IMAGES, image_shards(place / "parquet", 24, 80, 160, ".parquet")),
-        "texts, Parquet": (TEXTS, text_shards(place / "texts", 24, 250)),
+        "images, tar": (IMAGES, image_shards(place / "tar", 24, 40, 160, ".tar")),
+        "images, Parquet": (IMAGES, image_shards(place / "parquet", 24, 40, 160, ".parquet")),
+        "texts, Parquet": (TEXTS, text_shards(place / "texts", 24, 100)),
     }
     with server(place):
         for name, (form, folder) in rows.items():
             address = upload(folder, folder.name)
-            here = trainer(job(place / f"{folder.name}-here", form, folder), place / f"{folder.name}-a")
-            there = trainer(job(place / f"{folder.name}-there", form, address), place / f"{folder.name}-b")
-            here(), there()
-            pairs = [(here(), there()) for _ in range(given.rounds)]
-            ratios = sorted(b / a for a, b in pairs)
-            print(
-                f"{name}: {statistics.median(a for a, _ in pairs):,.0f} samples/s from this disk, "
-                f"{statistics.median(b for _, b in pairs):,.0f} from the warm cache: "
-                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {given.rounds} rounds)",
-                flush=True,
-            )
+            for train in (True, False):
+                here, there = (
+                    trainer(
+                        job(place / f"{folder.name}-{train}-{part}", form, data),
+                        place / f"{folder.name}{train}{part}",
+                        train=train,
+                    )
+                    for part, data in (("here", folder), ("there", address))
+                )
+                here(), there()
+                # In turn, and each time in the other order.
+                pairs = []
+                for number in range(given.rounds):
+                    first, second = (here, there) if number % 2 else (there, here)
+                    one, other = first(), second()
+                    pairs.append((one, other) if number % 2 else (other, one))
+                ratios = sorted(b / a for a, b in pairs)
+                print(
+                    f"{name}, {'training' if train else 'batches alone'}: "
+                    f"{statistics.median(a for a, _ in pairs):,.0f} samples/s from this disk, "
+                    f"{statistics.median(b for _, b in pairs):,.0f} from the warm cache: "
+                    f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {given.rounds} rounds)",
+                    flush=True,
+                )
 
 
 def link(given: argparse.Namespace, place: Path) -> None:
