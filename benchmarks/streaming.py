@@ -229,7 +229,7 @@ def read(given: argparse.Namespace, place: Path) -> None:
                 raise
             time.sleep(0.2)
     address = upload(folder, "shards")
-    data = load(job(place / "job", IMAGES, address, streams=2, window=2, cache=f"{size // 3}"))
+    data = load(job(place / "job", IMAGES, address, streams=2, window=2, cache=f"{size // 3 // 1024}k"))
     batches = Batches(data.train, 64, 0, data.order)
     assert data.fetched is not None
     before = data.fetched.to_json()
@@ -249,7 +249,7 @@ def large(given: argparse.Namespace, place: Path) -> None:
     limit = given.megabytes * 10**6 // 10
     for suffix in (".tar", ".parquet"):
         rows = 200
-        one = image_shards(place / "one", 1, rows, 160, suffix)
+        one = image_shards(place / f"one-{suffix[1:]}", 1, rows, 160, suffix)
         count = given.megabytes * 10**6 // sum(file.stat().st_size for file in one.iterdir())
         folder = image_shards(place / suffix[1:], count, rows, 160, suffix)
         size = sum(file.stat().st_size for file in folder.iterdir())
@@ -258,7 +258,7 @@ def large(given: argparse.Namespace, place: Path) -> None:
             for file in folder.iterdir():
                 file.unlink()
             spec = place / f"job-{suffix[1:]}"
-            job(spec, IMAGES, address, streams=3, window=2, cache=str(limit))
+            job(spec, IMAGES, address, streams=3, window=2, cache=f"{limit // 1024}k")
             cache = place / "cache/shards"
             print(f"{suffix}: {size / 1e6:.0f} MB in {count} shards, cache {limit / 1e6:.0f} MB", flush=True)
             with watched(cache) as sizes:

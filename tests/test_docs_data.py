@@ -14,11 +14,12 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from runtime.cli import main
 from runtime.job_spec import load as job_spec
 from tests import own_job, tiny
-from tests.data.streaming import shards
+from tests.data.streaming import shards, text_shards
 from tests.paths import DOCS
 from tests.supervisor import test_embedded
 
@@ -88,6 +89,10 @@ def make(folder: Path, file: str) -> None:
     (folder / "data").mkdir(exist_ok=True)
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
+    if file == "data/texts":
+        for path in text_shards.folder(folder / file).iterdir():
+            parquet.write_table(parquet.read_table(path).rename_columns(["id", "title", "text", "topic", "tone"]), path)
+        return
     if file == "data/shards":
         shards.folder(folder / file)
     elif file.endswith(".npz"):
@@ -96,7 +101,6 @@ def make(folder: Path, file: str) -> None:
         (folder / file).write_text(FILES[file][1] * (SAMPLES // 2), encoding="utf-8")
     elif file.endswith(".parquet"):
         from pyarrow import csv as tables
-        from pyarrow import parquet
 
         table(folder, file.replace(".parquet", ".csv"))
         parquet.write_table(tables.read_csv(folder / file.replace(".parquet", ".csv")), folder / file)
@@ -117,6 +121,7 @@ TRAINED = {
     "data/parts.csv": "parts",
     "data/parts.npz": "parts",
     "data/shards": "shards",
+    "data/texts": "many-texts",
     "data/damage.csv": "damage",
     "data/wear.csv": "wear",
     "data/reports.csv": "reports",
@@ -133,7 +138,7 @@ TRAINED = {
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
 ON_THE_HUB = {"imdb"}
 """Specs of data that is not on this machine: tests/pretrained/test_hub_dataset.py has a hub of its own."""
-MADE_OTHERWISE = ("data/parts", "data/shards", "data/machines.parquet", "data/machines-2024.csv")
+MADE_OTHERWISE = ("data/parts", "data/shards", "data/texts", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 
 
