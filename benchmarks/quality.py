@@ -3,7 +3,7 @@
     python benchmarks/quality.py ROW ... [--seeds 5] [--only CONTENDER ...] [--set K=V ...] [--peers PYTHON] [--folder DIR]
 
 Rows: texts (short descriptions of Debian packages, two label columns), and the tables of scikit-learn: cancer, wine,
-digits, diabetes. `ours` is `drivetrain train` with nothing but the data, the size of the network, the epochs and the
+digits, diabetes; the digits again as pictures and as series. `ours` is `drivetrain train` with nothing but the data, the size of the network, the epochs and the
 batch; each further contender `ours: KEY=VALUE` has one setting changed. The peers need `make peers`. A seed divides the
 rows anew and is the seed of every contender, so differences are taken seed by seed. Results collect in ROW.json: another
 call adds seeds and contenders, and `--table` prints what is there.
@@ -40,7 +40,33 @@ task: tabular-{task}
 data: {{train: train.csv, validation: validation.csv, test: test.csv, target: target}}
 train: {{seed: {seed}}}
 """
-PARTNERS = {"texts": ("hugging-face", "tf-idf")}
+PICTURES = """
+name: quality
+task: image-classification
+data: {{train: train.npz, validation: validation.npz, test: test.npz}}
+model: resnet18
+train: {{epochs: {epochs}, batch_size: {batch}, seed: {seed}, optimizer: {{name: adamw, lr: {rate}}}}}
+"""
+SERIES = """
+name: quality
+task: series-classification
+data: {{train: train.npz, validation: validation.npz, test: test.npz}}
+model: {{name: cnn-lstm, cnn_channels: [{width}], kernel: 5, lstm_hidden: {width}}}
+train: {{epochs: {epochs}, batch_size: {batch}, seed: {seed}, optimizer: {{name: adamw, lr: {rate}}}}}
+"""
+SPECS = {"texts": TEXTS, "pictures": PICTURES, "series": SERIES}
+"""The job of a row; that of a table if absent."""
+SETTINGS = {
+    "texts": ("layers", "width", "epochs", "batch", "rate"),
+    "pictures": ("epochs", "batch", "rate"),
+    "series": ("width", "epochs", "batch", "rate"),
+}
+"""What the neural networks of a row share; nothing if absent."""
+PARTNERS = {
+    "texts": ("hugging-face", "tf-idf"),
+    "pictures": ("resnet18 by the Trainer", "array trees"),
+    "series": ("cnn-lstm by the Trainer", "array trees"),
+}
 """The peers of a row; those of a table if absent."""
 CHANGES = {
     "texts": (
@@ -53,6 +79,7 @@ CHANGES = {
 }
 """What one contender each changes."""
 
+EVERY = ("texts", "pictures", "series", "cancer", "wine", "digits", "diabetes")
 Scores = dict[str, float]
 
 
@@ -77,13 +104,13 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", choices=("texts", "cancer", "wine", "digits", "diabetes"), metavar="ROW")
+    parser.add_argument("rows", nargs="+", choices=EVERY, metavar="ROW")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="these contenders, as the table calls them")
     parser.add_argument("--set", action="append", default=[], help="one more contender that changes this key of ours")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=3, help="of the texts; tables have the default")
+    parser.add_argument("--epochs", type=int, default=3, help="of texts, pictures and series")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, of Hugging Face's Trainer too")
     parser.add_argument("--cpus", type=int, default=1)
@@ -95,8 +122,7 @@ def arguments() -> argparse.Namespace:
 
 def settings(given: argparse.Namespace, row: str) -> dict[str, Any]:
     """What all neural networks of a row share."""
-    names = ("layers", "width", "epochs", "batch", "rate") if row == "texts" else ()
-    return {name: getattr(given, name) for name in names}
+    return {name: getattr(given, name) for name in SETTINGS.get(row, ())}
 
 
 def contenders(given: argparse.Namespace, row: str) -> list[str]:
@@ -109,11 +135,11 @@ def contenders(given: argparse.Namespace, row: str) -> list[str]:
 def scored(given: argparse.Namespace, row: str, contender: str, seed: int) -> Scores:
     """Train one contender; its scores on the test file."""
     folder = given.folder.resolve() / f"{row}-{seed}"
-    if not (folder / "test.csv").exists():
+    if not any((folder / f"test.{kind}").exists() for kind in ("csv", "npz")):
         peer(given, "data", row, str(seed), str(folder))
     if not contender.startswith(OURS):
         return dict(json.loads(peer(given, contender, str(seed), str(folder), json.dumps(settings(given, row)))))
-    spec = TEXTS if row == "texts" else TABLE
+    spec = SPECS.get(row, TABLE)
     task = "regression" if row == "diabetes" else "classification"
     (folder / "job.yaml").write_text(spec.format(seed=seed, task=task, **settings(given, row)), encoding="utf-8")
     runs = folder / "runs"

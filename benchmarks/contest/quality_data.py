@@ -1,8 +1,9 @@
-"""Real data for benchmarks/quality.py: train.csv, validation.csv and test.csv of a row and a seed. Nothing is downloaded.
+"""Real data for benchmarks/quality.py: three files of a row and a seed, train, validation and test. Nothing is downloaded.
 
 Texts are the short descriptions of Debian packages, from the lists that `apt-get update` left on this machine, with two
-labels: the section, and the role in the tags. Tables and digits are the data sets that scikit-learn ships. The data stays
-where it is made: the descriptions are under the licenses of their packages.
+labels: the section, and the role in the tags. Tables and digits are the data sets that scikit-learn ships; the digits also
+serve as pictures, and as series of eight steps, a line of the picture each. The data stays where it is made: the
+descriptions are under the licenses of their packages.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ VALIDATION, TEST = 0.1, 0.2
 """Shares of the rows."""
 TABLES = {"cancer": "load_breast_cancer", "wine": "load_wine", "digits": "load_digits", "diabetes": "load_diabetes"}
 """The loaders of scikit-learn."""
+ARRAYS = ("pictures", "series")
+"""Rows of which a sample is an array, in .npz files; those of the others are CSV."""
 PARTS = ("train", "validation", "test")
 
 Row = Sequence[object]
@@ -27,14 +30,32 @@ Row = Sequence[object]
 
 def write(row: str, seed: int, folder: Path) -> None:
     """Write the three files; the seed divides the rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if row in ARRAYS:
+        return arrays(row, seed, folder)
     names, rows = (("text", "section", "role"), texts(packages())) if row == "texts" else table(row)
     random.Random(f"{row} {seed}").shuffle(rows)
     held, tested = round(len(rows) * VALIDATION), round(len(rows) * TEST)
     divided = rows[held + tested :], rows[:held], rows[held : held + tested]
-    folder.mkdir(parents=True, exist_ok=True)
     for part, chosen in zip(PARTS, divided, strict=True):
         with (folder / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([names, *chosen])
+
+
+def arrays(row: str, seed: int, folder: Path) -> None:
+    """Write the handwritten digits: pictures of 8 by 8 in bytes, or series of eight steps of eight numbers."""
+    import numpy as np
+    from sklearn import datasets  # type: ignore[import-not-found]
+
+    found = datasets.load_digits()
+    order = list(range(len(found.images)))
+    random.Random(f"{row} {seed}").shuffle(order)
+    held, tested = round(len(order) * VALIDATION), round(len(order) * TEST)
+    names, x = ("x", "y"), found.images.astype(np.float32)
+    if row == "pictures":
+        names, x = ("images", "labels"), (found.images * 255 / 16).round().astype(np.uint8)
+    for part, ids in zip(PARTS, (order[held + tested :], order[:held], order[held : held + tested]), strict=True):
+        np.savez(folder / f"{part}.npz", **dict(zip(names, (x[ids], found.target[ids]), strict=True)))
 
 
 def packages() -> str:

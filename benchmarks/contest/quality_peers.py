@@ -3,8 +3,8 @@
     PYTHON -m benchmarks.contest.quality_peers data ROW SEED FOLDER
     PYTHON -m benchmarks.contest.quality_peers CONTENDER SEED FOLDER [SETTINGS]
 
-Every contender learns from train.csv alone. None looks at test.csv before its end; Hugging Face's Trainer keeps its last
-weights, as its defaults do. SETTINGS are JSON: layers, width, epochs, batch, rate.
+Every contender learns from the file of training alone. None looks at that of the test before its end; Hugging Face's
+Trainer keeps its last weights, as its defaults do. SETTINGS are JSON: layers, width, epochs, batch, rate.
 """
 
 from __future__ import annotations
@@ -146,6 +146,17 @@ def huggingface(seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
             "labels": torch.tensor([r["labels"] for r in rows]),
         }
 
+    found = predicted(Heads(), collate, samples(train), samples(test), seed, folder, settings)
+    right = (found.predictions == found.label_ids).mean(axis=0)
+    return {head: float(share) for head, share in zip(HEADS, right, strict=True)}
+
+
+def predicted(
+    model: Any, collate: Any, train: Any, test: Any, seed: int, folder: Path, settings: dict[str, Any]
+) -> Any:
+    """Train by the Trainer, with warm-up and a cosine; what it predicts for the test."""
+    import transformers
+
     options = transformers.TrainingArguments(
         output_dir=str(folder / "huggingface"),
         per_device_train_batch_size=settings["batch"],
@@ -161,11 +172,92 @@ def huggingface(seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
         logging_strategy="no",
         seed=seed,
     )
-    trainer = transformers.Trainer(Heads(), options, collate, samples(train))
+    trainer = transformers.Trainer(model, options, collate, train)
     trainer.train()
-    found = trainer.predict(samples(test))  # type: ignore[arg-type]
-    right = (found.predictions == found.label_ids).mean(axis=0)  # type: ignore[attr-defined]
-    return {head: float(share) for head, share in zip(HEADS, right, strict=True)}
+    return trainer.predict(test)
+
+
+def small_resnet(seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
+    """ResNet-18 of transformers with the usual first layer for small pictures, by the Trainer."""
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(seed)
+    sizes = {"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
+    model: Any = ResNetForImageClassification(ResNetConfig(num_channels=1, num_labels=10, **sizes))  # type: ignore[arg-type]
+    first = model.resnet.embedder
+    first.embedder.convolution = torch.nn.Conv2d(1, 64, 3, padding=1, bias=False)
+    torch.nn.init.kaiming_normal_(first.embedder.convolution.weight, mode="fan_out", nonlinearity="relu")
+    first.pooler = torch.nn.Identity()
+    return _arrays(model, lambda x: (x.unsqueeze(1) - x.mean()) / x.std(), seed, folder, settings)
+
+
+def cnn_lstm(seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
+    """A convolution over the steps, an LSTM and its last output, by the Trainer."""
+    import torch
+
+    class Network(torch.nn.Module):
+        """(N, steps, channels) to (N, classes)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv1d(8, settings["width"], 5, padding=2)
+            self.lstm = torch.nn.LSTM(settings["width"], settings["width"], batch_first=True)
+            self.output = torch.nn.Linear(settings["width"], 10)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            steps = torch.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
+            return self.output(self.lstm(steps)[0][:, -1])
+
+    torch.manual_seed(seed)
+    return _arrays(Network(), lambda x: (x - x.mean()) / x.std(), seed, folder, settings)
+
+
+def _arrays(model: Any, scaled: Callable[[Any], Any], seed: int, folder: Path, settings: dict[str, Any]) -> Scores:
+    """Accuracy of a network of the Trainer on arrays."""
+    import numpy as np
+    import torch
+    import transformers
+
+    transformers.set_seed(seed)
+    torch.set_num_threads(1)
+
+    class WithLoss(torch.nn.Module):
+        """A network as the Trainer calls it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+            found = self.network(x)
+            logits = getattr(found, "logits", found)
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    sides = []
+    for part in ("train", "test"):
+        inputs, labels = np.load(folder / f"{part}.npz").values()
+        scaled_inputs = scaled(torch.from_numpy(inputs).float())
+        sides.append([{"x": x, "labels": int(y)} for x, y in zip(scaled_inputs, labels, strict=True)])
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "x": torch.stack([row["x"] for row in rows]),
+            "labels": torch.tensor([row["labels"] for row in rows]),
+        }
+
+    found = predicted(WithLoss(), collate, *sides, seed, folder, settings)
+    return {"accuracy": float((found.predictions.argmax(axis=1) == found.label_ids).mean())}
+
+
+def array_trees(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
+    """Gradient-boosted trees on the numbers of an array."""
+    import numpy as np
+    from sklearn.ensemble import HistGradientBoostingClassifier  # type: ignore[import-not-found]
+
+    (x, y), (new, labels) = (np.load(folder / f"{part}.npz").values() for part in ("train", "test"))
+    model = HistGradientBoostingClassifier(random_state=seed).fit(x.reshape(len(x), -1), y)
+    return {"accuracy": float(model.score(new.reshape(len(new), -1), labels))}
 
 
 CONTENDERS: dict[str, Callable[[int, Path, dict[str, Any]], Scores]] = {
@@ -173,6 +265,9 @@ CONTENDERS: dict[str, Callable[[int, Path, dict[str, Any]], Scores]] = {
     "tf-idf": tfidf,
     "trees": trees,
     "linear": linear,
+    "resnet18 by the Trainer": small_resnet,
+    "cnn-lstm by the Trainer": cnn_lstm,
+    "array trees": array_trees,
 }
 
 if __name__ == "__main__":

@@ -5,11 +5,17 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from benchmarks import quality
 from benchmarks.contest import quality_data
+from runtime.data.load import load
+from runtime.job_spec import load as job_spec
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGE = """Package: {name}
 Source: {source} (1.0)
@@ -68,6 +74,23 @@ def test_a_seed_divides_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [len(read["one", part]) for part in quality_data.PARTS] == [35, 5, 10]
     assert sorted(tuple(row) for part in quality_data.PARTS for row in read["one", part]) == sorted(rows)
     assert read["one", "test"] == read["again", "test"] != read["other", "test"]
+
+
+@pytest.mark.parametrize("row", quality_data.ARRAYS)
+def test_the_files_of_arrays_are_read_by_ours_and_divide_all_digits(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scikit-learn is in the peers' environment alone; its digits are those of the example job."""
+    with numpy.load(ROOT / "jobs/data/digits.npz") as digits:
+        images, labels = digits.values()
+    bunch = SimpleNamespace(images=images / images.max() * 16, target=labels)
+    monkeypatch.setitem(sys.modules, "sklearn", SimpleNamespace(datasets=SimpleNamespace(load_digits=lambda: bunch)))
+    quality_data.write(row, 0, tmp_path)
+    (tmp_path / "job.yaml").write_text(
+        quality.SPECS[row].format(seed=0, epochs=1, batch=32, rate=1e-3, width=8), encoding="utf-8"
+    )
+    data = load(job_spec.load(tmp_path / "job.yaml"))
+    assert [len(split) for split in (data.train, data.validation)] == [1258, 180]
 
 
 def test_differences_are_of_the_seeds_that_both_have() -> None:
