@@ -124,5 +124,5 @@ clean: ## remove .venv and caches; keeps runs/
 .venv/host: pyproject.toml
 	@PYTHON=$(PYTHON) scripts/setup host && touch $@
 
-.venv/check: pyproject.toml docker/requirements-cpu.txt
+.venv/check: pyproject.toml docker/requirements-cpu.txt docker/unused/aside
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host $@

@@ -44,7 +44,7 @@ def debian() -> list[dict[str, Any]]:
 def python() -> list[dict[str, Any]]:
     """What pip has installed, with its licences as the packages state them."""
     found = []
-    for package in metadata.distributions():
+    for package in metadata.distributions(path=[*sys.path, f"{sys.prefix}/lib/timm"]):  # see docker/unused/aside
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
         row = part("pypi", name, package.version)
         stated = package.metadata.get("License-Expression") or package.metadata.get("License") or ""

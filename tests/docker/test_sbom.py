@@ -12,10 +12,10 @@ from runtime.launch import project
 from tests.docker.conftest import has_client, missing
 
 PARTS = """
-import json, re, subprocess
+import json, re, subprocess, sys
 from importlib import metadata
 debian = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\\n"], capture_output=True, text=True, check=True)
-python = [re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() + " " + d.version for d in metadata.distributions()]
+python = [re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() + " " + d.version for d in metadata.distributions(path=[*sys.path, sys.prefix + "/lib/timm"])]
 print(json.dumps([debian.stdout.split("\\n")[:-1], python]))
 """
 

@@ -328,14 +328,11 @@ def test_a_redirect_to_something_else_than_the_web(hub: Hub, address: str) -> No
 def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_download, "EVERY", 0.1)
     hub.faults = [Fault(path="safetensors", pause=0.05)]
+    begun = time.monotonic()
     got(lines)
-    told = [
-        line
-        for line in lines[1:]
-        if re.fullmatch(r"hub: 0\.\d of 1\.0 MB, \d+\.\d\d MB/s, about \d+ (s|min) left", line)
-    ]
-    assert 2 <= len(told) <= 6
-    assert told == lines[1:]
+    assert 2 <= len(lines[1:]) <= (time.monotonic() - begun) / hub_download.EVERY
+    for line in lines[1:]:
+        assert re.fullmatch(r"hub: [01]\.\d of 1\.0 MB, \d+\.\d\d MB/s, about \d+ (s|min) left", line)
 
 
 def test_a_hub_that_falls_silent(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

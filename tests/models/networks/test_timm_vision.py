@@ -147,12 +147,13 @@ def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor])
 
 
 def test_nothing_else_finds_the_torchvision_of_timm() -> None:
-    """Its plain import fails beside a torch for CPUs, and transformers imports it wherever it is found."""
+    """Its plain import fails beside a torch for CPUs; transformers imports it wherever it is found, torchmetrics if pip lists it."""
     if not (timm_library.ASIDE / "torchvision").is_dir():
         pytest.skip("torchvision is not kept aside here")
     program = (
-        "import importlib.util, sys, torch\n"
+        "import importlib.metadata, importlib.util, sys, torch\n"
         "assert importlib.util.find_spec('torchvision') is None\n"
+        "assert not list(importlib.metadata.distributions(name='torchvision'))\n"
         "from runtime.models.networks import timm_library\n"
         "before, path = torch.library.register_fake, list(sys.path)\n"
         "timm_library.load().create_model('resnet10t')\n"
