@@ -59,6 +59,7 @@ def gemm(pipe: TextIO) -> None:
 
     def matrix(kind: torch.dtype) -> torch.Tensor:
         small = torch.randn(256, 256, dtype=kind)
+        rate(small)
         return small if rate(small) < SLOW else torch.randn(2048, 2048, dtype=kind)
 
     sides = {str(kind)[6:]: matrix(kind) for kind in (torch.float32, torch.bfloat16)}
