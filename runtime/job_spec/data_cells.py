@@ -78,6 +78,10 @@ def check(job: Job) -> list[str]:
             place = f"{job.document.place(key)}: {label}"
             count, notes = _rows(job, path, place, _wanted(job), files, known)
             told += [f"{label}: checked {count:,} rows of {text}", *notes]
+            if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
+                told.append(
+                    f"train.batch_size: {job.train.batch:,} is more than the {count:,} rows of {text}: one step per epoch"
+                )
     return told
 
 

@@ -36,6 +36,17 @@ def test_it_says_what_was_checked(
     )
 
 
+@pytest.mark.parametrize(("batch", "told"), [(42, ""), (43, "train.batch_size: 43 is more than the 42 rows of a.csv")])
+def test_a_batch_that_is_larger_than_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: int, told: str
+) -> None:
+    rows = [*GOOD, ",empty,a", '"1,5 %",percent,b']
+    assert main.main(["validate", str(write(tmp_path, rows)), "--set", f"train.batch_size={batch}"]) == 0
+    out = capsys.readouterr().out
+    assert told in out
+    assert ("train.batch_size" in out) == bool(told)
+
+
 @pytest.mark.parametrize(
     ("rows", "spec", "parts"),
     [
