@@ -33,6 +33,7 @@ from runtime.models.build import Model
 from runtime.models.freeze import freeze, frozen_parts
 from runtime.models.lr_groups import LrGroup
 from runtime.plan.plan import Plan
+from runtime.system import precision_variables
 from runtime.system.signals import Signals
 from runtime.tracking.event_log import EventLog
 from runtime.tracking.metrics_log import MetricsLog
@@ -204,6 +205,8 @@ def assemble(
     events, counters = EventLog(folder), Counters()
     report = partial(_report, events, counters)
     device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
+    for line in precision_variables.overriding(os.environ):
+        report("precision", line)
     ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)

@@ -1,9 +1,11 @@
-"""The events of a run's parts are dated with the run's own position, after a resume too."""
+"""Events of a run: dated with its own position, after a resume too; and what overrides its plan from outside."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+import pytest
 
 from runtime.training import train
 from runtime.training.checkpoints import checkpoint, run_state
@@ -23,3 +25,25 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     events = [json.loads(line) for line in (tmp_path / "again/events.jsonl").read_text().splitlines()]
     assert [(event["kind"], event["step"]) for event in events] == [("memory", 4), ("compile", 4), ("loader", 4)]
     assert (made.counters.samples, made.samples_before) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "lowers the precision below that of the plan"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "overrides the precision of the plan"),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "overrides the precision of the plan"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", ""),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "0", ""),
+    ],
+)
+def test_variables_that_override_the_precision_are_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    tiny.assembled(tmp_path, tiny.job(epochs=1))
+    path = tmp_path / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert [event["text"] for event in events] == [f"{name}={value} {told}; unset it if you did not mean that"] * bool(
+        told
+    )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
+from runtime.system.precision_variables import VARIABLES, is_on
 
 
 def _always(snapshot: Snapshot, value: str) -> bool:
     return True
 
 
+def _of_value(matters: Callable[[str], bool], snapshot: Snapshot, value: str) -> bool:
+    return matters(value)
+
+
 def _on(snapshot: Snapshot, value: str) -> bool:
-    return value.lower() not in ("", "0", "false", "off", "no")
+    return is_on(value)
 
 
 def _bound(snapshot: Snapshot, value: str) -> bool:
@@ -66,12 +72,7 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
     "PYTORCH_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
     "CUDA_VISIBLE_DEVICES": (_hidden, "hides every GPU from torch"),
     "CUDA_LAUNCH_BLOCKING": (_on, "slows training down: the CPU waits for every GPU kernel; use it only for debugging"),
-    "NVIDIA_TF32_OVERRIDE": (_always, "overrides the precision of the plan"),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_on, "overrides the precision of the plan"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": (
-        lambda s, v: v.upper() not in ("", "STRICT"),
-        "lowers the precision below that of the plan",
-    ),
+    **{name: (partial(_of_value, matters), what) for name, (matters, what) in VARIABLES.items()},
     "ATEN_CPU_CAPABILITY": (_always, "slows training down: torch does not use all instruction sets of this CPU"),
     "ONEDNN_MAX_CPU_ISA": (_lowered, "slows training down: oneDNN does not use all instruction sets of this CPU"),
     "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),
