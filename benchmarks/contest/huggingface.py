@@ -5,6 +5,9 @@ The documentation fills texts up to the longest of their batch; the tuned form g
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,29 @@ from benchmarks.contest.pace import Pace
 from benchmarks.contest.task import CLIP, RATE, Task, padded
 
 FOREVER = 1_000_000
+
+
+class MixedGroups(torch.utils.data.Sampler[int]):
+    """Batches of like length, in random order: the Trainer's sampler begins with the longest texts, and the few steps of a
+    measurement would see no others.
+
+    Args:
+        grouped: the Trainer's sampler.
+        batch: samples of a batch.
+    """
+
+    def __init__(self, grouped: torch.utils.data.Sampler[int], batch: int) -> None:
+        self.grouped, self.batch = grouped, batch
+
+    def __len__(self) -> int:
+        return len(self.grouped)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[int]:
+        ids = list(self.grouped)
+        groups = [ids[i : i + self.batch] for i in range(0, len(ids), self.batch)]
+        *whole, rest = groups if len(groups[-1]) < self.batch else [*groups, []]
+        random.shuffle(whole)
+        return itertools.chain(*whole, rest)
 
 
 def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
@@ -118,8 +144,14 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
         report_to="none",
         **more,
     )
+
+    class Measured(transformers.Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *given: Any) -> Any:
+            found = super()._get_train_sampler(*given)
+            return MixedGroups(found, task.batch) if tuned and pace.live else found
+
     network = Network(task)
-    made = transformers.Trainer(
+    made = Measured(
         network,
         settings,
         collate,

@@ -70,6 +70,13 @@ def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
             "parameters that need a gradient",
             "assign layers to self in __init__, and leave requires_grad of some of them on",
         )
+    for where, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise refuse(
+                f"{name}: {where} has sparse=True, and so sparse gradients",
+                "dense gradients, whose norm is measured and which all processes and optimizers can share",
+                f"leave out sparse=True where {where} is made",
+            )
 
 
 def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:

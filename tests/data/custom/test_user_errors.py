@@ -267,6 +267,11 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {},
         f"{NETWORK} has no trainable parameter",
     ),
+    "sparse gradients": (
+        network("super().__init__()", "super().__init__()\n        self.table = nn.Embedding(9, 2, sparse=True)"),
+        {},
+        f"{NETWORK}: table has sparse=True, and so sparse gradients",
+    ),
     "no gradient": (
         network(".relu())", ".relu()).detach()"),
         {},
