@@ -1,10 +1,10 @@
 """What measuring costs: `measure: auto` against `measure: off` from command to report, and how soon a job takes its first step.
 
-    python benchmarks/measure.py whole [--jobs digits,own-model,...] [--pairs 5] [--folder DIR]
+    python benchmarks/measure.py whole [--jobs digits,own-model,...] [--pairs 5] [--seconds 120] [--folder DIR]
     python benchmarks/measure.py start [--pairs 5] [--folder DIR]
 
-`whole` trains the example jobs, shortened, in pairs that take turns; auto may be slower by its budget at most, 2 % of
-the run, and the noise of the pairs is told beside it. `start` trains the digits job: seconds from the command to its
+`whole` trains the example jobs, shortened or (`--seconds`) as many epochs as take so long, in pairs that take turns; auto
+may be slower by its budget at most, 2 % of the run, and the noise of the pairs is told beside it. `start` trains the digits job: seconds from the command to its
 first step, less those of a Python that only imports torch, in turn.
 """
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("what", choices=("whole", "start"))
     parser.add_argument("--jobs", default=",".join(SHORT))
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, help="of a run without measuring; shortened jobs if absent")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-measure"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,8 @@ def main() -> int:
 
 def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Pairs of one job, auto against off."""
-    settings = SHORT[name] + data(name, given.folder)
+    settings = data(name, given.folder)
+    settings += [f"train.epochs={epochs(name, settings, given.seconds, given.folder)}"] if given.seconds else SHORT[name]
     pairs = []
     for number in range(given.pairs):
         sides = ("auto", "off") if number % 2 == 0 else ("off", "auto")
@@ -67,6 +69,21 @@ def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
         flush=True,
     )
     return {"job": name, "off": off, "ratio": ratio, "pairs": pairs, "met": ratio <= 1 + SHARE}
+
+
+def epochs(name: str, settings: list[str], seconds: float, folder: Path) -> int:
+    """So many epochs of an example job take about `seconds`, by two runs of different length."""
+
+    def timed(count: int) -> float:
+        return trained(name, [*settings, f"train.epochs={count}", "optimize.measure=off"], folder)[1]
+
+    short = int(SHORT[name][0].rpartition("=")[2])
+    timed(short)
+    first, more = timed(short), timed(5 * short)
+    each = max((more - first) / (4 * short), 1e-3)
+    count = short + round(max(seconds - first, 0) / each)
+    print(f"{name}: {count} epochs, {each:.2f} s each", flush=True)
+    return count
 
 
 def data(name: str, folder: Path) -> list[str]:
