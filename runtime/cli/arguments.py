@@ -289,9 +289,15 @@ def _add_data(add: Add) -> None:
     made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     made.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
     made.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)")
-    made = add("shard", "write a folder of images as tar shards, which data.stream reads while a run trains on them")
+    made = add("shard", "write a folder of images as shards, which data.stream reads while a run trains on them")
     made.add_argument("source", type=Path, metavar="DIR", help="a folder with one folder of images for each class")
     made.add_argument("--to", required=True, metavar="PLACE", help="a folder, or s3://BUCKET/PATH, gs://..., az://...")
+    made.add_argument(
+        "--format",
+        choices=("tar", "parquet"),
+        default="tar",
+        help="tar as WebDataset has it, or Parquet with the columns image and label (default: tar)",
+    )
     made.add_argument("--size", default="64m", metavar="SIZE", help="size of a shard (default: 64m)")
     made.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
     made = add("init", "draft a job file from your data")

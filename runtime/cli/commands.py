@@ -246,7 +246,7 @@ def shard(given: argparse.Namespace) -> int:
     except ValueError:
         raise SpecError(f"--size: {given.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
     target = destination.open_destination(given.to)
-    made = write_shards.write(given.source, target, size, given.seed, print)
+    made = write_shards.write(given.source, target, size, given.seed, print, given.format)
     count, samples = len(made.shards), sum(each.samples for each in made.shards)
     print(f"{given.to}: {count:,} shards, {samples:,} images, {format_bytes(sum(each.bytes for each in made.shards))}")
     return 0

@@ -1,4 +1,4 @@
-"""Writes a folder of class folders as tar shards, in random order, with a list of their hashes.
+"""Writes a folder of class folders as shards, tar or Parquet, in random order, with a list of their hashes.
 
 The bytes of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and
 writes only those that are not there.
@@ -7,20 +7,19 @@ writes only those that are not there.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.data import bad_samples, stateless_random
 from runtime.data.bad_samples import BadSample
 from runtime.data.images import class_folders, decode
-from runtime.data.streaming import shard_list
+from runtime.data.streaming import shard_file, shard_list
 from runtime.data.streaming.destination import Destination
+from runtime.data.streaming.shard_file import FORMS, Sample
 from runtime.data.streaming.shard_list import ListedShard, ShardList
 from runtime.errors import DataError
 from runtime.system.files import sha256, storage_error
@@ -28,6 +27,7 @@ from runtime.system.files import sha256, storage_error
 BAD = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""
 KEY = "shard"
+ENDS = tuple(f".{form}" for form in FORMS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Image:
     """Time, in nanoseconds."""
 
 
-def write(source: Path, target: Destination, size: int, seed: int, say: Callable[[str], None]) -> ShardList:
+def write(
+    source: Path, target: Destination, size: int, seed: int, say: Callable[[str], None], form: str = "tar"
+) -> ShardList:
     """Write shards of about `size` bytes; those that are there already stay.
 
     Args:
@@ -50,6 +52,7 @@ def write(source: Path, target: Destination, size: int, seed: int, say: Callable
         size: bytes after which a shard is full.
         seed: of the order of the images.
         say: reports progress.
+        form: of the shards, a key of `FORMS`.
 
     Returns:
         The list of all shards.
@@ -66,7 +69,7 @@ def write(source: Path, target: Destination, size: int, seed: int, say: Callable
     ]
     order = stateless_random.generator(seed, "shards").permutation(len(images))
     groups = _cut([images[index] for index in order.tolist()], size)
-    made = ShardList(_digest(images, size, seed))
+    made = ShardList(_digest(images, size, seed, form))
     before = _before(target, made.source)
     there = target.sizes()
     bad: list[BadSample] = []
@@ -74,10 +77,10 @@ def write(source: Path, target: Destination, size: int, seed: int, say: Callable
         if not before:  # it says whose the shards are
             _put_list(target, made, Path(folder))
         for number, group in enumerate(groups):
-            file = Path(folder) / f"{number:06}.tar"
+            file = Path(folder) / f"{number:06}.{form}"
             known = before.get(file.name)
             if known is None or there.get(file.name) != known.bytes:
-                known = _written(source, group, file, bad, target)
+                known = _written(source, group, file, bad, target, form)
                 bad_samples.check(bad, len(images), BAD, KEY)
                 say(f"{file.name}: {known.samples:,} images, {number + 1:,} of {len(groups):,} shards")
             made = ShardList(made.source, (*made.shards, known), complete=False)
@@ -102,7 +105,7 @@ def _before(target: Destination, source: str) -> dict[str, ListedShard]:
     content = target.read(shard_list.NAME)
     known = shard_list.parse(content) if content is not None else None
     if known is None:
-        if taken := next((name for name in target.sizes() if name.endswith(".tar")), ""):
+        if taken := next((name for name in target.sizes() if name.endswith(ENDS)), ""):
             raise DataError(
                 f"--to: there is {taken} already, which this command has not written",
                 "an empty place, or one that the same command has begun",
@@ -111,7 +114,7 @@ def _before(target: Destination, source: str) -> dict[str, ListedShard]:
         return {}
     if known.source != source:
         raise DataError(
-            "--to: the shards there are of other images, another size or another seed (images with the same names, bytes and times are the same)",
+            "--to: the shards there are of other images, another size, seed or format (images with the same names, bytes and times are the same)",
             "an empty place, or one that the same command has begun",
             "choose another place, or remove what is there",
         )
@@ -123,7 +126,7 @@ def _cut(images: Sequence[Image], size: int) -> list[list[Image]]:
     groups: list[list[Image]] = [[]]
     taken = 0
     for image in images:
-        needed = _padded(image.bytes) + _padded(len(image.label.encode())) + 2 * tarfile.BLOCKSIZE
+        needed = shard_file.tar_bytes(image.bytes, image.label)  # in Parquet it is less
         if groups[-1] and taken + needed > size:
             groups.append([])
             taken = 0
@@ -132,39 +135,30 @@ def _cut(images: Sequence[Image], size: int) -> list[list[Image]]:
     return groups
 
 
-def _padded(size: int) -> int:
-    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
 def _written(
-    source: Path, group: Sequence[Image], file: Path, bad: list[BadSample], target: Destination
+    source: Path, group: Sequence[Image], file: Path, bad: list[BadSample], target: Destination, form: str
 ) -> ListedShard:
     """Write a shard without the images that cannot be decoded, and hand it over."""
-    samples = 0
     try:
-        with tarfile.open(file, "w") as opened, decode.quiet():
-            for image in group:
-                try:
-                    content = (source / image.path).read_bytes()
-                    decode.look(content)
-                except (OSError, decode.UnreadableImage) as error:
-                    bad.append(BadSample(str(source / image.path), getattr(error, "strerror", None) or str(error)))
-                    continue
-                # A dot would end the name of the sample, and files of two classes can have the same name.
-                name = f"{samples:06}-{Path(image.path).stem.replace('.', '_')}"
-                _add(opened, f"{name}{Path(image.path).suffix.lower()}", content)
-                _add(opened, f"{name}.cls", image.label.encode())
-                samples += 1
+        with decode.quiet():
+            samples = FORMS[form](file, _readable(source, group, bad))
     except OSError as error:
         raise storage_error(file, error) from None
     target.put(file.name, file)
     return ListedShard(file.name, file.stat().st_size, sha256(file), samples)
 
 
-def _add(opened: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    opened.addfile(member, io.BytesIO(content))
+def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Iterator[Sample]:
+    """The images that can be decoded; the others are added to `bad`."""
+    for image in group:
+        path = source / image.path
+        try:
+            content = path.read_bytes()
+            decode.look(content)
+        except (OSError, decode.UnreadableImage) as error:
+            bad.append(BadSample(str(path), getattr(error, "strerror", None) or str(error)))
+            continue
+        yield Sample(Path(image.path).name, image.label, content)
 
 
 def _put_list(target: Destination, made: ShardList, folder: Path) -> None:
@@ -173,9 +167,10 @@ def _put_list(target: Destination, made: ShardList, folder: Path) -> None:
     target.put(shard_list.NAME, file)
 
 
-def _digest(images: Sequence[Image], size: int, seed: int) -> str:
+def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:
     rows = [[image.path, image.label, image.bytes, image.changed] for image in images]
-    return hashlib.sha256(json.dumps([rows, size, seed]).encode()).hexdigest()
+    known = [rows, size, seed] if form == "tar" else [rows, size, seed, form]  # tar shards were the first
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def _seen(path: Path) -> tuple[int, int]:

@@ -6,12 +6,15 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from runtime.cli.main import main
 from runtime.data.load import load
 from runtime.data.streaming import destination, write_shards
+from runtime.data.streaming.shard_file import FORMS
 from runtime.errors import DataError, DrivetrainError
 from runtime.system.files import sha256
 from tests.data.streaming import shards
@@ -32,9 +35,9 @@ def images(root: Path, count: int = 150) -> Path:
     return root
 
 
-def write(source: Path, to: Path, seed: int = 0) -> list[str]:
+def write(source: Path, to: Path, seed: int = 0, form: str = "tar") -> list[str]:
     lines: list[str] = []
-    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append)
+    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append, form)
     return lines
 
 
@@ -42,8 +45,10 @@ def digests(folder: Path) -> dict[str, str]:
     return {file.name: sha256(file) for file in sorted(folder.iterdir())}
 
 
-def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path) -> None:
-    write(images(tmp_path / "i"), tmp_path / "s")
+@pytest.mark.parametrize("form", FORMS)
+def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path, form: str) -> None:
+    write(images(tmp_path / "i"), tmp_path / "s", form=form)
+    assert {each.suffix for each in (tmp_path / "s").iterdir()} == {f".{form}", ".json"}
     listing = json.loads((tmp_path / "s/index.json").read_text())
     assert listing["complete"] is True
     assert listing["samples"] == 150
@@ -57,9 +62,19 @@ def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path) -> None:
     assert not any("single class" in note for note in found.notes)
 
 
-def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_formats_hold_the_same_samples(tmp_path: Path) -> None:
+    source, found = images(tmp_path / "i"), []
+    for form in FORMS:
+        write(source, tmp_path / form, form=form)
+        split = load(shards.job(tmp_path, form)).train
+        found.append((split.targets[""], split.gather(np.arange(len(split)))))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     source = images(tmp_path / "i")
-    write(source, tmp_path / "whole")
+    write(source, tmp_path / "whole", form=form)
     for after in range(4):
         put, left = destination.LocalFolder.put, [2 * after + 2]
 
@@ -71,14 +86,14 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(destination.LocalFolder, "put", stop)
         with pytest.raises(KeyboardInterrupt):
-            write(source, tmp_path / f"{after}")
+            write(source, tmp_path / f"{after}", form=form)
         monkeypatch.setattr(destination.LocalFolder, "put", put)
         with pytest.raises(DataError, match="are not all written"):
             load(shards.job(tmp_path, f"{tmp_path}/{after}"))
-        lines = write(source, tmp_path / f"{after}")
+        lines = write(source, tmp_path / f"{after}", form=form)
         assert digests(tmp_path / f"{after}") == digests(tmp_path / "whole")
         assert len(lines) == len(digests(tmp_path / "whole")) - 1 - after  # those that are there are not written again
-    assert write(source, tmp_path / "whole") == []
+    assert write(source, tmp_path / "whole", form=form) == []
 
 
 def test_what_cannot_be_decoded_is_left_out(tmp_path: Path) -> None:
@@ -96,8 +111,10 @@ def test_what_cannot_be_decoded_is_left_out(tmp_path: Path) -> None:
 def test_other_data_does_not_mix(tmp_path: Path) -> None:
     source = images(tmp_path / "i")
     write(source, tmp_path / "s")
-    with pytest.raises(DataError, match="of other images, another size or another seed"):
+    with pytest.raises(DataError, match="of other images, another size, seed or format"):
         write(source, tmp_path / "s", seed=1)
+    with pytest.raises(DataError, match="seed or format"):
+        write(source, tmp_path / "s", form="parquet")
     Image.new("RGB", (8, 8)).save(source / "dark/new.png")
     with pytest.raises(DataError, match="of other images"):
         write(source, tmp_path / "s")
