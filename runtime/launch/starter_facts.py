@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtime.launch.project import PROJECT
 from runtime.supervisor import provenance
 from runtime.tracking import tracker_child
 
@@ -19,6 +20,6 @@ def variables(client: Any, image: str, spec: Path) -> dict[str, str]:
     """
     found = {
         provenance.IMAGE: str(client.images.get(image).id),
-        provenance.COMMIT: provenance.commit(spec.absolute().parent) or "",
+        provenance.COMMIT: provenance.commit(spec.absolute().parent, PROJECT / "runs") or "",
     }
     return {tracker_child.VARIABLE: "host", **{name: text for name, text in found.items() if text}}

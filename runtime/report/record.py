@@ -30,6 +30,7 @@ _LOST = {
     "events.jsonl": "some events cannot be shown",
     "operators.json": "the slowest operators cannot be shown",
     "mistakes.json": "the most confident mistakes cannot be shown",
+    "provenance.json": "from which bytes the run was made cannot be shown",
     "extension.json": "the run that this one continues cannot be shown",
 }
 
@@ -66,6 +67,8 @@ class Record:
     """The operators of the profiled steps."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Digests of what a finished run was made from."""
     ranks: tuple[RankRecord, ...] = ()
     """What each process did, if there were several."""
     gaps: list[MissingRecord] = field(default_factory=list)
@@ -102,6 +105,8 @@ def read(run: Path) -> Record:
         record.trace = _object(record, run / "operators.json")
     if (run / "mistakes.json").exists():
         record.mistakes = _object(record, run / "mistakes.json")
+    if (run / "provenance.json").exists():
+        record.provenance = _object(record, run / "provenance.json")
     record.ranks = rank_record.read(run)
     return record
 

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ _PATIENCE = 5.0
 """Seconds for git, which may have to read a large work tree."""
 
 
-def write(run: Path, source: str) -> None:
+def write(run: Path, commits: Sequence[str]) -> None:
     """Record it for a run that has finished.
 
     Args:
         run: the run folder.
-        source: the spec, or the program that trained.
+        commits: of the job's folder, as each attempt began; an attempt with that of the one before is left out.
     """
     hardware = read_json(run / "hardware.json") or {}
     write_json(
@@ -38,8 +38,9 @@ def write(run: Path, source: str) -> None:
             "torch": (hardware.get("torch") or {}).get("version"),
             "processor": (hardware.get("cpu") or {}).get("model"),
             "gpus": [gpu.get("name") for gpu in hardware.get("gpus", [])],
-            "image": _image(),
-            "commit": os.environ.get(COMMIT) or commit(Path(source).parent),
+            "image": image(),
+            "commit": commits[0] if commits else None,
+            **({"later_commits": list(commits[1:])} if commits[1:] else {}),
             "spec": _digest(run / "job.yaml"),
             "plan": _plan(run),
             "data": _data(run),
@@ -49,14 +50,44 @@ def write(run: Path, source: str) -> None:
     )
 
 
-def commit(folder: Path) -> str | None:
-    """The commit of a folder under git, with `-changed` if files there differ from it; None without git."""
+def add_commit(before: object, source: str, run: Path) -> list[str]:
+    """The commits of a run's attempts with that of the one that begins now.
+
+    Asked for at the start: what is committed while a run trains is not what it was made of.
+
+    Args:
+        before: those of earlier attempts.
+        source: the spec, or the program that trains.
+        run: the run folder.
+    """
+    known = [str(each) for each in before] if isinstance(before, list) else []
+    found = os.environ.get(COMMIT) or commit(Path(source).absolute().parent, run.parent)
+    return known if found is None or found in known[-1:] else [*known, found]
+
+
+def commit(folder: Path, runs: Path | None = None) -> str | None:
+    """The commit of a folder under git, with `-changed` if files there differ from it; None without git.
+
+    Args:
+        folder: of the job.
+        runs: where runs are written; what lies there was not trained from.
+    """
     try:
         head = _git(folder, "rev-parse", "HEAD").strip()
-        changed = _git(folder, "status", "--porcelain", "--", ".").strip()
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".").strip()
+        changed = changed or _git(folder, "ls-files", "--others", "--exclude-standard", "--", *_own(folder, runs))
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-changed" if changed else head
+
+
+def _own(folder: Path, runs: Path | None) -> list[str]:
+    """Patterns of files that a commit should have: specs and code, and no data, which has digests, and no results."""
+    root, below = folder.resolve(), runs.resolve() if runs else None
+    left_out = []
+    if below and below != root and below.is_relative_to(root):
+        left_out = [f":(exclude,literal){below.relative_to(root)}"]
+    return ["*.py", "*.yaml", "*.yml", *left_out]
 
 
 def _git(folder: Path, *words: str) -> str:
@@ -75,7 +106,8 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def _image() -> dict[str, str] | None:
+def image() -> dict[str, str] | None:
+    """The image that this process runs in; None without one."""
     word = os.environ.get("DRIVETRAIN_IMAGE")
     return {"name": word, "id": os.environ.get(IMAGE, "")} if word else None
 

@@ -12,7 +12,7 @@ from runtime.errors import CheckpointError
 from runtime.hardware.detect import detect
 from runtime.job import Job, extension
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import run_folder, same_inputs, supervisor
+from runtime.supervisor import provenance, run_folder, same_inputs, supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
 from runtime.system.files import read_json, read_lines, sha256
@@ -102,6 +102,7 @@ def _differences(run: Path, runs: Path) -> Iterator[str]:
     made: dict[str, Any] = read_json(run / "provenance.json") or {}
     for what, old, new in (
         ("drivetrain", made.get("drivetrain", VERSION), VERSION),
+        ("the image", (made.get("image") or {}).get("id"), (provenance.image() or {}).get("id")),
         ("torch", *((each.get("torch") or {}).get("version") for each in (before, now))),
         ("the processor", *(each.get("cpu", {}).get("model") for each in (before, now))),
         ("the instruction set", *(" ".join(each.get("cpu", {}).get("flags", [])) for each in (before, now))),

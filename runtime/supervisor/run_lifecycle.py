@@ -47,6 +47,7 @@ class RunLifecycle:
             "started": before.get("started") or _now(),
             "ended": None,
             "attempts": before.get("attempts", 0) + 1,
+            "commits": provenance.add_commit(before.get("commits"), source, run.path),
             **(requested or {}),
         }
 
@@ -62,7 +63,7 @@ class RunLifecycle:
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
         write_json(self.run.path / "state.json", self.state)
         if code == 0:
-            provenance.write(self.run.path, self.state["source"])
+            provenance.write(self.run.path, self.state["commits"])
 
     def saved(self) -> str:
         """What was saved of a run that ended at once, and where the same command goes on."""

@@ -254,3 +254,26 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
     (run / "extension.json").write_text("{")
     write(run)
     assert "the run that this one continues cannot be shown" in (run / "report.md").read_text()
+
+
+def test_from_which_bytes_a_run_was_made(run: Path) -> None:
+    assert "Made from" not in text_of(run), "one that has not ended has no record of it"
+    made = {"commit": f"{'c' * 40}-changed", "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
+    digests = {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "spec": "s1", "plan": "p1", "model": "m1"}
+    (run / "provenance.json").write_text(json.dumps(made | digests | {"torch": "2.13.0", "drivetrain": "0.1.0"}))
+    text = text_of(run)
+    for row in (
+        f"| commit of the job's folder | {'c' * 40}, with changes that are not committed |",
+        f"| commit when it was resumed | {'d' * 40} |",
+        "| image | cpu sha256:11 |",
+        "| versions | drivetrain 0.1.0, torch 2.13.0 |",
+        "| SHA-256 of data.train | d1 |",
+        "| SHA-256 of net.py | c1 |",
+        "| SHA-256 of the resolved spec | s1 |",
+        "| SHA-256 of the plan's values | p1 |",
+        "| SHA-256 of the weights | m1 |",
+    ):
+        assert row in text.replace("\\", ""), row
+    assert "drivetrain reproduce digits-001" in text.replace("\\", "")
+    (run / "provenance.json").write_text('{"data": 3, "code": [], "image": "x", "later_commits": 1, "commit": {}}')
+    assert "not under git" in text_of(run)

@@ -10,6 +10,8 @@ import pytest
 
 from runtime.cli import main
 from runtime.supervisor import provenance, reproduce
+from runtime.supervisor.run_folder import RunFolder
+from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.system.files import sha256
 from tests.faults import trained
 
@@ -81,15 +83,51 @@ def test_what_is_no_longer_as_it_was_is_named(finished: Path) -> None:
     assert len(found) == (2 if '"avx2",' in text else 1)
 
 
+def repository(folder: Path) -> list[str]:
+    """A folder under git with a job; the beginning of a command of git in it."""
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    committed(git, folder / "job.yaml", "name: a\n")
+    return git
+
+
+def committed(git: list[str], path: Path, text: str) -> None:
+    path.write_text(text)
+    subprocess.run([*git, "add", str(path)], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+
+
 def test_the_commit_of_a_folder(tmp_path: Path) -> None:
     assert provenance.commit(tmp_path) is None
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    (tmp_path / "job.yaml").write_text("name: a\n")
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    repository(tmp_path)
     clean = provenance.commit(tmp_path)
     assert clean
     assert len(clean) == 40
     (tmp_path / "job.yaml").write_text("name: b\n")
     assert provenance.commit(tmp_path) == f"{clean}-changed"
+
+
+def test_results_and_data_beside_a_job_do_not_make_its_commit_a_changed_one(tmp_path: Path) -> None:
+    repository(tmp_path)
+    clean = provenance.commit(tmp_path, tmp_path / "runs")
+    (tmp_path / "runs" / "a-001" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "a-001" / "job.yaml").write_text("name: a\n")
+    (tmp_path / "runs" / "a-001" / "model" / "network.py").write_text("")
+    (tmp_path / "data.csv").write_text("a,b\n")
+    assert provenance.commit(tmp_path, tmp_path / "runs") == clean
+    (tmp_path / "network.py").write_text("")
+    assert provenance.commit(tmp_path, tmp_path / "runs") == f"{clean}-changed", "code that no commit has"
+
+
+def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(tmp_path: Path) -> None:
+    git = repository(tmp_path)
+    (run := tmp_path / "runs" / "a-001").mkdir(parents=True)
+    first = provenance.commit(tmp_path)
+    attempt = RunLifecycle(RunFolder(run, resumes=False, lock=-1), str(tmp_path / "job.yaml"))
+    committed(git, tmp_path / "notes.md", "later")
+    attempt.end(7)
+    second = RunLifecycle(RunFolder(run, resumes=True, lock=-1), str(tmp_path / "job.yaml"))
+    second.end(0)
+    made = json.loads((run / "provenance.json").read_text())
+    assert made["commit"] == first
+    assert made["later_commits"] == [provenance.commit(tmp_path)] != [first]

@@ -18,6 +18,7 @@ from runtime.report.sections.machine import machine_section, time_section
 from runtime.report.sections.mistakes import worst_sections
 from runtime.report.sections.operators import operators_section
 from runtime.report.sections.plan import notes_section, plan_section, seen_section
+from runtime.report.sections.provenance import provenance_section
 from runtime.report.sections.ranks import ranks_section
 from runtime.report.sections.tested_model import final_test_section
 from runtime.report.summary import Summary
@@ -59,6 +60,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         operators_section(record.trace),
         events_section(record.events),
         gaps_section(record.gaps),
+        provenance_section(record),
         spec_section(record),
     ]
     return [section for section in found if section]
