@@ -73,15 +73,19 @@ def empty(server: str) -> None:
 
 
 @contextmanager
-def moto() -> Iterator[str]:
-    """The address of a server, with one bucket."""
+def moto(host: str = "127.0.0.1") -> Iterator[str]:
+    """The address of a server, with one bucket.
+
+    Args:
+        host: an address of this machine.
+    """
     command = program()
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port = free.getsockname()[1]
     # Without proxies and with an environment of its own: what tests set is for us.
     server = subprocess.Popen(
-        [command, "-H", "127.0.0.1", "-p", str(port)],
+        [command, "-H", host, "-p", str(port)],
         env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -90,12 +94,12 @@ def moto() -> Iterator[str]:
         end = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError):
-                empty(f"127.0.0.1:{port}")
+                empty(f"{host}:{port}")
                 break
             assert server.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server did not start"
             time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
+        yield f"{host}:{port}"
     finally:
         server.kill()
         server.wait()

@@ -1,0 +1,150 @@
+"""A container that is lost with its volumes and its disk: the same command elsewhere ends with the same bits.
+
+The run is started as users start it. What it was given to reach its store is in no file, log or setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.storage.object_store import ObjectStore
+from runtime.storage.remote_address import parse
+from runtime.supervisor.remote_copy import writer_lock
+from tests.docker.test_launch import NO_TORCH, checkout, containers, name, remove
+from tests.faults import trained
+from tests.object_store import KEY, SECRET, moto
+
+PATIENT = 240.0
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[str]:
+    """A store on this machine that containers reach: at the address of the engine's bridge."""
+    line = ["docker", "network", "inspect", "bridge", "--format", "{{json .IPAM.Config}}"]
+    settings = json.loads(subprocess.run(line, capture_output=True, text=True, check=False).stdout or "[]")
+    # An engine names only a gateway that was chosen; by itself it takes the first address.
+    gateway = next((each.get("Gateway") or str(ipaddress.ip_network(each["Subnet"])[1]) for each in settings), "")
+    with socket.socket() as probe:
+        try:
+            probe.bind((gateway or "none", 0))
+        except OSError:
+            pytest.skip(f"the engine's bridge ({gateway or 'none'}) is not an address of this machine")
+    with moto(gateway) as address:
+        yield address
+
+
+@pytest.fixture
+def variables(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{store}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The command of a user whose host has no torch; what it prints is added to job.log of its checkout."""
+    words = ["train", str(job), "--set", "optimize.measure=off", *options]
+    with (folder.parent / "job.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", NO_TORCH, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait(what: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + PATIENT
+    while not what():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+
+
+def told_by_engine(container: str) -> str:
+    """Settings, log and processes of a container, and the history of its image."""
+    image = docker("inspect", "--format", "{{.Image}}", container).strip()
+    words = (["inspect", container], ["logs", container], ["top", container, "-eo", "pid,args"])
+    return "".join(docker(*each) for each in (*words, ["history", "--no-trunc", image]))
+
+
+def docker(*words: str) -> str:
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def command_lines() -> str:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(found)
+
+
+def holding_files(*folders: Path) -> list[Path]:
+    """Files with a credential in them."""
+    found = (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in found if any(word.encode() in path.read_bytes() for word in (KEY, SECRET))]
+
+
+@pytest.mark.parametrize("waits", [pytest.param(True, marks=pytest.mark.nightly), False])
+def test_lost_with_its_volumes_it_goes_on_elsewhere(
+    cpu_image: str, tmp_path: Path, variables: None, *, waits: bool
+) -> None:
+    """The wait of 45 s for a writer that is dead has tests of its own; only the nightly run waits here too."""
+    place = f"lost-{waits}"
+    store = ObjectStore(parse(f"s3://bucket/{place}/small-001"))
+    job = trained.written(tmp_path / "job", epochs="60")
+    here, there = (checkout(tmp_path / each / "drivetrain") for each in ("one", "two"))
+    log = here.parent / "job.log"
+    try:
+        assert start(there, job).wait(PATIENT) == 0, (there.parent / "job.log").read_text()
+        peaceful = Path(shutil.move(there / "runs" / "small-001", tmp_path / "peaceful"))
+        copied = ("--set", f"checkpoint.copy_to=s3://bucket/{place}")
+        process = start(here, job, *copied)
+        wait(lambda: len(saved(store)) > 1, process, log)
+        trainer = f"{name(here)}-small-trainer-1"
+        seen = told_by_engine(trainer) + command_lines()
+        assert "remote_copy.copy_process" in seen, "the process that copies is among those that were looked at"
+        assert json.loads(docker("inspect", trainer))[0]["State"]["Running"]
+        docker("rm", "-f", "-v", trainer)
+        process.wait(PATIENT)
+        left = holding_files(here / "runs", job.parent, Path.home() / ".cache" / "drivetrain")
+        shutil.rmtree(here / "runs")
+        assert b'"running"' in store.get("state.json"), "it was in the middle"
+        if not waits:
+            store.delete([writer_lock.FILE])
+        assert start(there, job, *copied).wait(PATIENT) == 0, (there.parent / "job.log").read_text()
+    finally:
+        for folder in (here, there):
+            remove(folder)
+    assert containers(here) == []
+    run = there / "runs" / "small-001"
+    told = (there.parent / "job.log").read_text()
+    assert f"s3://bucket/{place}/small-001 is unfinished; downloading it" in told
+    assert trained.differences(peaceful, run) == []
+    assert left + holding_files(there / "runs") == []
+    objects = {each.name: store.get(each.name) for each in store.objects()}
+    assert b'"done"' in objects["state.json"]
+    for text in (seen, log.read_text(), told, *(content.decode(errors="replace") for content in objects.values())):
+        assert SECRET not in text
+        assert KEY not in text
+
+
+def saved(store: ObjectStore) -> list[str]:
+    """The manifests of checkpoints there, oldest first; those of best ones are not among them."""
+    return [each.name for each in store.objects("checkpoints") if "/step-" in each.name and "MANIFEST" in each.name]
