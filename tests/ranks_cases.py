@@ -19,6 +19,7 @@ from torch import nn
 from runtime.data.dataset import Batch
 from runtime.data.load import load
 from runtime.distributed.ranks import join_ranks
+from runtime.distributed.sharded_tensor import is_sharded
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
@@ -37,7 +38,9 @@ Losses = list[float]
 
 
 class Convolutions(nn.Module):
-    """Two convolutions, with BatchNorm or without, a four-dimensional buffer and a weight that lies transposed."""
+    """Two convolutions, with BatchNorm or without, a four-dimensional buffer, a weight that lies transposed, and one without
+    a dimension.
+    """
 
     def __init__(self, normed: bool) -> None:
         super().__init__()
@@ -52,24 +55,34 @@ class Convolutions(nn.Module):
         )
         self.head = nn.Linear(8, 3)
         self.head.weight = nn.Parameter(torch.randn(8, 3).t())
+        self.factor = nn.Parameter(torch.ones(()))
         self.register_buffer("scale", torch.ones(1, 8, 4, 4))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             self.scale.copy_(self.scale.clamp(max=0.9))
-        return self.head((self.body(images) * self.scale).mean(dim=(2, 3)))
+        return self.head((self.body(images) * self.scale * self.factor).mean(dim=(2, 3)))
 
 
 def convolutional(folder: Path, name: str) -> run.Run:
-    """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, halves."""
+    """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
+    halves.
+    """
     on = name.split("+")
-    job = tiny.job("ema: 0.9, clip_norm: 1.0, optimizer: {name: adamw, lr: 0.03}").model_copy(update={"name": name})
+    cut = ", parts: 4" if "parts" in on else ""
+    job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: adamw, lr: 0.03}}{cut}").model_copy(
+        update={"name": name}
+    )
     data, here = tiny.dataset(), tiny.machine()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     network = Convolutions("norm" in on).double()
     made = plan.resolve(job, here, inspection.inspect_workload(data, network), plain=True)
-    asked: dict[str, Value] = {"channels_last": "channels_last" in on, "fused_optimizer": "fused" in on}
+    asked: dict[str, Value] = {
+        "channels_last": "channels_last" in on,
+        "fused_optimizer": "fused" in on,
+        "sharding": "divided" in on,
+    }
     if "unseeded" in on:
         for parameter in network.parameters():
             parameter.data.add_(int(os.environ["DRIVETRAIN_RANK"]))
@@ -87,8 +100,11 @@ def convolutional(folder: Path, name: str) -> run.Run:
         tiny.Quiet(),
         PhaseTimer(),
     )
+    assert found.is_divided == ("divided" in on)
     if "halves" in on:
         found.step.use_micro_batch(BATCH // 2)
+    if "threes" in on:
+        found.step.use_micro_batch(3)
     return found
 
 
@@ -126,6 +142,7 @@ def task(folder: Path, name: str) -> run.Run:
     found = run.assemble(
         job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), PhaseTimer()
     )
+    assert found.is_divided == ("sharding=true" in on)
     if "halves" in on:
         found.configure_step(splitter=halves)
     return found
@@ -142,7 +159,13 @@ def trained(folder: Path, case: str) -> Losses | str:
     except DrivetrainError as error:
         return str(error)
     losses = tiny.losses(made, STEPS)
-    return [*losses, sum(float(p.detach().double().sum()) for p in made.model.parameters())]
+    return [*losses, sum(float(whole(p).double().sum()) for p in made.model.parameters())]
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """All of a parameter, also if the processes share it."""
+    found: torch.Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+    return found.detach()
 
 
 def together(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from runtime.distributed import gradient_exchange, ranks
+from runtime.distributed.sharded_tensor import local_state
 from runtime.errors import DrivetrainError
 from runtime.training import run, train
 from runtime.training.evaluation import validation
@@ -152,11 +153,13 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     own.mkdir(parents=True, exist_ok=True)
     if rank:
         (own / "checkpoints").symlink_to(folder / "checkpoints")
-    more, spoil = FAULTS[fault]
+    more, spoil = FAULTS[fault.removesuffix(", divided")]
     job = tiny.job(train=", ".join(filter(None, (TRAIN, more))))
     every = "3 steps" if fault == "half an update" else "1 steps"
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
-    made = tiny.assembled(own, job, settings={"fused_optimizer": True})
+    divides = fault.endswith("divided")
+    made = tiny.assembled(own, job, settings={"fused_optimizer": True, "sharding": divides})
+    assert made.is_divided == divides
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
     made.step.state.on_device = fault.endswith("late")
     if str(rank) in who:
@@ -168,7 +171,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
         reason, code = str(error), error.exit_code
     finally:
         validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
-    weights = sum(float(value.double().sum()) for value in made.model.state_dict().values())
+    weights = sum(float(value.double().sum()) for value in local_state(made.model).values())
     return {
         "code": code,
         "reason": reason,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.distributed.ranks import Ranks
+from runtime.distributed.sharded_tensor import is_sharded
 from runtime.distributed.world import BUCKET_BYTES
 
 ALIGNMENT = 64
@@ -120,7 +121,8 @@ class GradientExchange:
         """
         if self.ranks.count == 1:
             return
-        trained = {p for p in parameters if p.requires_grad}
+        # Of divided parameters torch sums the gradients.
+        trained = {p for p in parameters if p.requires_grad and not is_sharded(p)}
         if trained != self._of.keys():
             self._lay_out([p for p in dict.fromkeys((*model.parameters(), *parameters)) if p in trained])
         self.late, self._used, self._waits = False, set(), []

@@ -139,7 +139,7 @@ class Heartbeat:
                 self._seen[rank] = (text, time.monotonic())
         if self.rank and self._seen[0][0] == LEFT:
             self._over.set()  # its store may end at any time, and nothing is exchanged any more
-        if self.rank and self._store.check(["lost"]):
+        if self._store.check(["lost"]):
             self._die(self._store.get("lost").decode())
 
     def _found(self, silence: float) -> str:
@@ -160,6 +160,11 @@ class Heartbeat:
             self.publish(text)
         print(PeerError(text, "all processes of the run", ACTION), file=sys.stderr, flush=True)
         os._exit(PeerError.exit_code)
+
+    def give_up(self, text: str) -> None:
+        """Let the others know why this process ends, and watch no longer."""
+        self._over.set()
+        self.publish(text)
 
     def publish(self, text: str) -> None:
         """Let the others know who is lost, and give them time to read it."""

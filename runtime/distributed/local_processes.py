@@ -17,7 +17,7 @@ import psutil
 
 from runtime.distributed import network, world
 from runtime.distributed.placement import Placement
-from runtime.errors import PeerError, Stopped
+from runtime.errors import PeerError, RestartSmaller, Stopped
 from runtime.system.signals import CRASHES
 
 LOOK_EVERY = 0.2
@@ -193,6 +193,8 @@ def _code(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byt
     lost = [process for process in others if process.poll() not in (None, 0)]
     # If we killed a leader that waited for a lost process, its code does not tell the cause.
     ends = [*([] if killed else [code]), *(process.returncode for process in lost)]
+    if RestartSmaller.exit_code in ends:
+        return RestartSmaller.exit_code
     if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
         # All other failures only follow from this one.
         return crashed[0]

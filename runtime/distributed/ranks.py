@@ -6,10 +6,11 @@ to the gradient of the batch, whatever their sizes. Rank 0 leads: it alone write
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,6 +24,9 @@ from runtime.errors import PeerError
 
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for another, which may be saving or decoding."""
+
+SENT_TOGETHER = 64 * 2**20
+"""Bytes of tensors that are broadcast in one piece."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,12 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
-        held = [tensor for tensor in tensors if tensor.numel()]
-        if self.count == 1 or not held:
+        if self.count == 1:
             return
+        for group in _groups(tensor for tensor in tensors if tensor.numel()):
+            self._broadcast(group)
+
+    def _broadcast(self, held: list[Tensor]) -> None:
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
         self._call(torch.distributed.broadcast, sent, 0)
@@ -136,6 +143,20 @@ class Ranks:
         for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
             # Cloned, because a slice may start at an address that is not aligned for the dtype.
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """A block in which torch itself exchanges tensors, as between processes that hold parts of the weights.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not _is_of_network(error):
+                raise
+            raise self._lost(error) from None
 
     def barrier(self) -> None:
         """Wait until all processes arrive.
@@ -157,14 +178,37 @@ class Ranks:
         try:
             collective(*given)  # type: ignore[operator]
         except RuntimeError as error:
-            who = self.heartbeat.lost() if self.heartbeat else ""
-            if who and self.heartbeat and self.is_rank0:
-                self.heartbeat.publish(who)
-            broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
-            raise PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION) from None
+            raise self._lost(error) from None
         finally:
             if self.heartbeat:
                 self.heartbeat.count_wait(time.monotonic() - begun)
+
+    def _lost(self, error: RuntimeError) -> PeerError:
+        """Who is gone, after an exchange has failed with this error."""
+        who = self.heartbeat.lost() if self.heartbeat else ""
+        if who and self.heartbeat and self.is_rank0:
+            self.heartbeat.publish(who)
+        broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
+        return PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION)
+
+
+def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors that are sent together; the copy that is sent takes little memory, unless one of them is larger."""
+    group: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        group.append(tensor)
+        size += tensor.numel() * tensor.element_size()
+        if size >= SENT_TOGETHER:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _is_of_network(error: RuntimeError) -> bool:
+    """Whether an exchange has failed: torch has a class for NCCL, and none for gloo."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()

@@ -43,6 +43,11 @@ def local_ranks(job: Job, hardware: Hardware) -> int:
     return trainers(job, hardware) * hardware.shared_by
 
 
+def seems_alone(job: Job, hardware: Hardware) -> bool:
+    """Whether the run has one process, as far as is known before the machines meet."""
+    return local_ranks(job, hardware) == 1 and (job.limits.nodes or 1) == 1
+
+
 def check_world_size(job: Job, hardware: Hardware) -> None:
     """Refuse a number of processes that differs from the number of GPUs.
 

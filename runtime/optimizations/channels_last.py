@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
 from runtime.optimizations.interface import similar_work
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for convolutions over images, except on GPUs without tensor cores."""
     if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
         return Choice(False, "the network has no 2D convolution")
+    if why := sharding.obstacle(job, hardware, workload):
+        return Choice(False, why)
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
         return Choice(False, "convolution kernels of this GPU are faster in NCHW layout")
     if hardware.system == "Darwin":
@@ -39,12 +41,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Without convolutions: only four-dimensional weights have this layout."""
     if value and workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
-    return None
+    return sharding.obstacle(job, hardware, workload) if value else None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Measured if there are convolutions: up to 1.5x faster, sometimes slower."""
-    return [True, False] if workload is None or workload.has("Conv2d") else [False]
+    possible = refuse(job, hardware, workload, True) is None
+    return [True, False] if possible else [False]
 
 
 def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, unpadding, wanted
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding, unpadding, wanted
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -39,6 +39,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """
     if not value:
         return None
+    if why := sharding.obstacle(job, hardware, workload):
+        return why
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
     if wanted(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:

@@ -33,16 +33,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
     """Applies to several processes only; how many machines there are may be known only when they meet."""
-    return "one process here" if _alone(job, hardware) else None
-
-
-def _alone(job: Job, hardware: Hardware) -> bool:
-    return world.local_ranks(job, hardware) == 1 and (job.limits.nodes or 1) == 1
+    return "one process here" if world.seems_alone(job, hardware) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """If there is certainly one process."""
-    if value == OFF or not _alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
+    if value == OFF or not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
         return None
     return "there is only one process, so no gradients travel"
 

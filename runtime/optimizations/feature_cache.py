@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runtime.distributed import world
 from runtime.job.workload import CACHE_PAYS
-from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "no part of the network is frozen (model.freeze)"
     if frozen.train_mode:
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
+    if why := sharding.obstacle(job, hardware, workload):
+        return why
     if getattr(job.data, "stream", None):
         return "the samples are streamed, and their features would have to be kept"
     if why := _changing(job):

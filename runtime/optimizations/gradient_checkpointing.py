@@ -29,15 +29,15 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
         return Choice(OFF, obstacle or "slower; only needed when memory is short")
-    fixed, most = _fixed(job, workload), room(job, hardware)
-    plain, saving = needed(job, workload), fixed + workload.recomputed
+    always, most = fixed(job, workload), room(job, hardware)
+    plain, saving = needed(job, workload), always + workload.recomputed
     figures = f"{format_bytes(plain)} with micro-batch 1, {format_bytes(most)} available"
     if plain <= most:
         return Choice(OFF, f"not needed: {figures}")
-    if fixed > most:
+    if always > most:
         return Choice(
             OFF,
-            f"it would not help: weights, gradients and optimizer state alone take {format_bytes(fixed)}, {format_bytes(most)} available",
+            f"it would not help: weights, gradients and optimizer state alone take {format_bytes(always)}, {format_bytes(most)} available",
         )
     return Choice(True, f"{figures}; recomputing activations reduces it to {format_bytes(saving)}")
 
@@ -50,15 +50,15 @@ def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
 
 def spare(job: Job, hardware: Hardware, workload: Workload) -> int:
     """Bytes left for activations beside weights, gradients and optimizer state; negative if those do not fit."""
-    return room(job, hardware) - _fixed(job, workload)
+    return room(job, hardware) - fixed(job, workload)
 
 
 def needed(job: Job, workload: Workload) -> int:
     """Bytes for training with one sample at a time, as far as activations were counted."""
-    return _fixed(job, workload) + workload.activations
+    return fixed(job, workload) + workload.activations
 
 
-def _fixed(job: Job, workload: Workload) -> int:
+def fixed(job: Job, workload: Workload) -> int:
     """Bytes of weights and, for trainable ones, of gradients and optimizer state, in float32."""
     moments = 1 if job.train.optimizer.name == "sgd" else 2
     return 4 * (workload.parameters + (1 + moments) * workload.trainable)

@@ -13,7 +13,7 @@ from runtime.supervisor import run_folder
 from runtime.supervisor.spec_difference import FREE, difference, stored_job
 from runtime.system.console import say
 from runtime.system.files import parse_json, read_json
-from runtime.training.checkpoints.manifest import listed, verify
+from runtime.training.checkpoints.manifest import is_divided, listed, verify
 
 MAY_CHANGE = (
     *FREE,
@@ -104,7 +104,7 @@ def _checkpoint(path: Path) -> Path:
     wrong: list[str] = []
     for place in found:
         problem = verify(place)
-        if problem is None and "optimizer.safetensors" not in listed(place):
+        if problem is None and not is_divided(place) and "optimizer.safetensors" not in listed(place):
             problem = "it has weights but no optimizer state"
         if problem is None:
             for line in wrong:

@@ -12,7 +12,7 @@ from runtime.job import Job
 from runtime.job_spec.yaml_file import dump, parse
 from runtime.system.files import storage_error, write_text
 
-# Keys that may change on a resume: they affect neither the training nor which weights are kept.
+# Keys that may change on a resume: they affect neither which weights are kept nor the training, but for its rounding.
 FREE = (
     "limits",
     "checkpoint.every",
@@ -22,6 +22,7 @@ FREE = (
     "data.stream.cache",
     "train.max_time",
     "optimize.loader_workers",
+    "optimize.sharding",
     "environment",
     "sweep",
     "track",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runtime.distributed import find_placement, local_processes, world
 from runtime.distributed.placement import Placement
-from runtime.errors import Replanned, Stopped
+from runtime.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
@@ -189,6 +189,8 @@ def _attempts(
                 continue
             death = None if place else avoidable(code, run.path, machine, before, told=bool(forward.sent))
             if death is None:
+                if code == RestartSmaller.exit_code:
+                    return OutOfMemory.exit_code  # its message has said what to set
                 if code == KILLED:
                     print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
                 return code

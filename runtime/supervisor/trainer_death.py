@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.errors import DrivetrainError, PeerError
+from runtime.errors import DrivetrainError, PeerError, RestartSmaller
 from runtime.hardware.facts import Hardware
 from runtime.plan import plan as plans
 from runtime.supervisor import memory_kill
@@ -60,6 +60,8 @@ def avoidable(code: int, run: Path, machine: Hardware, kills: int | None, *, tol
         kills: how many processes the kernel had killed at the limit before.
         told: whether the trainer was told to end by a signal.
     """
+    if code == RestartSmaller.exit_code:
+        return TrainerDeath(False, "memory ran out in one of the processes that share the weights (optimize.sharding)")
     if code in signals.CRASHES and not told:
         return TrainerDeath(True, kernel_crash.told(run, code))
     if code in (KILLED, PeerError.exit_code) and memory_kill.killed_since(kills):

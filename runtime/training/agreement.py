@@ -6,16 +6,10 @@ gradients, each reports its problem. The most serious one counts for all, and al
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import torch
-
 from runtime.distributed.ranks import Ranks
-from runtime.errors import Stopped
+from runtime.errors import RestartSmaller, Stopped
 from runtime.system import torch_errors
 from runtime.system.signals import Interrupted
-from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 
 
@@ -83,43 +77,16 @@ def _gravity(trouble: BaseException | None) -> int:
     return next(place for place, (known, _) in enumerate(KINDS, 1) if issubclass(kind, known))
 
 
-def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, as `checkpoint.latest` finds it: rank 0 reads it, and sends it to all others.
-
-    Raises:
-        CheckpointError: if there are checkpoints and none verifies.
-        PeerError: if another process is gone.
-    """
-    loaded, passed = checkpoint.latest(folder) if ranks.is_rank0 else (None, [])
-    return _sent(ranks, loaded, folder), passed
-
-
-def _sent(ranks: Ranks, loaded: checkpoint.Loaded | None, folder: Path) -> checkpoint.Loaded | None:
-    """The leader's checkpoint in every process; the others may be on machines that cannot read its folder."""
-    if ranks.count == 1:
-        return loaded
-    shapes = {
-        group: {name: [list(value.shape), str(value.dtype)] for name, value in tensors.items()}
-        for group, tensors in (loaded.tensors if loaded else {}).items()
-    }
-    head = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes} if loaded else None
-    told = json.loads(ranks.text_from(0, json.dumps(head)))
-    if told is None:
-        return None
-    if loaded is None:
-        tensors = {
-            group: {
-                name: torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-                for name, (shape, dtype) in rows.items()
-            }
-            for group, rows in told["tensors"].items()
-        }
-        loaded = checkpoint.Loaded(folder / told["name"], tensors, told["state"])
-    for group in told["tensors"]:
-        for name in told["tensors"][group]:
-            # One by one: a copy of all of them would take as much memory again.
-            ranks.broadcast([loaded.tensors[group][name]])
-    return loaded
+def out_of_memory(ranks: Ranks, tried: int) -> RestartSmaller:
+    """The error that ends a process which ran out of memory while the others wait for its part of the weights."""
+    who = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {tried} samples at a time"
+    if ranks.heartbeat:
+        ranks.heartbeat.give_up(f"{who}, and the weights are divided among all processes")
+    return RestartSmaller(
+        f"{who}; the weights are divided, so the others cannot go on",
+        "fewer samples at a time, at the same train.batch_size",
+        f"set optimize.micro_batch: {max(1, tried // 2)}, and run the same command again on all machines",
+    )
 
 
 def least(ranks: Ranks, number: int | None) -> int | None:

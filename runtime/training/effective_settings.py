@@ -29,6 +29,7 @@ CAUSES = {
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",
     "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
+    "sharding": "this run has one process now",
     "precision": "values were not finite, or no layer used it; see events.jsonl",
 }
 

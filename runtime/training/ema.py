@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.to_device import onto
+from runtime.distributed.sharded_tensor import load_local_state, local_state
 
 
 class Ema:
@@ -23,7 +24,8 @@ class Ema:
         self.decay, self.updates = decay, 0
         self.on_device: Tensor | None = None
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
-        self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.average = {name: value.detach().clone() for name, value in local_state(model).items()}
+        """By name; of a divided network the parts of this process."""
         self.finite = {name for name, value in self.average.items() if _is_finite(value)}
         """What is averaged. A mask of minus infinity is copied: between two infinities lies NaN."""
 
@@ -38,7 +40,7 @@ class Ema:
         self.on_device = self.on_device + finite
         decay = ((1 + self.on_device) / (10 + self.on_device)).clamp(max=self.decay)
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
-        for name, value in model.state_dict().items():
+        for name, value in local_state(model).items():
             if name in self.finite:
                 self.average[name].lerp_(value, weight.to(value.dtype))
             else:
@@ -56,12 +58,12 @@ class Ema:
     @contextlib.contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
         """Swap the averaged weights into the model within the `with` block."""
-        raw: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
-        model.load_state_dict(self.average)
+        raw = {name: value.clone() for name, value in local_state(model).items()}
+        load_local_state(model, self.average)
         try:
             yield
         finally:
-            model.load_state_dict(raw)
+            load_local_state(model, raw)
 
 
 def _is_finite(value: Tensor) -> bool:

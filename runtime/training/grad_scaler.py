@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.to_device import onto
+from runtime.distributed.sharded_tensor import local
 from runtime.job.train import Fp16
 
 
@@ -51,7 +52,7 @@ class Scaler:
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale; infinite ones stay infinite."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
         if not self.active or not gradients:
             return
         if self.on_device:

@@ -21,7 +21,7 @@ from runtime.tracking import confusion_image
 from runtime.training import agreement, frozen_stage
 from runtime.training.agreement import HalfUpdated
 from runtime.training.callbacks import TrainingInfo
-from runtime.training.checkpoints import run_state
+from runtime.training.checkpoints import resumed_checkpoint, run_state
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 from runtime.training.profiling.profiler import Profiler
@@ -105,6 +105,7 @@ def _train(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
         while not run.steps_done() and run.stop_reason is None:
             batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
             _settle(run, records, trouble)
+            saver.save_together(records.flush)
             if batch is None:
                 break
             trouble = _met(_advance, run, batch, records)
@@ -184,7 +185,7 @@ def _go_back(run: Run, saver: Saver, records: StepRecords, kind: str, why: str, 
     records.drop()
     saver.wait()
     run.step.use_micro_batch(agreement.least(run.ranks, run.step.micro_batch))
-    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
+    loaded, passed = resumed_checkpoint.latest(run.ranks, run.checkpoints, run.model)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:
         run.events.add("storage", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from runtime.job import Job, extension
 from runtime.job.extension import Extension
 from runtime.job.train import Fp16
 from runtime.job.values import duration_seconds
-from runtime.models import lr_groups, strided_convolution
+from runtime.models import lr_groups, sharding, strided_convolution
 from runtime.models.build import Model
 from runtime.models.freeze import freeze, frozen_parts
 from runtime.models.lr_groups import LrGroup
@@ -142,6 +143,24 @@ class Run:
         """Compile the step's forward pass."""
         self.step = self.step.compile(graphs=graphs)
 
+    def divide(self) -> None:
+        """Divide weights, gradients and optimizer state among the processes, if there are several."""
+        if self.ranks.count == 1:
+            return
+        before = dict(self.model.named_parameters())
+        sharding.shard(self.model, self.device, self.ranks.count)
+        sharding.follow(self.optimizer, before, self.model)
+        # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
+        packed = getattr(self.model, "packed", None)
+        self.configure_step(divided=True, packed_forward=packed, interruptible=contextlib.nullcontext)
+        if self.ema:
+            self.ema = Ema(self.model, self.ema.decay)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each process holds a part of the weights."""
+        return self.step.options.divided
+
     def train_mode(self) -> None:
         """Set training mode, except for frozen modules."""
         self.model.train()
@@ -209,7 +228,9 @@ def assemble(
         report("precision", line)
     ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
-    model = network.module.to(device)
+    divides = ranks.count > 1 and bool(plan.value("sharding"))
+    # A network that will be divided may not fit a GPU as a whole.
+    model = network.module if divides else network.module.to(device)
     identity = _begin_alike(ranks, job, hardware, plan, dataset, model)
     if device.type == "cpu":
         strided_convolution.rewrite(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 
+from runtime.distributed.sharded_tensor import local_state
 from runtime.errors import StorageError
 from runtime.hardware import cgroup
 from runtime.job.train import Adam, Optimizer, Sgd
@@ -79,7 +80,7 @@ class Saver:
         Raises:
             NotFinite: if one of them is not finite.
         """
-        state = self.run.model.state_dict()
+        state = local_state(self.run.model)
         wrong = not_finite((name, value) for name, value in state.items() if name not in self.infinite)
         if wrong:
             raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
@@ -99,6 +100,16 @@ class Saver:
             else:
                 self._try(snapshot)
             self.cost, self.last = time.monotonic() - start, time.monotonic()
+
+    def save_together(self, flush: Callable[[], None]) -> None:
+        """Save where all processes have agreed to go on, if they have to save together; nothing here.
+
+        Args:
+            flush: records the steps so far.
+        """
+
+    def end_together(self) -> None:
+        """Save at the end of the training while all processes are there, if they have to; nothing here."""
 
     def best(self, notes: Mapping[str, object]) -> None:
         """Save the weights of the best evaluation so far."""
@@ -158,13 +169,16 @@ class Saver:
             tensors["ema"] = run.ema.average
         if optimizer is not None:
             tensors["optimizer"] = optimizer
-        self.check()
+        self._check_before_saving()
         if run.metrics:
             run.metrics.flush(sync=True)
         best = run.watch.best.step if run.watch.best.best is not None else None
         frozen = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
         state = {**run_state.collect_state(run), **notes}
         return PendingCheckpoint(name, tensors, state, best, frozen, run.metrics.trouble if run.metrics else None)
+
+    def _check_before_saving(self) -> None:
+        self.check()
 
     def _has_room(self, snapshot: PendingCheckpoint) -> bool:
         copy = sum(_bytes(group) for group in snapshot.tensors.values())
@@ -209,10 +223,14 @@ class Saver:
                 "a folder with free space",
                 "free disk space, or choose another folder with --runs DIR",
             )
-        path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
-        if snapshot.name.startswith("step-"):
+        path = self._put(snapshot)
+        if self.run.ranks.is_rank0 and snapshot.name.startswith("step-"):
             retention.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
         return path
+
+    def _put(self, snapshot: PendingCheckpoint) -> Path:
+        folder = self.run.checkpoints
+        return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
 
 
 def moments(spec: Optimizer) -> int:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Inputs
+from runtime.errors import SpecError
 from runtime.job.train import Fp16
 from runtime.models.buffers import Buffers
 from runtime.system import torch_compat, torch_errors, torch_settings
-from runtime.training import agreement, fused_update
+from runtime.training import agreement, fused_update, gradient_norm
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
@@ -160,6 +161,8 @@ class Step:
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
+            if self.options.divided:
+                raise agreement.out_of_memory(self.options.ranks, self.micro_batch or size) from None
             self._rewind()
             self._halve(size, error)
             raise agreement.HalfUpdated("out of memory in the middle of an update") from None
@@ -169,16 +172,25 @@ class Step:
     ) -> tuple[Tensor | None, BaseException | None]:
         """The loss of this process's shard, whose gradients are being summed over processes; or what interrupted it."""
         try:
-            with self.options.interruptible():
+            with self.options.interruptible(), self.options.ranks.watched():
                 loss = self._gradients(batch, over, parts)
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
             if torch_errors.is_out_of_memory(error):
+                if self.options.divided:
+                    raise agreement.out_of_memory(self.options.ranks, self.micro_batch or largest(parts)) from None
                 return None, error.with_traceback(None)
             operation = torch_settings.operation_without_deterministic_kernel(error)
             if operation is None or not self.state.strict:
                 raise
+            if self.options.divided:
+                raise SpecError(
+                    f"train.deterministic: {operation} has no deterministic kernel, and where weights are divided "
+                    "(optimize.sharding) a step cannot be begun again without that",
+                    "operations with deterministic kernels",
+                    "replace it in the network, or set train.deterministic: false",
+                ) from None
             self.state.strict = False
             self.options.report_numbers(
                 f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
@@ -212,6 +224,8 @@ class Step:
         first, *others = self._cut(batch, parts)
         with self._kernels(), self._casts_kept():
             loss = self._no_loss()
+            for _ in range(self._lacking(part for _, part in (first, *others))):
+                self._idle_pass(batch)
             for seed, part in others:
                 self._seed(seed)
                 loss = sum((self._backward(micro_batch, over) for micro_batch in self.micro_batches(part)), loss)
@@ -221,6 +235,20 @@ class Step:
             loss = sum((self._backward(micro_batch, over) for micro_batch in earlier), loss)
             with self.options.exchange.sending():
                 return loss + self._backward(last, over)
+
+    def _lacking(self, parts: Iterable[Batch]) -> int:
+        """How many passes this process has to add to those over its own samples, if all must compute as many."""
+        if not self.options.divided:
+            return 0
+        own = sum(len(list(self.micro_batches(part))) for part in parts)
+        return int(max(row[0] for row in self.options.ranks.all_gather([own]))) - own
+
+    def _idle_pass(self, batch: Batch) -> None:
+        """Forward and backward on a sample that counts nothing: the others need this process's part of the weights."""
+        outputs = self.outputs(batch.between(0, 1).inputs)
+        values = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+        torch.stack([(value * 0).sum() for value in values]).sum().backward()  # type: ignore[no-untyped-call]
+        self.buffers.rewind()
 
     def _cut(self, batch: Batch, parts: Sequence[SeededPart]) -> Iterator[tuple[int, Batch]]:
         """The parts of this process's shard, each with its seed."""
@@ -248,7 +276,7 @@ class Step:
 
     def _update(self, loss: Tensor) -> StepResult:
         self.scaler.unscale(self.parameters)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
+        norm = gradient_norm.clip(self.parameters, self.clip_norm, self.options.ranks)
         result = result_of(loss, norm, self._updates_on_device(), self.scaler.update)
         if result.on_device:
             self._update_if(result.device_finite)
@@ -277,7 +305,12 @@ class Step:
         """Whether the device itself can leave everything as it was if numbers are not finite, so that the host need not
         wait for them.
         """
-        return self.state.on_device and fused_update.is_possible(self.optimizer) and self.buffers.are_in_place()
+        return (
+            not self.options.divided
+            and self.state.on_device
+            and fused_update.is_possible(self.optimizer)
+            and self.buffers.are_in_place()
+        )
 
     def _update_if(self, finite: Tensor) -> None:
         """Update weights, buffers and scale if `finite`, else restore them, without a number read by the host."""
@@ -320,7 +353,10 @@ class Step:
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
         """Autocast as in the forward pass; nothing in fp32."""
-        return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        # Divided weights are whole only while a block computes; the cache would keep its copy of them for longer.
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=not self.options.divided)
 
     @contextlib.contextmanager
     def _casts_kept(self) -> Iterator[None]:
@@ -328,7 +364,7 @@ class Step:
         the forward pass.
         """
         several = self.micro_batch is not None or self.state.parts > 1 or self.options.splitter is not Batch.split
-        if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
+        if self.dtype is None or not several or self.options.divided or not torch_compat.casts_keep_gradients():
             yield
             return
         with self.cast(), torch.autocast(self.device.type, enabled=False):

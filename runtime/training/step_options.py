@@ -72,6 +72,8 @@ class StepOptions:
     ranks: Ranks = ALONE
     exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
     """Sums the gradients of these processes."""
+    divided: bool = False
+    """Whether each process holds a part of the weights, so that all must compute the same number of passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
     phase: Callable[[str], AbstractContextManager[None]] = untimed

@@ -11,7 +11,6 @@ from runtime.system.signals import stopping
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
 from runtime.training import (
-    agreement,
     effective_settings,
     loop,
     other_nodes,
@@ -19,7 +18,7 @@ from runtime.training import (
     tensorboard_overview,
     trained_layers,
 )
-from runtime.training.checkpoints import final_weights, resume, run_state
+from runtime.training.checkpoints import final_weights, resume, resumed_checkpoint, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.evaluation import tested_model, worst_mistakes
 from runtime.training.nonfinite import NotFinite
@@ -30,6 +29,7 @@ from runtime.training.rank_sampler import RankSampler
 from runtime.training.run import Run
 from runtime.training.save_model import save_model
 from runtime.training.saver import NonSavingRank, Saver
+from runtime.training.saver_together import SaverTogether
 
 
 def train(run: Run, *, trace: bool = False) -> str:
@@ -114,13 +114,14 @@ def _fitted(run: Run, saver: Saver, progress: Progress, profiler: Profiler | Non
         raise UserCodeError(
             error.given, f"saved as {saver.final()}", f"{error.action}; the same call resumes there"
         ) from (error.__cause__)
+    saver.end_together()
     run.ranks.leave()
     return reason
 
 
 def _begun(run: Run) -> Saver:
     """Restore the last checkpoint, if there is one, and open the records; returns the saver."""
-    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
+    loaded, passed = resumed_checkpoint.latest(run.ranks, run.checkpoints, run.model)
     for line in passed:
         say(line)
     if run.ranks.is_rank0:
@@ -146,7 +147,7 @@ def _begun(run: Run) -> Saver:
         tensorboard_overview.show_overview(run)
     if run.ranks.heartbeat:
         run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.now}"
-    saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
+    saver = _saver(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:
@@ -160,6 +161,13 @@ def _begun(run: Run) -> Saver:
     saver.foresee()
     step_phases.install(run)
     return saver
+
+
+def _saver(run: Run) -> Saver:
+    """What saves: all processes together if they hold parts of the weights, else rank 0."""
+    if run.is_divided:
+        return SaverTogether(run)
+    return Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
 
 
 def _stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:

@@ -233,7 +233,7 @@ def test_what_does_not_apply_is_one_line() -> None:
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in whole
-    assert "10 settings do not apply (no GPU: 6, nothing frozen: 2, one process here: 1, no padding: 1)" in text
+    assert "11 settings do not apply (no GPU: 6, nothing frozen: 2, one process here: 2, no padding: 1)" in text
     assert "`drivetrain plan JOB --all` shows them" in text
     assert "do not apply" not in whole
     assert all(row.name in whole for row in made.decisions)

@@ -189,6 +189,10 @@ class AssembledRun(Protocol):
         """Compile the step's forward pass."""
         ...
 
+    def divide(self) -> None:
+        """Divide weights, gradients and optimizer state among the processes, if there are several."""
+        ...
+
     @property
     def folder(self) -> Path:
         """The run folder."""

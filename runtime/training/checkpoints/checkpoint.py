@@ -4,6 +4,8 @@
       step-120/   model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/    the weights of the best evaluation
 
+Where the weights are divided among processes, shard-....safetensors of each are in place of the first four files.
+
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
 its parent fsynced; only then are older ones removed. A checkpoint that does not match its manifest is never loaded. A
 folder that is to be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
@@ -24,9 +26,21 @@ from torch import Tensor
 from runtime.errors import CheckpointError
 from runtime.models import safetensors_file
 from runtime.models.safetensors_file import Tensors
-from runtime.system.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
-from runtime.training.checkpoints import frozen_weights
-from runtime.training.checkpoints.manifest import FORMATS, MANIFEST, all_damaged, listed, passed_over, verify
+from runtime.system.files import parse_json, read_json, storage_error, sync_folder, write_json, write_text
+from runtime.training.checkpoints import divided_tensors, frozen_weights
+from runtime.training.checkpoints.manifest import (
+    FROZEN,
+    MANIFEST,
+    PLAIN,
+    STATE,
+    Entry,
+    all_damaged,
+    entry_of,
+    is_divided,
+    listed,
+    passed_over,
+    verify,
+)
 
 OLD = ".old-"
 LEADER = "leader.json"
@@ -55,29 +69,65 @@ def save(
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
     """
-    final, beside = folder / name, folder / f".tmp-{name}-{os.getpid()}"
+    final = folder / name
+    unfinished = beside(final)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
+        make_empty(unfinished)
         groups = frozen_weights.split(tensors, frozen)
         for stem, group in groups.items():
-            path = beside / f"{stem}.safetensors"
+            path = unfinished / f"{stem}.safetensors"
             if stem == frozen_weights.STEM:
                 frozen_weights.put(folder, path, group)
             else:
                 safetensors_file.write(path, group)
-        # Not write_json, which would not keep infinity.
-        write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
-        parts = sorted(beside.iterdir())
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
-        write_json(beside / MANIFEST, {"format": FORMATS[frozen_weights.STEM in groups], "files": files})
-        _put(beside, final)
+        files = {path.name: entry_of(path) for path in sorted(unfinished.iterdir())}
+        commit(unfinished, final, state, FROZEN if frozen_weights.STEM in groups else PLAIN, files)
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        discard(unfinished)
     return final
+
+
+def beside(final: Path) -> Path:
+    """The folder in which a checkpoint is written before it gets its name."""
+    return final.parent / f".tmp-{final.name}-{os.getpid()}"
+
+
+def make_empty(unfinished: Path) -> None:
+    """Make such a folder.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    discard(unfinished)
+    unfinished.mkdir()
+
+
+def discard(unfinished: Path) -> None:
+    """Remove such a folder, if it is there."""
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def commit(unfinished: Path, final: Path, state: Mapping[str, object], kind: int, files: Mapping[str, Entry]) -> None:
+    """Write state and manifest beside the tensors, and give the folder its name.
+
+    Args:
+        unfinished: the folder with the files of the tensors, which are on disk.
+        final: its name.
+        state: plain values of the run.
+        kind: format of the manifest.
+        files: those of the tensors.
+
+    Raises:
+        OSError: if that fails.
+    """
+    # Not write_json, which would not keep infinity.
+    write_text(unfinished / STATE, json.dumps(state, indent=1) + "\n")
+    listed_files = {**files, STATE: entry_of(unfinished / STATE)}
+    write_json(unfinished / MANIFEST, {"format": kind, "files": dict(sorted(listed_files.items()))})
+    _put(unfinished, final)
 
 
 def _put(beside: Path, final: Path) -> None:
@@ -122,12 +172,7 @@ def load(path: Path) -> Loaded:
     wrong = verify(path)
     if wrong is None:
         try:
-            names = [name for name in listed(path) if name.endswith(".safetensors")]
-            tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
-            state = parse_json((path / "state.json").read_text(encoding="utf-8"))
-            if isinstance(state, dict):
-                return Loaded(path, frozen_weights.joined(tensors), state)
-            wrong = "it cannot be read: state.json is empty or damaged"
+            return Loaded(path, _tensors(path), state_of(path))
         except (OSError, ValueError) as error:
             # The manifest only proves that the files are as they were written.
             wrong = f"it cannot be read: {error}"
@@ -138,18 +183,50 @@ def load(path: Path) -> Loaded:
     )
 
 
+def _tensors(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The whole tensors of a verified checkpoint, by file.
+
+    Raises:
+        OSError, ValueError: if they cannot be read.
+    """
+    if is_divided(path):
+        return divided_tensors.read_whole(path)
+    names = [name for name in listed(path) if name.endswith(".safetensors")]
+    return frozen_weights.joined(
+        {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
+    )
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The plain values of a verified checkpoint.
+
+    Raises:
+        OSError, ValueError: if they cannot be read.
+    """
+    state = parse_json((path / STATE).read_text(encoding="utf-8"))
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} is empty or damaged")
+    return state
+
+
 def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
     """The newest checkpoint that verifies, and a line for each that was skipped. Writes to the folder.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
     """
+    path, passed = newest(folder)
+    return load(path) if path else None, passed
+
+
+def newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """`latest`, without reading its tensors."""
     recover(folder)
     passed: list[str] = []
     for path in reversed(steps(folder)):
         wrong = verify(path)
         if wrong is None:
-            return load(path), passed
+            return path, passed
         passed.append(passed_over(path.name, wrong))
     if passed:
         raise all_damaged(folder, passed)

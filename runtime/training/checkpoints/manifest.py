@@ -9,9 +9,16 @@ from typing import Any
 from runtime.errors import CheckpointError
 from runtime.system.files import read_json, sha256
 
-FORMATS = (1, 2)
-"""Without and with a file of frozen weights, which versions before it would not have loaded."""
+PLAIN, FROZEN, DIVIDED = 1, 2, 3
+"""Formats: without and with a file of frozen weights, and with the parts of several processes. Versions before each of
+them would not have loaded it.
+"""
+FORMATS = (PLAIN, FROZEN, DIVIDED)
 MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+Entry = dict[str, int | str]
+"""Size and SHA-256 of a file, as the manifest lists them."""
+_FILES = r"[a-z]+\.(safetensors|json)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
 MOST_BYTES = 1 << 20
 """A manifest takes a few hundred bytes; a longer file is not a manifest."""
 
@@ -33,6 +40,21 @@ def verify(path: Path) -> str | None:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return None
+
+
+def entry_of(path: Path) -> Entry:
+    """What the manifest says of a file.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def is_divided(path: Path) -> bool:
+    """Whether a checkpoint consists of the parts of several processes."""
+    manifest = read_json(path / MANIFEST)
+    return isinstance(manifest, dict) and manifest.get("format") == DIVIDED
 
 
 def passed_over(name: str, wrong: str) -> str:
@@ -69,13 +91,14 @@ def listed_in(manifest: object) -> dict[str, dict[str, Any]]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"{MANIFEST} is missing or incomplete")
     if manifest.get("format") not in FORMATS:
-        raise ValueError(f"format {manifest.get('format')}, this version reads {' and '.join(map(str, FORMATS))}")
+        raise ValueError(f"format {manifest.get('format')}, this version reads {', '.join(map(str, FORMATS))}")
     files: dict[str, dict[str, Any]] = manifest["files"]
     for name, entry in files.items():
-        if not re.fullmatch(r"[a-z]+\.(safetensors|json)", name):
+        if not re.fullmatch(_FILES, name):
             raise ValueError(f"{MANIFEST} lists {name!r}, which is not a checkpoint file")
         if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
             raise ValueError(f"{MANIFEST} has no size or SHA-256 for {name}")
-    if not {"model.safetensors", "state.json"} <= set(files):
-        raise ValueError(f"{MANIFEST} lists no model.safetensors or no state.json")
+    weights = "shard-00001-model-00001-of-00001" if manifest["format"] == DIVIDED else "model"
+    if not {f"{weights}.safetensors", STATE} <= set(files):
+        raise ValueError(f"{MANIFEST} lists no {weights}.safetensors or no {STATE}")
     return files

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from runtime.distributed.sharded_tensor import local
 from runtime.errors import CheckpointError
 
 
@@ -22,7 +23,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load optimizer state by parameter name.
+    """Load optimizer state by parameter name; of divided parameters, the parts of this process.
 
     Raises:
         CheckpointError: if a name is unknown.
@@ -40,7 +41,9 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
         place = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
         value = value.to(place)
         # Moments take the memory format of their parameter, as fused kernels require.
-        same = value.shape == parameter.shape and value.ndim > 0
-        optimizer.state[parameter][key] = (
-            torch.empty_like(parameter, dtype=value.dtype).copy_(value) if same else value.clone()
-        )
+        if value.ndim == 0 or value.shape != local(parameter).shape:
+            optimizer.state[parameter][key] = value.clone()
+            continue
+        state = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+        local(state).copy_(value)
+        optimizer.state[parameter][key] = state

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import torch
 
+from runtime.distributed.sharded_tensor import load_local_state, local_state
 from runtime.training.checkpoints import checkpoint, optimizer_state, resume
 from runtime.training.run import Run
 from runtime.training.user_optimizer import group_settings, load_group_settings
@@ -34,7 +35,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     Raises:
         CheckpointError: if it does not contain what this run needs.
     """
-    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
+    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": local_state(run.model)}
     stored = loaded.state.get("identity")
     known = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
     own = collect_state(run) | {"identity": known}
@@ -43,7 +44,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     _keep_parts(run, resume.whole_number(loaded, "parts", identity["parts"]))
     for line in resume.changes(identity, run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
-    run.model.load_state_dict(loaded.tensors["model"])
+    load_local_state(run.model, loaded.tensors["model"])
     run.optimizer.state.clear()
     optimizer_state.load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state

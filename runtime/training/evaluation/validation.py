@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
+from runtime.data.dataset import Batch
 from runtime.data.loader import batches
 from runtime.system import torch_errors
 from runtime.training import agreement
+from runtime.training.evaluation import in_step
 from runtime.training.evaluation.metrics import MetricAccumulator
 from runtime.training.run import Run
 
@@ -39,8 +42,10 @@ def usual_size(run: Run) -> int:
 
 def _counted(run: Run) -> MetricAccumulator:
     """The counts of all processes, after each has evaluated its shard of the samples."""
+    # An interrupted process would leave the others waiting for its part of divided weights.
+    released = contextlib.nullcontext if run.is_divided else run.signals.released
     try:
-        with run.signals.released():
+        with released():
             tally, trouble = _fitting(run), None
     except KeyboardInterrupt as why:
         tally, trouble = None, why
@@ -58,6 +63,8 @@ def _fitting(run: Run) -> MetricAccumulator:
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
+            if run.is_divided:
+                raise agreement.out_of_memory(run.ranks, size) from None
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
         run.step.options.report_memory(
@@ -66,17 +73,27 @@ def _fitting(run: Run) -> MetricAccumulator:
         size //= 2
 
 
-@torch.inference_mode()
 def _evaluate(run: Run, size: int) -> MetricAccumulator:
     tally = MetricAccumulator(run.dataset.heads, run.step.objective)
     run.parts.metrics.begin()
+    # What is gathered of divided weights under inference_mode could not be trained on afterwards.
+    with torch.no_grad() if run.is_divided else torch.inference_mode(), run.ranks.watched():
+        for micro_batch, counts in _micro_batches(run, size):
+            outputs = run.step.outputs(micro_batch.inputs)
+            if counts:
+                tally.add(outputs, micro_batch.targets, micro_batch.ids)
+                run.parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
+    return tally
+
+
+def _micro_batches(run: Run, size: int) -> Iterator[tuple[Batch, bool]]:
+    """The batches that this process computes, on the device, and whether they count."""
     given, held = run.batches, run.dataset.validation
     share = (run.ranks.number, run.ranks.count)
-    for batch in batches.in_order(
+    own = batches.in_order(
         held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell, share=share
-    ):
-        for micro_batch in run.step.micro_batches(run.prepared(batch, None)):
-            outputs = run.step.outputs(micro_batch.inputs)
-            tally.add(outputs, micro_batch.targets, micro_batch.ids)
-            run.parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
-    return tally
+    )
+    cut = (part for batch in own for part in run.step.micro_batches(run.prepared(batch, None)))
+    if not run.is_divided:
+        return ((micro_batch, True) for micro_batch in cut)
+    return in_step.together(run.ranks, cut, lambda: run.prepared(next(iter(batches.in_order(held, 1))), None))

@@ -26,9 +26,15 @@ def measured(run: Run) -> dict[str, float] | None:
     """FLOPs per training sample, and FLOP/s of the product in the run's precision.
 
     None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
-    short.
+    short; or if this process alone cannot compute the network.
     """
-    if run.frozen or run.network.unfreezing.first or run.replaced is not None or run.clock.seconds < SHORT:
+    if (
+        run.is_divided
+        or run.frozen
+        or run.network.unfreezing.first
+        or run.replaced is not None
+        or run.clock.seconds < SHORT
+    ):
         return None
     try:
         operations = 3 * _forward(run)

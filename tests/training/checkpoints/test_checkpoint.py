@@ -51,7 +51,7 @@ def flip(path: Path) -> None:
         (lambda p: (p / "MANIFEST.json").write_text('{"format": 1'), "MANIFEST.json is missing or incomplete"),
         (
             lambda p: (p / "MANIFEST.json").write_text('{"format": 9, "files": {}}'),
-            "format 9, this version reads 1 and 2",
+            "format 9, this version reads 1, 2, 3",
         ),
     ],
 )

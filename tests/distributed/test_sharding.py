@@ -1,0 +1,251 @@
+"""Weights that are divided among processes: the same losses, killed and resumed with the same bits, and all faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import RestartSmaller
+from runtime.hardware.facts import load as load_facts
+from runtime.job.workload import Workload
+from runtime.optimizations import channels_last, compile, feature_cache, sharding
+from runtime.training.checkpoints import checkpoint
+from tests import paths, ranks_cases, ranks_start, tiny, trained
+from tests.distributed.test_ranks import follower, until
+from tests.paths import ROOT
+from tests.supervisor.test_supervisor import TEXT, command, images, rows, same, weights
+
+TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+
+
+def losses(folder: Path, count: int, cases: list[str]) -> dict[str, Any]:
+    """Losses and the sum of all weights of each case in so many processes, which all must have."""
+    (folder / str(count)).mkdir()
+    found = ranks_cases.together(folder / str(count), cases, count)
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.mark.nightly
+def test_every_task_learns_what_it_learns_with_whole_weights(tmp_path: Path) -> None:
+    for name, case in trained.CASES.items():
+        home = tmp_path / "data" / name.replace(" ", "-")
+        home.mkdir(parents=True)
+        case.files(home)
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+    alone = losses(tmp_path, 1, [f"task/{task}+halves" for task in TASKS])
+    together = losses(tmp_path, 2, [f"task/{task}+sharding=true" for task in TASKS])
+    for (one, expected), found in zip(alone.items(), together.values(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=one)
+
+
+def test_divided_weights_learn_what_whole_ones_learn(tmp_path: Path) -> None:
+    """In float64, with averaged weights, clipping, BatchNorm, a parameter without a dimension and one that is transposed.
+
+    Three processes compute four parts in micro-batches of three: 2, 2 and 4 passes, so two of them add idle ones.
+    """
+    names = ["plain+fused", "norm"]
+    alone = losses(tmp_path, 1, [f"convolutional/{name}+parts" for name in names])
+    ways = ["convolutional/plain+fused+parts+threes+divided", "convolutional/norm+parts+divided"]
+    together = losses(tmp_path, 3, ways)
+    for (one, expected), found in zip(alone.items(), together.values(), strict=True):
+        assert len(set(expected)) == len(expected), "weights change in every step"
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=one)
+
+
+TOGETHER = ("limits.processes=2", "optimize.sharding=true")
+FIXED = ("optimize.channels_last=false", "checkpoint.every=8 steps", "train.parts=3")
+
+
+def options(name: str, *more: str) -> list[str]:
+    return [word for each in (f"name={name}", *FIXED, *more) for word in ("--set", each)]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job with dropout, BatchNorm and averaged weights; batches are cut into three parts throughout."""
+    path = tmp_path_factory.mktemp("divided") / "tiny.yaml"
+    images(path.parent / "images.npz")
+    path.write_text(TEXT)
+    return path
+
+
+def run(job: Path, name: str) -> Path:
+    return job.parent / "runs" / f"{name}-001"
+
+
+def finished(job: Path, name: str, *more: str) -> str:
+    """What a command that ends well prints."""
+    words = command(job, *options(name, *more))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def calm(job: Path) -> Path:
+    """A run that nothing happened to."""
+    finished(job, "calm", *TOGETHER)
+    return run(job, "calm")
+
+
+def begun(job: Path, name: str, *more: str) -> subprocess.Popen[str]:
+    """A run that has saved more than the weights of its start."""
+    started = subprocess.Popen(command(job, *options(name, *more)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    until(lambda: checkpoint.steps(run(job, name) / "checkpoints")[1:])
+    return started
+
+
+@pytest.mark.nightly
+def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
+    running = begun(job, "killed", *TOGETHER)
+    os.kill(follower(running.pid), signal.SIGKILL)
+    _, error = running.communicate(timeout=200)
+    assert running.returncode == 8, error
+    assert "resumed from step-" in finished(job, "killed", *TOGETHER)
+    assert same(calm, run(job, "killed"))
+    assert rows(calm) == rows(run(job, "killed"))
+
+
+@pytest.mark.parametrize(
+    "where", ["checkpoint:commit", pytest.param("divided_tensors:written", marks=pytest.mark.nightly)]
+)
+def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, where: str) -> None:
+    name = where.split(":")[1]
+    words = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
+    fault = os.environ | {"FAULT": f"runtime.training.checkpoints.{where}:4:kill"}
+    died = subprocess.run(words, cwd=ROOT, env=fault, capture_output=True, text=True, timeout=400, check=False)
+    assert died.returncode in (8, 137), died.stderr
+    folder = run(job, name) / "checkpoints"
+    before = [checkpoint.number(path) for path in checkpoint.steps(folder)]
+    assert f"resumed from step-{before[-1]}" in finished(job, name, *TOGETHER)
+    assert same(calm, run(job, name))
+    assert rows(calm) == rows(run(job, name))
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".safetensors", ".json"}, "no code"
+    assert not list(folder.glob(".*")), "nothing is left behind"
+    plan = json.loads((run(job, name) / "plan.json").read_text())
+    assert plan["seen"]["sharding"] == {"asked": True, "seen": True, "same": True, "cause": None}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TOGETHER, ("limits.processes=3", "optimize.sharding=true")),
+        (TOGETHER, ("limits.processes=1", "optimize.sharding=auto")),
+        (("limits.processes=2",), TOGETHER),
+        (("limits.processes=3", "optimize.sharding=true"), ("limits.processes=2", "optimize.sharding=false")),
+    ],
+    ids=["2 to 3", "2 to 1", "whole to divided", "divided to whole"],
+)
+def test_other_numbers_of_processes_resume(
+    job: Path, calm: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id.replace(" ", "-")
+    running = begun(job, name, *first)
+    running.send_signal(signal.SIGTERM)
+    _, error = running.communicate(timeout=200)
+    assert running.returncode == 75, error
+    assert "resumed from step-" in finished(job, name, *second)
+    one, two = rows(calm), rows(run(job, name))
+    assert [row["step"] for row in one] == [row["step"] for row in two]
+    found = [[row["train/loss"] for row in each if "train/loss" in row] for each in (one, two)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    for key, value in weights(run(job, name)).items():
+        np.testing.assert_allclose(value, weights(calm)[key], rtol=1e-2, atol=1e-4)
+
+
+def test_each_process_holds_its_part_alone(tmp_path: Path) -> None:
+    found = ranks_start.finished([sys.executable, "-m", "tests.sharding_memory", str(tmp_path)], 2)
+    for said in found:
+        sizes = json.loads(said.splitlines()[-1])
+        assert sizes["parameters"] < 0.55 * sizes["whole"]
+        assert sizes["moments"] < 2 * 0.55 * sizes["whole"]
+        assert sizes["average"] < 0.55 * sizes["whole"]
+
+
+WHO = {"numbers": "1", "signal": "1", "signal in the evaluation": "1", "time": "0", "buffer in a save": "01"}
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """How runs of two processes ended in each, with whole and with divided weights."""
+    folder = tmp_path_factory.mktemp("faults")
+    cases = [f"{fault}{kind}@{who}" for fault, who in WHO.items() for kind in ("", ", divided")]
+    return ranks_cases.together(folder, cases, 2, "ranks_faults", 600)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", WHO)
+def test_faults_end_as_with_whole_weights(faults: list[dict[str, Any]], fault: str) -> None:
+    for found in faults:
+        whole, divided = (found[f"{fault}{kind}@{WHO[fault]}"] for kind in ("", ", divided"))
+        for key in ("code", "rollbacks", "skip"):
+            assert divided[key] == whole[key], f"{key}: {divided['reason']}"
+        # The others need this process's part of the weights, so a signal waits for the end of a step.
+        assert divided["step"] == whole["step"] + (fault == "signal"), divided["reason"]
+
+
+def test_memory_that_runs_out_ends_the_process_and_the_others_learn_why(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), "memory, divided@1"]
+    ranks_start.ended(words, 2)
+    found = json.loads((tmp_path / "1.json").read_text())["memory, divided@1"]
+    assert found["code"] == RestartSmaller.exit_code
+    assert "optimize.micro_batch: 4" in found["reason"]
+
+
+@pytest.mark.nightly
+def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: Path) -> None:
+    words = [sys.executable, "-m", "tests.sharding_short", *command(job, *options("short", *TOGETHER))[3:]]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    events = (run(job, "short") / "events.jsonl").read_text()
+    assert "restarting from its last checkpoint with optimize.micro_batch 4" in events
+
+
+def test_a_folder_that_others_do_not_see_is_refused(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
+    for said in ranks_start.finished(words, 2):
+        assert "does not see" in said
+        assert "a run folder with free space that all processes see under one path" in said
+
+
+LARGE = Workload(parameters=7_000_000_000, trainable=7_000_000_000)
+
+
+def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
+    here = load_facts(paths.MACHINES / "h100.json")
+    two = replace(here, gpus=(here.gpus[0], replace(here.gpus[0], index=1)))
+    asked = tiny.job()
+    found = sharding.choose(asked, two, LARGE)
+    assert found.value is True
+    assert "all processes share them" in found.reason
+    small = replace(LARGE, parameters=11_000_000, trainable=11_000_000)
+    assert sharding.choose(asked, two, small).value is False
+    assert sharding.lacks(asked, here) == "one process here"
+    for other in (channels_last, compile, feature_cache):
+        why = other.refuse(asked, two, LARGE, True)
+        assert why
+    assert "optimize.sharding divides the weights" in str(compile.refuse(asked, two, LARGE, True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ("compile: true", "optimize.compile compiles whole weights"),
+        ("channels_last: true", "optimize.channels_last lays weights out in an order that cannot be divided"),
+    ],
+)
+def test_what_needs_whole_weights_is_refused_beside_it(keys: str, why: str) -> None:
+    two = replace(tiny.machine(), shared_by=1)
+    asked = tiny.job(optimize=keys, more="limits: {processes: 2}")
+    assert why in str(sharding.refuse(asked, two, None, True))

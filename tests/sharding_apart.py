@@ -1,0 +1,32 @@
+"""One process of two that do not see the same folders: python -m tests.sharding_apart FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from runtime.errors import StorageError
+from runtime.training.saver_together import SaverTogether
+from tests import tiny
+
+
+def main() -> None:
+    rank = os.environ["DRIVETRAIN_RANK"]
+    folder = Path(sys.argv[1]) / rank
+    folder.mkdir()
+    made = tiny.assembled(folder, tiny.job(), settings={"sharding": True})
+    if rank == "1":
+        plain = Path.is_dir
+        Path.is_dir = lambda path: ".tmp-" not in path.name and plain(path)  # type: ignore[method-assign, assignment]
+    try:
+        SaverTogether(made).final()
+    except StorageError as error:
+        print(error)
+    made.ranks.barrier()
+    assert not list((Path(sys.argv[1]) / "0" / "checkpoints").glob(".*"))
+    made.ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`drivetrain train` whose second process has memory for four samples at a time: python -m tests.sharding_short train JOB ..."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+MOST = 5
+
+
+def main() -> int:
+    if sys.argv[1] != "trainer":
+        from runtime.cli import main
+        from runtime.supervisor import supervisor
+
+        plain = supervisor._command
+        supervisor._command = lambda *given: [
+            sys.executable,
+            "-m",
+            "tests.sharding_short",
+            "trainer",
+            *plain(*given)[3:],
+        ]
+        return main.main()
+    from runtime.supervisor import trainer_process
+    from runtime.training import run
+
+    divide = run.Run.divide
+
+    def short(made: run.Run) -> None:
+        divide(made)
+        made.model.register_forward_pre_hook(hook)
+
+    def hook(module: torch.nn.Module, inputs: Any) -> None:
+        if module.training and len(inputs[0]) > MOST and os.environ["DRIVETRAIN_RANK"] == "1":
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"
+            )
+
+    run.Run.divide = short  # type: ignore[method-assign]
+    sys.argv[:] = ["trainer", *sys.argv[2:]]
+    return trainer_process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
