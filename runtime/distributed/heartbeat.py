@@ -54,6 +54,8 @@ class Heartbeat:
         self.waited: dict[str, float] = {}
         """Seconds in collectives, by the phase in which they were called."""
         self._over = threading.Event()
+        self._published = False
+        """Whether this process has told the others who is lost; it then ends by itself, in order."""
         self._seen: dict[int, tuple[str, float]] = {}
         self._store: Store = stores.watching_store(prefix)
         self._say(0)
@@ -139,7 +141,7 @@ class Heartbeat:
                 self._seen[rank] = (text, time.monotonic())
         if self.rank and self._seen[0][0] == LEFT:
             self._over.set()  # its store may end at any time, and nothing is exchanged any more
-        if self._store.check(["lost"]):
+        if not self._published and self._store.check(["lost"]):
             self._die(self._store.get("lost").decode())
 
     def _found(self, silence: float) -> str:
@@ -168,6 +170,7 @@ class Heartbeat:
 
     def publish(self, text: str) -> None:
         """Let the others know who is lost, and give them time to read it."""
+        self._published = True
         with contextlib.suppress(RuntimeError):
             self._store.set("lost", text)
             time.sleep(2 * EVERY)

@@ -48,3 +48,36 @@ for number in range(5):
     ranks.leave()
 """
     assert ended(again, 3) == ["", "", ""]
+
+
+def test_who_gives_up_tells_the_others_why() -> None:
+    """The others wait in an exchange; rank 0 too, which looks for no silence yet."""
+    code = """
+ranks = join_ranks(torch.device("cpu"))
+ranks.barrier()
+if rank == 1:
+    ranks.heartbeat.give_up("no memory in process 2")
+    os._exit(12)
+ranks.barrier()
+"""
+    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
+    assert codes == [8, 12, 8]
+    assert "no memory in process 2" in said[0]
+    assert "no memory in process 2" in said[2]
+
+
+def test_rank_0_ends_in_order_after_it_has_told_who_is_lost() -> None:
+    code = """
+ranks = join_ranks(torch.device("cpu"))
+ranks.barrier()
+if rank == 0:
+    ranks.heartbeat.publish("rank 1 is lost")
+    time.sleep(6)
+    print("written", flush=True)
+    os._exit(8)
+time.sleep(60)
+"""
+    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
+    assert codes == [8, 8]
+    assert said[0] == "written\n"
+    assert "rank 1 is lost" in said[1]
