@@ -29,6 +29,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if several processes train a network whose weights, gradients and optimizer state do not fit each of them."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(OFF, obstacle)
+    if world.seems_alone(job, hardware):
+        return Choice(OFF, "one process here, as far as limits.nodes says; used if requested")
     if workload is None:
         return Choice(OFF, "used only if the network does not fit each process, or if requested")
     whole = gradient_checkpointing.fixed(job, workload)

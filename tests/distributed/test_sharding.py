@@ -232,6 +232,7 @@ def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
     small = replace(LARGE, parameters=11_000_000, trainable=11_000_000)
     assert sharding.choose(asked, two, small).value is False
     assert sharding.lacks(asked, here) == "one process here"
+    assert sharding.choose(asked, here, LARGE).value is False
     for other in (channels_last, compile, feature_cache):
         why = other.refuse(asked, two, LARGE, True)
         assert why
