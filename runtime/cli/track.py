@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from runtime.errors import SpecError
 from runtime.job.track import Track
 from runtime.supervisor import named_run
+from runtime.tracking.run_tracker import RunTracker, open_tracker, stored_track
+from runtime.tracking.tracker import TrackerError
 
 
 def track(given: argparse.Namespace) -> int:
@@ -19,8 +21,6 @@ def track(given: argparse.Namespace) -> int:
         SpecError: if neither the run nor the command line names a server.
         TrackerError: if the server cannot be reached, or refuses.
     """
-    from runtime.tracking.run_tracker import open_tracker, stored_track
-
     run = named_run.existing(given.run)
     asked = _asked(given) or stored_track(run)
     if asked is None:
@@ -29,14 +29,27 @@ def track(given: argparse.Namespace) -> int:
             "the address of a server on the command line",
             f"drivetrain track {run} --mlflow http://127.0.0.1:5000",
         )
-    with open_tracker(run, asked.mlflow, asked.experiment) as copy:
+    server, address = asked.target
+    with open_tracker(run, address, asked.experiment, server) as copy:
         copy.read()
         count = len(copy.waiting)
-        copy.send()
+        _send(copy)
         unsent = copy.finish()
     print(f"tracker: {count:,} rows sent" + f"; not sent: {unsent}" * bool(unsent))
     print(f"tracker: {copy.page}")
     return 0
+
+
+def _send(copy: RunTracker) -> None:
+    """Send all rows; a server that is slow gets fewer at once, so that it answers in time."""
+    while True:
+        most = copy.most
+        try:
+            copy.send()
+            return
+        except TrackerError as error:
+            if not error.passing or copy.most == most:
+                raise
 
 
 def _asked(given: argparse.Namespace) -> Track | None:

@@ -22,6 +22,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _unfreeze_problems(job, document)
     yield from _stream_problems(job, document)
     yield from _parts_problems(job, document)
+    yield from _track_problems(job, document)
     yield from remote_data.problems(job)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
@@ -52,6 +53,14 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
             "with momentum above 0 and dampening 0 only",
             "change those two, or leave it out",
         )
+
+
+def _track_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Keys that name no server, or two."""
+    if job.track and (wrong := job.track.wrong()):
+        key, given, possible = wrong
+        place = document.place(document.nearest(("track", key)))
+        yield Problem(place, f"track.{key}", given, possible, "name one server")
 
 
 def _parts_problems(job: Job, document: Document) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Writes the report of a run: report.html, report.md and report.json, from the files of its folder only.
+"""Writes the report of a run: report.html, report.md, report.json and its model card, from the files of its folder only.
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from runtime.report import model_card
 from runtime.report.confusion import confusions
 from runtime.report.formatting import clean, plain
 from runtime.report.labels import label_tables
@@ -28,7 +29,7 @@ __all__ = ["write"]
 
 
 def write(run: Path) -> None:
-    """Write the three files into the run folder. The same files give the same bytes.
+    """Write the files into the run folder, the model card if the run has ended well. The same files give the same bytes.
 
     Raises:
         CheckpointError: if the folder holds no run.
@@ -40,6 +41,8 @@ def write(run: Path) -> None:
     write_json(run / "report.json", plain(_data(record, summary)))
     write_text(run / "report.md", clean(markdown(head, below)))
     write_text(run / "report.html", clean(page(head, below)))
+    if card := model_card.model_card(record, summary):
+        write_text(run / model_card.FILE, clean(card))
 
 
 def _data(record: Record, summary: Summary) -> dict[str, object]:

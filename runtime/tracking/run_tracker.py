@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.errors import SpecError
-from runtime.job.track import Track
+from runtime.job.track import MLFLOW, Track
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row, read_json
 from runtime.system.version import VERSION
-from runtime.tracking.mlflow_tracker import MlflowTracker
 from runtime.tracking.sent_rows import RowReader, SentRows
-from runtime.tracking.tracker import Row, RunDescription, Tracker
+from runtime.tracking.tracker import Row, RunDescription, Tracker, TrackerError
 
 FILES = (
     "job.yaml",
@@ -33,29 +33,43 @@ FILES = (
     "data.json",
     "events.jsonl",
     "result.json",
+    "provenance.json",
+    "model-card.md",
     "report.html",
     "report.md",
     "report.json",
 )
 """Of a run folder; its weights stay there."""
+LEAST = 50
+"""Numbers of a request that are sent to a server, however slow it is."""
+QUICK = 1.0
+"""Seconds of a request after which the next may have twice as many."""
 OTHER = ("step", "epoch")
 """Of a row of metrics.jsonl, what is no metric."""
 
 
 @contextlib.contextmanager
-def open_tracker(run: Path, address: str, experiment: str | None = None) -> Iterator[RunTracker]:
-    """The copy of a run folder on the MLflow server of this address, for this process alone.
+def open_tracker(run: Path, address: str, experiment: str | None = None, server: str = MLFLOW) -> Iterator[RunTracker]:
+    """The copy of a run folder on a server, for this process alone.
+
+    Args:
+        run: the run folder.
+        address: of the server.
+        experiment: its name there; that of the job if None.
+        server: the kind of server, which is a file in `servers`.
 
     Raises:
         StorageError: if the run folder cannot be written.
         Busy: if another process copies this run.
     """
     spec = _spec(run)
-    place = run / "tracker" / hashlib.sha256(address.encode()).hexdigest()[:8]
+    mark = address if server == MLFLOW else f"{server} {address}"
+    place = run / "tracker" / hashlib.sha256(mark.encode()).hexdigest()[:8]
     rows = SentRows(place / "sent.jsonl")
     try:
         name = experiment or str(spec.get("name") or run.name)
-        yield RunTracker(run, MlflowTracker(address, name, place / "run.json"), rows)
+        kind = importlib.import_module(f"runtime.tracking.servers.{server}")
+        yield RunTracker(run, kind.connect(address, name, place / "run.json"), rows)
     finally:
         rows.close()
 
@@ -64,9 +78,10 @@ def stored_track(run: Path) -> Track | None:
     """What the job of a run says about tracking."""
     found = _spec(run).get("track")
     try:
-        return Track.model_validate(found) if found else None
+        track = Track.model_validate(found) if found else None
     except ValidationError:
         return None
+    return None if track is None or track.wrong() else track
 
 
 class RunTracker:
@@ -81,6 +96,8 @@ class RunTracker:
         """Rows that were read and not sent."""
         self.page = ""
         """The address of the copy, once it exists."""
+        self.most = tracker.most
+        """Numbers of the next request: fewer for a server that did not answer in time."""
 
     def read(self) -> None:
         """Look for new rows."""
@@ -99,14 +116,26 @@ class RunTracker:
         if not self.page:
             self.page = self.tracker.begin(_description(self.run))
         while self.waiting and go_on():
-            count = _fitting(self.waiting, self.tracker.most)
+            count = _fitting(self.waiting, min(self.most, self.tracker.most))
             chunk = self.waiting[:count]
             times = self.sent.note(chunk, time.time_ns() // 1_000_000)
             rows = list(_rows(chunk, times))
             if rows:
-                self.tracker.log(rows)
+                self._log(rows)
             self.sent.confirm()
             del self.waiting[:count]
+
+    def _log(self, rows: Sequence[Row]) -> None:
+        begun = time.monotonic()
+        try:
+            self.tracker.log(rows)
+        except TrackerError as error:
+            if error.passing:
+                # A server that takes longer for so many than we wait for an answer would never get further.
+                self.most = max(LEAST, self.most // 2)
+            raise
+        if time.monotonic() - begun < QUICK:
+            self.most = min(self.tracker.most, 2 * self.most)
 
     def finish(self) -> str:
         """Send the plan as it became, the files and the status; returns what was not sent, and why.
@@ -155,12 +184,26 @@ def _tags(run: Path) -> dict[str, str]:
     result = read_json(run / "result.json") or {}
     best = result.get("best") or {}
     return {
+        **_made_from(run),
         "drivetrain.version": VERSION,
-        "mlflow.source.name": "drivetrain train",
         "hardware.cpu": str((hardware.get("cpu") or {}).get("model", "")),
         **({"best": f"{best['metric']} {best['value']:.6g} at step {best['step']}"} if _is_best(best) else {}),
         **{f"plan.{each['name']}": f"{each['value']} ({each['source']}: {each['reason']})" for each in plan},
     }
+
+
+def _made_from(run: Path) -> dict[str, str]:
+    """Commit, image, and digests of spec, plan, data and weights, as far as they are known yet."""
+    commits = (read_json(run / "state.json") or {}).get("commits") or []
+    made = read_json(run / "provenance.json") or {}
+    image = made.get("image") or {}
+    found = {
+        "commit": commits[0] if commits else None,
+        "image": image.get("id") or image.get("name"),
+        **{key: made.get(key) for key in ("spec", "plan", "model")},
+        **(made.get("data") or {}),
+    }
+    return {f"made_from.{key}": str(value) for key, value in found.items() if value}
 
 
 def _is_best(best: Mapping[str, Any]) -> bool:

@@ -1,4 +1,6 @@
-"""What a tracking server must offer. Another server is another file with these four methods, and a key in job/track.py."""
+"""What a tracking server must offer: four methods. Another kind of server is one file in `servers`; see
+docs/adding-a-tracker.md.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from typing import Protocol
 from runtime.errors import DrivetrainError
 
 Numbers = Mapping[str, float]
+MADE_FROM_COMMIT = "made_from.commit"
+"""The tag with the commit of the job's folder, which some servers show in a place of their own."""
 
 
 class TrackerError(DrivetrainError):

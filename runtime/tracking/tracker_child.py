@@ -34,7 +34,7 @@ class TrackerChild:
 
     def __init__(self, run: Path, track: Track) -> None:
         self.run = run
-        words = [track.mlflow, *([track.experiment] if track.experiment else [])]
+        words = [*track.target, *([track.experiment] if track.experiment else [])]
         # Its own process group: Ctrl-C reaches the run, and this process ends after it.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.tracking.tracker_process", str(run), *words],

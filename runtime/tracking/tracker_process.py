@@ -1,6 +1,6 @@
 """The process that copies a run to its tracking server. Started by `tracker_child`, beside the trainer.
 
-python -m runtime.tracking.tracker_process RUN ADDRESS [EXPERIMENT]
+python -m runtime.tracking.tracker_process RUN SERVER ADDRESS [EXPERIMENT]
 
 It ends when its standard input is closed; a number that comes before is the seconds that it may take for the rest.
 """
@@ -32,10 +32,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run's end is what ends this process
     os.nice(10)
-    run, address, *experiment = sys.argv[1:]
+    run, server, address, *more = sys.argv[1:]
     events = EventLog(Path(run))
     try:
-        with open_tracker(Path(run), address, *experiment) as tracker:
+        with open_tracker(Path(run), address, more[0] if more else None, server) as tracker:
             copy = Copying(tracker, events, address)
             while (seconds := _told(copy.pause)) is None:
                 copy.attempt()

@@ -258,6 +258,7 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
 
 def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     assert "Made from" not in text_of(run), "one that has not ended has no record of it"
+    assert not (run / "model-card.md").exists()
     made = {"commit": f"{'c' * 40}-changed", "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
     digests = {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "spec": "s1", "plan": "p1", "model": "m1"}
     (run / "provenance.json").write_text(json.dumps(made | digests | {"torch": "2.13.0", "drivetrain": "0.1.0"}))
@@ -275,5 +276,14 @@ def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     ):
         assert row in text.replace("\\", ""), row
     assert "drivetrain reproduce digits-001" in text.replace("\\", "")
+    card = (run / "model-card.md").read_text().replace("\\", "")
+    for line in (
+        "| SHA-256 of the weights | m1 |",
+        "| task | image-classification |",
+        "drivetrain evaluate digits-001",
+        "## Limits",
+    ):
+        assert line in card, line
+    assert "which also selected the weights" in card
     (run / "provenance.json").write_text('{"data": 3, "code": [], "image": "x", "later_commits": 1, "commit": {}}')
     assert "not under git" in text_of(run)

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.cli import main
 from runtime.errors import Busy
 from runtime.job.track import Track
-from runtime.tracking import sent_rows
+from runtime.tracking import mlflow_server, run_tracker, sent_rows
 from runtime.tracking.run_tracker import open_tracker
 from runtime.tracking.tracker import TrackerError
 from runtime.tracking.tracker_child import TrackerChild, beside, following
@@ -113,6 +114,42 @@ def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble,
     copy(run, server.address)
     assert len(server.runs) == 1
     assert server.rows() == expected(run)
+
+
+def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the same 1,000 numbers would be sent for ever to a server that takes longer for them than we wait."""
+
+    class Slow(MlflowDouble):
+        def runs_log_batch(self, given: dict[str, Any]) -> Answer:
+            time.sleep(0.002 * len(given.get("metrics", [])))
+            return super().runs_log_batch(given)
+
+    monkeypatch.setattr(mlflow_server, "PATIENCE", 1.0)
+    monkeypatch.setattr(run_tracker, "QUICK", 0.0)
+    with serving(Slow()) as slow:
+        run = folder(tmp_path, slow.address, rows=550)
+        assert main.main(["track", str(run)]) == 0
+        assert slow.rows() == expected(run)
+
+
+def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
+    run = folder(tmp_path, server.address)
+    (run / "model-card.md").write_text("the card")
+    state = {"status": "done", "started": "2026-11-23T10:00:00+00:00", "commits": ["c0ffee-changed"]}
+    (run / "state.json").write_text(json.dumps(state))
+    made = {"image": {"name": "cpu", "id": "sha256:1"}, "data": {"data.train": "d1"}, "spec": "s1", "model": "m1"}
+    (run / "provenance.json").write_text(json.dumps(made))
+    copy(run, server.address)
+    tags = server.runs["run1"]["tags"]
+    assert {key: tags[key] for key in tags if key.startswith("made_from")} == {
+        "made_from.commit": "c0ffee-changed",
+        "made_from.image": "sha256:1",
+        "made_from.data.train": "d1",
+        "made_from.spec": "s1",
+        "made_from.model": "m1",
+    }
+    assert tags["mlflow.source.git.commit"] == "c0ffee"
+    assert {"provenance.json", "model-card.md"} < server.files.keys()
 
 
 def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, opened: ExitStack) -> None:

@@ -17,14 +17,22 @@ from urllib.parse import quote, urlsplit
 from runtime.system.files import read_json, write_json
 from runtime.system.secrets import masked
 from runtime.tracking.mlflow_server import Missing, MlflowServer
-from runtime.tracking.tracker import Row, RunDescription, TrackerError
+from runtime.tracking.tracker import MADE_FROM_COMMIT, Row, RunDescription, TrackerError
 
 POINTS, PARAMETERS, TAGS = 1000, 100, 100
 LONGEST_PARAMETER, LONGEST_TAG, LONGEST_KEY = 6000, 5000, 250
 STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _KEY = "drivetrain.key"
 """The tag by which a run is found that was created just before a crash."""
+_COMMIT = "mlflow.source.git.commit"
+_SOURCE = "mlflow.source.name"
+"""What MLflow's own page shows as the source of a run."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_\-. :/]")
+
+
+def connect(address: str, experiment: str, identity: Path) -> MlflowTracker:
+    """One run on an MLflow server; user and password, or a token, come from the environment."""
+    return MlflowTracker(address, experiment, identity)
 
 
 class MlflowTracker:
@@ -79,7 +87,9 @@ class MlflowTracker:
 
     def describe(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
-        items = [{"key": _key(name), "value": text[:LONGEST_TAG]} for name, text in tags.items()]
+        # MLflow's own page links the commit that stands here.
+        known = {_COMMIT: tags[MADE_FROM_COMMIT].removesuffix("-changed")} if tags.get(MADE_FROM_COMMIT) else {}
+        items = [{"key": _key(name), "value": text[:LONGEST_TAG]} for name, text in {**tags, **known}.items()]
         for start in range(0, len(items), TAGS):
             self.server.post("runs/log-batch", {"run_id": self.known["run"], "tags": items[start : start + TAGS]})
 
@@ -137,7 +147,7 @@ class MlflowTracker:
             "experiment_id": self.known["experiment"],
             "run_name": run.name,
             "start_time": run.started,
-            "tags": [{"key": _KEY, "value": self.known["key"]}],
+            "tags": [{"key": _KEY, "value": self.known["key"]}, {"key": _SOURCE, "value": "drivetrain train"}],
         }
         info: dict[str, Any] = self.server.post("runs/create", body)["run"]["info"]
         return info

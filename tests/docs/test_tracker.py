@@ -1,0 +1,106 @@
+"""The file of docs/adding-a-tracker.md is all that another tracker needs: every number arrives, whatever fails first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import trained
+from tests.paths import ROOT
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An address and what it was sent; its first answers are failures, the third after it has taken what was sent."""
+    seen: list[dict[str, Any]] = []
+    number = [0]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            number[0] += 1
+            if number[0] > 2:
+                seen.append(body)
+            self.send_response(503 if number[0] < 4 else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/training", seen
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str, list[dict[str, Any]]]) -> None:
+    address, seen = receiver
+    page = (ROOT / "docs" / "adding-a-tracker.md").read_text()
+    shutil.copytree(ROOT / "runtime", tmp_path / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "runtime/tracking/servers/webhook.py").write_text(page.split("```python\n")[1].split("```")[0])
+    job = trained.written(tmp_path / "job", epochs="2")
+    job.write_text(job.read_text() + f"track: {{server: webhook, address: '{address}', experiment: mine}}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = trained.run(job)
+    assert "answers 503; training goes on" in done.stdout
+    assert "files: a webhook takes none" in done.stdout
+    assert {each["run"] for each in seen} == {json.loads(next(run.glob("tracker/*/run.json")).read_text())["id"]}
+    begun = [each for each in seen if each["kind"] == "begin"]
+    assert begun[-1]["experiment"] == "mine"
+    assert begun[-1]["parameters"]["train.epochs"] == "2"
+    assert [each["status"] for each in seen if each["kind"] == "end"] == ["done"]
+    got = {
+        (step, name): value
+        for each in seen
+        if each["kind"] == "rows"
+        for step, _, row in each["rows"]
+        for name, value in row.items()
+    }
+    want = {
+        (row["step"], name): value
+        for row in trained.rows(run)
+        for name, value in row.items()
+        if name not in ("step", "epoch")
+    }
+    assert got == want
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{server: webhook, address: 'http://127.0.0.1:1'}", "track.server: is 'webhook'\n  possible: mlflow"),
+        ("{server: mlflow}", "track.address: is missing"),
+        ("{experiment: a}", "track.mlflow: is missing"),
+        ("{mlflow: 'http://127.0.0.1:1', server: mlflow}", "track.server: is set beside mlflow"),
+        ("{server: mlflow, address: 'http://me:word@127.0.0.1:1'}", "track.address"),
+    ],
+)
+def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, told: str) -> None:
+    job = trained.written(tmp_path)
+    job.write_text(job.read_text() + f"track: {text}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", "validate", str(job)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "word@" not in done.stderr
