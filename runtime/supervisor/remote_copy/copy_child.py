@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from runtime.errors import Busy, Stopped, StorageError
@@ -13,6 +15,7 @@ from runtime.storage.remote_address import RemoteAddress
 from runtime.system import file_lock, signals
 from runtime.system.console import say
 from runtime.system.files import storage_error
+from runtime.tracking.event_log import EventLog
 
 REST = 120.0
 """Seconds in which nothing moves after which a copy of a finished run has failed."""
@@ -22,6 +25,10 @@ AT_ONCE_REST = 3.0
 """The same for one whose user does not want to wait."""
 AFTERWARDS = 3.0
 """Seconds after that until the process is killed."""
+HUNG = 60.0
+"""Seconds without a sign of life after the end of the run, after which the process is killed: it is stopped, or hangs."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two starts of a process that dies again and again."""
 LOCK = ".lock-copy"
 """Of the run folder: held by the process as long as it lives, which may be longer than the run does."""
 PREVIOUS = 30.0
@@ -51,37 +58,81 @@ def _locked(run: Path, patience: float) -> int:
 
 
 class CopyChild:
-    """The process beside one run."""
+    """The process beside one run; one that is killed, for example for want of memory, is started again."""
 
     def __init__(self, run: Path, address: RemoteAddress, keep: int) -> None:
         self.run = run
         self.address = address
-        lock = _locked(run, 0.0)
+        self.keep = keep
+        self._over = threading.Event()
+        """Whether the run has ended, so that the process is no longer replaced."""
+        self._turn = threading.Lock()
+        self.process, self._alive = self._start()
+        threading.Thread(target=self._replace, name="copy", daemon=True).start()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        """A new process, and the descriptor on which it shows that it is well."""
+        lock = _locked(self.run, 0.0)
+        seen, alive = os.pipe()
         # Its own process group: Ctrl-C reaches the run, and this process ends after it.
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             [
                 sys.executable,
                 "-P",
                 "-m",
                 "runtime.supervisor.remote_copy.copy_process",
-                str(run),
-                str(address),
-                str(keep),
+                str(self.run),
+                str(self.address),
+                str(self.keep),
+                str(alive),
             ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.PIPE,
             process_group=0,
-            pass_fds=(lock,),
+            pass_fds=(lock, alive),
         )
         os.close(lock)
+        os.close(alive)
+        return process, seen
 
-    def cancel(self) -> None:
-        """End it at once, for a run whose folder is removed."""
-        self.process.kill()
-        self.process.wait()
+    def _replace(self) -> None:
+        """Start another process whenever one dies before the run has ended."""
+        pause = 1.0
+        while self.process.wait() != Busy.exit_code and not self._over.wait(pause):
+            pause = min(2 * pause, LONGEST_PAUSE)
+            with self._turn:
+                if not self._over.is_set():
+                    self._again()
+
+    def _again(self) -> None:
+        """Start another process if the present one has died; one that lost its lock has ended rightly."""
+        code = self.process.poll()
+        if code in (None, Busy.exit_code):
+            return
+        with contextlib.suppress(OSError, Busy, StorageError):
+            found = self._start()
+            self._close()
+            self.process, self._alive = found
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            EventLog(self.run).add("copy", f"the process that copies has ended ({how}); another one goes on")
+
+    def _close(self) -> None:
+        os.close(self._alive)
         if self.process.stdin:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
+
+    def _leave(self) -> None:
+        """From now on, replace the process no more."""
+        with self._turn:
+            self._over.set()
+
+    def cancel(self) -> None:
+        """End it at once, for a run whose folder is removed."""
+        self._leave()
+        self.process.kill()
+        self.process.wait()
+        self._close()
 
     def finish(self, code: int) -> int:
         """Let it send the rest, and wait for it; returns the exit code of the run.
@@ -89,6 +140,8 @@ class CopyChild:
         Args:
             code: of the run without its copy.
         """
+        self._leave()
+        self._again()
         seconds = REST if code == 0 else AT_ONCE_REST if code in signals.AT_ONCE else STOPPED_REST
         pipe = self.process.stdin
         if pipe and not pipe.closed:
@@ -96,11 +149,25 @@ class CopyChild:
                 pipe.write(f"{seconds}{' idle' * (code == 0)}\n".encode())
                 pipe.close()
         try:
-            ended = self.process.wait(None if code == 0 else seconds + AFTERWARDS)
+            if code == 0:
+                self._wait_while_alive()
+            ended = self.process.wait(seconds + AFTERWARDS)
+            self._close()
         except subprocess.TimeoutExpired:
             self.cancel()
             ended = StorageError.exit_code
         return self._judged(code, ended)
+
+    def _wait_while_alive(self) -> None:
+        """Wait as long as it takes: the process limits itself, unless it is stopped or hangs.
+
+        Raises:
+            TimeoutExpired: if it shows no life.
+        """
+        while select.select([self._alive], [], [], HUNG)[0]:
+            if not os.read(self._alive, 1 << 16):
+                return
+        raise subprocess.TimeoutExpired(self.process.args, HUNG)
 
     def _judged(self, code: int, ended: int) -> int:
         if code not in (0, Stopped.exit_code) or ended == 0:

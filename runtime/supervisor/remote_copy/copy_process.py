@@ -1,15 +1,16 @@
 """The process that copies a run to its store. Started by `copy_child`, beside the trainer.
 
-python -m runtime.supervisor.remote_copy.copy_process RUN ADDRESS KEEP
+python -m runtime.supervisor.remote_copy.copy_process RUN ADDRESS KEEP ALIVE
 
 It ends when its standard input is closed. A line that comes before is the seconds that it may take for the rest, and
-`idle` if only seconds count in which nothing moves.
+`idle` if only seconds count in which nothing moves. From then on it writes to the descriptor ALIVE as long as it is well.
 Exit code 0: everything is there; 7: something is missing; 11: somebody else writes this run; 75: the last checkpoint is
 there, and something else is missing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -45,19 +46,22 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run's end is what ends this process
     os.nice(10)
-    folder, address, keep = Path(sys.argv[1]), parse(sys.argv[2]), int(sys.argv[3])
+    folder, address, keep, alive = Path(sys.argv[1]), parse(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     record = copy_record.of_folder(folder)
     if record is None:
         print(f"{folder}: there is no {copy_record.FILE}", file=sys.stderr)
         return StorageError.exit_code
-    return Copying(folder, ObjectStore(address, PATIENCE), keep, record.writer).run()
+    os.set_blocking(alive, False)
+    return Copying(folder, ObjectStore(address, PATIENCE), keep, record.writer, alive).run()
 
 
 class Copying:
     """Sends what is new, and is patient with a store that is away."""
 
-    def __init__(self, folder: Path, store: ObjectStore, keep: int, writer: str) -> None:
+    def __init__(self, folder: Path, store: ObjectStore, keep: int, writer: str, alive: int | None = None) -> None:
         self.store = store
+        self.alive = alive
+        """The descriptor on which our starter sees that we are well."""
         self.events = EventLog(folder)
         self.lock = WriterLock(store, writer)
         self.copy = RunCopy(store, folder, keep, self._check)
@@ -111,8 +115,14 @@ class Copying:
         self._ended.set()
         seconds = float(words[0]) if words else ORPHANED
         while not self._done.wait(0.2):
+            self._show_life()
             if time.monotonic() - (self._moved if "idle" in words else begun) > seconds:
                 os._exit(self._incomplete())
+
+    def _show_life(self) -> None:
+        if self.alive is not None:
+            with contextlib.suppress(OSError):  # nobody reads any more
+                os.write(self.alive, b".")
 
     def _adopt(self) -> None:
         while True:

@@ -103,6 +103,7 @@ def killed(proxy: FaultyStore, home: Path, place: str, number: int, kind: str) -
     runs.begin(one)
     assert runs.child is not None
     child, runs.child = runs.child, None
+    child._leave()  # the process that would replace it dies with its machine
     killing.child = child
     if child.process.stdin:
         child.process.stdin.write(b"120 idle\n")

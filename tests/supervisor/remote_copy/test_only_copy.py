@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,53 @@ def locked(place: str, writer: str, before: str | None = None) -> WriterLock:
 
 def tags(place: str, below: str = "") -> list[tuple[str, str]]:
     return [(each.name, each.tag) for each in opened(place).objects(below)]
+
+
+def test_a_process_that_is_killed_alone_is_replaced(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing would be copied for the rest of a training, and another machine would take the run for dead."""
+    ours = runs_at(run.parent, "alone")
+    ours.begin(run)
+    child = ours.child
+    assert child is not None
+    first = child.process.pid
+    child.process.kill()
+    end = time.monotonic() + 60
+    while child.process.pid == first:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    checkpoint(run, "step-100")
+    state(run, "done")
+    assert ours.finish(run, 0) == 0
+    assert there(opened("alone/parts-001")) == ["step-100"]
+    events = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert events == ["the process that copies has ended (signal 9); another one goes on"]
+
+
+def test_a_process_that_is_killed_at_the_end_is_replaced(proxy: FaultyStore, run: Path) -> None:
+    checkpoint(run, "step-100")
+    state(run, "done")
+    ours = runs_at(run.parent, "atend")
+    ours.begin(run)
+    assert ours.child is not None
+    os.kill(ours.child.process.pid, signal.SIGKILL)
+    ours.child.process.wait()
+    assert ours.finish(run, 0) == 0
+    assert there(opened("atend/parts-001")) == ["step-100"]
+
+
+def test_a_process_that_is_stopped_does_not_hold_the_end_of_a_run(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_child, "HUNG", 2.0)
+    ours = runs_at(run.parent, "held")
+    ours.begin(run)
+    child = ours.child
+    assert child is not None
+    os.kill(child.process.pid, signal.SIGSTOP)
+    assert ours.finish(run, 0) == 7
+    assert child.process.returncode == -signal.SIGKILL
 
 
 def changes(proxy: FaultyStore) -> list[tuple[str, str]]:
