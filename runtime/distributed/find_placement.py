@@ -32,7 +32,7 @@ def find(options: Options, environ: Mapping[str, str], job: Job, hostname: str |
         SpecError: if what is given is incomplete, not possible, or contradicts itself.
     """
     # An indexed Job numbers its pods also where they have nothing to do with each other.
-    indexed = job.limits.nodes is not None and job.limits.nodes > 1
+    indexed = job.limits.several_nodes
     found: Placement | None = None
     if options != ALONE:
         found = _from_options(options, environ)
@@ -57,7 +57,7 @@ def _check(found: Placement | None, job: Job) -> None:
             f"numbers from 0 to {found.supervisors - 1}",
             "start each node with its own number, counted from 0",
         )
-    if requested is not None and requested != nodes:
+    if not job.limits.allows(nodes):
         raise SpecError(
             [
                 job.problem(
@@ -184,8 +184,19 @@ def _from_indexed_job(environ: Mapping[str, str], job: Job, hostname: str) -> Pl
             f"a pod called JOB-{index}, with a headless service as its subdomain, or MASTER_ADDR",
             "set subdomain in the pod template to the name of a headless service, or MASTER_ADDR to pod 0",
         )
+    if not isinstance(job.limits.nodes, int):
+        raise SpecError(
+            [
+                job.problem(
+                    ("limits", "nodes"),
+                    f"is {job.limits.nodes}, and JOB_COMPLETION_INDEX says not how many pods there are",
+                    "a number: that of the pods of an indexed Job is fixed",
+                    "add --set limits.nodes=N with the completions of the Job",
+                )
+            ]
+        )
     meet = first, _number(environ, "MASTER_PORT", DEFAULT_PORT)
-    return Placement("JOB_COMPLETION_INDEX of Kubernetes", job.limits.nodes or 1, index, meet)
+    return Placement("JOB_COMPLETION_INDEX of Kubernetes", job.limits.nodes, index, meet)
 
 
 _ENGINES: dict[str, Callable[[Mapping[str, str], Job, str], Placement]] = {

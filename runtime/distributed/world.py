@@ -45,7 +45,7 @@ def local_ranks(job: Job, hardware: Hardware) -> int:
 
 def seems_alone(job: Job, hardware: Hardware) -> bool:
     """Whether the run has one process, as far as is known before the machines meet."""
-    return local_ranks(job, hardware) == 1 and (job.limits.nodes or 1) == 1
+    return local_ranks(job, hardware) == 1 and not job.limits.several_nodes
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:

@@ -4,7 +4,8 @@ from runtime.job.custom import CustomJob
 from runtime.job.document import Document
 from runtime.job.formatting import dotted
 from runtime.job.images import ImageClassificationJob, ImageRegressionJob
-from runtime.job.job import Checkpoint, Job, Limits, lower_is_better
+from runtime.job.job import Checkpoint, Job, lower_is_better
+from runtime.job.limits import Limits
 from runtime.job.series import SeriesClassificationJob, SeriesRegressionJob
 from runtime.job.tables import TableClassificationJob, TableRegressionJob
 from runtime.job.text import TextJob

@@ -14,6 +14,7 @@ from runtime.job.data import Data
 from runtime.job.document import Document
 from runtime.job.formatting import dotted, shown
 from runtime.job.hub_address import is_on_hub, parse
+from runtime.job.limits import Limits
 from runtime.job.store_address import StoreAddress
 from runtime.job.sweep import Parameter, Sweep
 from runtime.job.track import Track
@@ -22,12 +23,8 @@ from runtime.job.values import (
     Address,
     Count,
     Duration,
-    GpuMemory,
-    Gpus,
     Interval,
     Name,
-    Positive,
-    Size,
     Spec,
     VariableName,
 )
@@ -37,25 +34,6 @@ LABEL_METRICS = ("micro_f1", "map")
 """Metrics of labels that can be true together, beside accuracy (all labels right) and f1 (mean over the labels)."""
 FOLDERS = ("transformers", "run")
 """Values of `model.source` whose name can be a folder."""
-
-
-class Limits(Spec):
-    """What the container may use; enforced by the engine, checked in the plan."""
-
-    cpus: Positive | None = Field(None, description="CPUs, fractions allowed; 2 if absent")
-    memory: Size | None = Field(None, description="memory without swap; 4g if absent")
-    shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
-    gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
-    gpu_memory: GpuMemory | None = Field(
-        None, description="GPU memory that tensors may take: a share such as 0.5, or a size such as 6g; all if absent"
-    )
-    processes: Count | None = Field(
-        None,
-        description="processes that train together on each machine's CPUs, 1 if absent; on GPUs there is one for each GPU",
-    )
-    nodes: Count | None = Field(
-        None, description="machines that train together; if given, a run that is started on fewer or more is refused"
-    )
 
 
 class Checkpoint(Spec):

@@ -12,6 +12,7 @@ from runtime.distributed.placement import ALONE, Options, Placement, parse_meet
 from runtime.errors import DeviceError, SpecError
 from runtime.hardware.facts import load
 from runtime.job import Job
+from runtime.job.limits import NodeRange
 from tests import tiny
 from tests.paths import ROOT
 
@@ -25,12 +26,12 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_STEP_NUM_TASKS": "2"}
 INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 
-def job(nodes: int | None = None, processes: int | None = None) -> Job:
+def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> Job:
     made = tiny.job()
     return made.model_copy(update={"limits": made.limits.model_copy(update={"nodes": nodes, "processes": processes})})
 
 
-def found(environ: dict[str, str], options: Options = ALONE, nodes: int | None = None) -> Placement | None:
+def found(environ: dict[str, str], options: Options = ALONE, nodes: int | NodeRange | None = None) -> Placement | None:
     return find_placement.find(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
 
 
@@ -105,14 +106,30 @@ def test_slurm_jobs_have_ports_of_their_own() -> None:
         (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, ALONE, None, "Slurm starts 8 tasks on 2 nodes"),
         (SKYPILOT, ALONE, 3, "limits.nodes: is 3, and SKYPILOT_* variables says 2"),
         ({}, ALONE, 2, "limits.nodes: is 2, and nothing says which node this is"),
+        ({}, ALONE, NodeRange(least=2), "limits.nodes: is 2 or more, and nothing says which node this is"),
+        (SLURM, ALONE, NodeRange(least=3, most=4), "limits.nodes: is 3 to 4, and SLURM_* variables says 2"),
+        (SKYPILOT, ALONE, NodeRange(least=1, most=1), "limits.nodes: is 1 to 1, and SKYPILOT_* variables says 2"),
+        (INDEXED, ALONE, NodeRange(least=2), "limits.nodes: is 2 or more, and JOB_COMPLETION_INDEX says not how many"),
     ],
 )
-def test_contradictions_are_refused(environ: dict[str, str], options: Options, nodes: int | None, words: str) -> None:
+def test_contradictions_are_refused(
+    environ: dict[str, str], options: Options, nodes: int | NodeRange | None, words: str
+) -> None:
     with pytest.raises(SpecError) as error:
         found(environ, options, nodes)
     assert words in str(error.value)
     assert "possible:" in str(error.value)
     assert "do:" in str(error.value)
+
+
+@pytest.mark.parametrize("bounds", [NodeRange(least=1), NodeRange(least=2), NodeRange(least=1, most=2)])
+def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
+    for environ, options in ((SLURM, ALONE), (KUBEFLOW, ALONE), ({}, Options(2, 1, "10.0.0.5:1"))):
+        here = found(environ, options, bounds)
+        assert here is not None
+        assert here.supervisors == 2
+    if bounds.least == 1:
+        assert found({}, nodes=bounds) is None
 
 
 @pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])

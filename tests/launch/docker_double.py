@@ -29,6 +29,9 @@ def main() -> int:
     while words and words[0].startswith("--"):
         option = words.pop(0)
         options[option] = words.pop(0) if option in VALUED else ""
+    if (HOME / f"{context}.down").exists():
+        print("Cannot connect to the Docker daemon", file=sys.stderr)
+        return 1
     if verb == "version":
         return 0
     if verb == "run":

@@ -120,6 +120,9 @@ def test_a_wrong_site_file_is_refused(
     [
         (["--nodes", "0"], "--nodes 0\n"),
         (["--nodes", "2", "--set", "limits.nodes=3"], "limits.nodes: is 3, and --nodes is 2"),
+        (["--set", "limits.nodes={least: 2}"], "limits.nodes: is 2 or more, and nothing says how many to ask for"),
+        (["--nodes", "1", "--set", "limits.nodes={least: 2}"], "limits.nodes: is 2 or more, and --nodes is 1"),
+        (["--nodes", "5", "--set", "limits.nodes={least: 2, most: 4}"], "possible: --nodes from 2 to 4"),
         (["--per-node", "2", "--set", "limits.processes=3"], "limits.processes: is 3, and --per-node is 2"),
         (["--nodes", "8", "--per-node", "5"], "train.batch_size: is 32, and 8 nodes with 5 processes each are 40"),
         (["--new"], "--new with --on slurm"),
@@ -134,6 +137,19 @@ def test_what_cannot_train_is_refused(
     assert launch(*words) == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "tiny.sbatch").exists()
+
+
+@pytest.mark.parametrize(("options", "most"), [((), 4), (("--nodes", "3"), 3)])
+def test_a_range_of_nodes_stays_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], most: int
+) -> None:
+    """Slurm gives what it has, and each attempt takes what is left."""
+    assert launch("--set", "limits.nodes={least: 2, most: 4}", *options) == 0
+    assert f"2 to {most} nodes, 1 process on each" in capsys.readouterr().out
+    text = (folder / "tiny.sbatch").read_text()
+    assert f"#SBATCH --nodes=2-{most}\n" in text
+    assert "\nleast=2 " in text
+    assert "--set 'limits.nodes={least: 2, most: 4}' --set limits.processes=1 " in text
 
 
 def test_files_that_the_nodes_do_not_see_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def test_a_script_runs_one_hardened_container_on_each_engine(folder: Path, capsy
         "--network=host --cpus=2 --memory=4096m --memory-swap=4096m --shm-size=256m --tmpfs=/tmp:exec,mode=1777 "
         "--tmpfs=/cache:exec,mode=1777 --volume=/srv/data:/data)"
     ) in text
-    assert "--set limits.processes=2 --set limits.gpus=none --runs /data/runs --nodes 2 --meet 10.77.0.1:29400)" in text
+    assert "--set limits.processes=2 --set limits.gpus=none --runs /data/runs --meet 10.77.0.1:29400)" in text
     told = subprocess.run(
         ["bash", "-c", text.partition("options=")[0] + 'printf %s "$job"'], capture_output=True, text=True, check=True
     )
@@ -180,7 +180,7 @@ def test_exit_codes_decide_what_follows(folder: Path, leader: str, other: str, c
     path = folder / "tiny.nodes.sh"
     begin, rest = path.read_text().split("train=(", 1)
     body = rest.split("\n", 1)[1].replace("silence=60", "silence=2")
-    path.write_text(f"{begin}train=(-c 'case $2 in 0) {leader};; 1) {other};; esac' sh)\n{body}")
+    path.write_text(f"{begin}train=(-c 'case $4 in 0) {leader};; 1) {other};; esac' sh)\n{body}")
     done = subprocess.run(
         ["bash", str(path)],
         env=engines(folder, {"node0": [], "node1": []}),
@@ -192,6 +192,40 @@ def test_exit_codes_decide_what_follows(folder: Path, leader: str, other: str, c
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stdout.count("a node was lost") == (attempts if attempts > 1 else 0)
     assert [path.suffix for path in (folder / "engines").iterdir()] == [".json", ".json"], "no container is left"
+
+
+DOWN = "no Docker engine answers in "
+
+
+@pytest.mark.parametrize(
+    ("bounds", "down", "code", "told"),
+    [
+        ("{least: 1, most: 2}", "node1", 0, f"{DOWN}node1\ntraining goes on with 1 of 2 nodes\n--nodes 1 --node 0\n"),
+        (
+            "{least: 1, most: 2}",
+            "node0",
+            8,
+            f"{DOWN}node0\nnode0 leads, and has the run: training cannot go on without",
+        ),
+        ("{least: 2}", "node1", 8, f"{DOWN}node1\ntraining needs 2 nodes (limits.nodes of the job), and 1 answer\n"),
+        ("2", "node1", 8, f"{DOWN}node1\ntraining needs 2 nodes (limits.nodes of the job), and 1 answer\n"),
+    ],
+)
+def test_an_engine_that_does_not_answer_is_left_out_if_the_job_allows_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], bounds: str, down: str, code: int, told: str
+) -> None:
+    (folder / "tiny.yaml").write_text(SPEC.replace("cpus: 2", f"nodes: {bounds}"))
+    assert launch() == 0
+    size = "1 to 2 nodes" if "1" in bounds else "2 nodes"
+    assert f"tiny.nodes.sh written: {size}, 1 process on each" in capsys.readouterr().out
+    path = folder / "tiny.nodes.sh"
+    begin, rest = path.read_text().split("train=(", 1)
+    path.write_text(f"{begin}train=(-c 'echo \"$@\"' sh)\n{rest.split(chr(10), 1)[1]}")
+    environ = engines(folder, {"node0": [], "node1": []})
+    (folder / "engines" / f"{down}.down").touch()
+    done = subprocess.run(["bash", str(path)], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.startswith(told)
 
 
 @pytest.mark.nightly

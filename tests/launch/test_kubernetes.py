@@ -109,6 +109,20 @@ def test_a_wrong_site_is_refused(
     assert not (folder / "out.yaml").exists()
 
 
+def test_a_range_of_nodes_becomes_a_number_and_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tiny.yaml").write_text(SPEC + "limits: {nodes: {least: 2, most: 4}}\n")
+    assert launch() == 0
+    out = capsys.readouterr().out
+    assert (
+        "limits.nodes is 2 to 4: 4 in each attempt, since an indexed Job of Kubernetes starts each of its pods" in out
+    )
+    assert "4 nodes, 1 process on each" in out
+    assert launch("--nodes", "3") == 0
+    spec = objects(folder)["Job"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    assert "limits.nodes=3" in spec["template"]["spec"]["containers"][0]["args"]
+
+
 VALIDATOR = os.environ.get("DRIVETRAIN_KUBERNETES", "")
 CHECK = """
 import json, sys, kubernetes_validate

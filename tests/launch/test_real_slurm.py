@@ -1,17 +1,22 @@
 """Generated batch scripts under a real Slurm: to the end, over a time limit, a kill and a lost node, with the same bits.
 
 As root: apt-get install slurmctld slurmd slurm-client munge && python -m pytest -m nightly -s THIS_FILE
+
+In containers, too, with the file system of our image (`docker export`) and ch-run of charliecloud-runtime:
+DRIVETRAIN_ROOT_FOLDER=FOLDER
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,7 +36,7 @@ EPOCHS = 100
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with slurm_cluster.cluster(3, tmp_path_factory.mktemp("slurm")) as made:
+    with slurm_cluster.cluster(4, tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
 
@@ -47,12 +52,12 @@ def job(tmp_path: Path) -> Path:
     return small_job(tmp_path)
 
 
-def script(job: Path, nodes: int = 2) -> Path:
-    """The batch script of a job in its folder."""
-    shared = [str(job.parent), str(ROOT), sys.prefix]
-    (job.parent / "site.yaml").write_text(f"slurm:\n  shared: {shared}\n  grace: 20s\n")
+def script(job: Path, nodes: int = 2, *options: str, **site: object) -> Path:
+    """The batch script of a job in its folder, with more options and keys of the site."""
+    section: dict[str, object] = {"shared": [str(job.parent), str(ROOT), sys.prefix], "grace": "20s", **site}
+    (job.parent / "site.yaml").write_text(json.dumps({"slurm": section}))
     words = [sys.executable, "-m", "runtime", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
-    words += ["--site", "site.yaml"]
+    words += ["--site", "site.yaml", *options]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=job.parent, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -146,6 +151,70 @@ def test_a_mistake_in_the_job_is_not_tried_again(slurm: SlurmCluster, job: Path)
     assert "exit 2; another attempt would end in the same way" in log(job, number)
 
 
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 7, 9])
+def test_what_would_end_in_the_same_way_is_not_tried_again(slurm: SlurmCluster, job: Path, code: int) -> None:
+    number = slurm.submit(script(job, command=["bash", "-c", f"exit {code}", "drivetrain"]))
+    ended = slurm.ended(number)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", f"{code}:0", "0"), log(job, number)
+
+
+def test_twenty_jobs_one_after_another(slurm: SlurmCluster, job: Path) -> None:
+    """On the same two nodes, each as soon as the one before has ended: none waits for a port of the last one."""
+    path = script(job, 2, "--set", "train.epochs=1", options={"dependency": "singleton"})
+    numbers = [slurm.submit(path) for _ in range(20)]
+    for number in numbers:
+        ended = slurm.ended(number, 1200)
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
+    places = [line for number in numbers for line in log(job, number).splitlines() if line.startswith("placement:")]
+    print(f"20 jobs, {len({line.partition('meeting at')[2].split()[0] for line in places})} meeting places")
+    assert len(list((job.parent / "runs").glob("tiny-*"))) == 20
+
+
+SLOW_LEADER = (
+    "[ $SLURM_NODEID != 0 ] || export FAULT=runtime.training.saver:Saver.final:2:slow; "
+    f'exec {sys.executable} -m tests.faults.driver "$@"'
+)
+
+
+def test_a_slow_save_of_the_leader_is_waited_for(slurm: SlurmCluster, job: Path, reference: Path) -> None:
+    """Slurm ends all tasks as soon as one has ended with another code than 0; the leader's save takes 10 s."""
+    job.write_text(job.read_text().replace("every: 3 steps", "every: 10m"))
+    given = {"command": ["bash", "-c", SLOW_LEADER, "drivetrain"], "srun": ["--kill-on-bad-exit=1"]}
+    number = slurm.submit(script(job, **given))
+    until(lambda: trains(job, 10), 300)
+    slurm.run("scancel", "--signal=TERM", number)
+    until(lambda: "queued again" in log(job, number), 120)
+    told = log(job, number)
+    assert "fault: slow" in told
+    assert "exit 75; queued again" in told, told
+    last = rows(run_of(job))[-1]["step"]
+    manifest = json.loads((run_of(job) / "checkpoints" / f"step-{last}" / "MANIFEST.json").read_text())
+    assert manifest["files"]
+    ended = slurm.ended(number)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
+    assert same(reference, run_of(job))
+
+
+CONTAINER = os.environ.get("DRIVETRAIN_ROOT_FOLDER", "")
+
+
+@pytest.mark.skipif(
+    not (CONTAINER and shutil.which("ch-run")), reason="DRIVETRAIN_ROOT_FOLDER names no image, or ch-run is missing"
+)
+def test_each_node_trains_in_a_container(slurm: SlurmCluster, job: Path, reference: Path) -> None:
+    """Of our image, with its Python and torch; Slurm's variables reach it, and the signal of a time limit."""
+    binds = [word for folder in (job.parent, ROOT) for word in ("--bind", str(folder))]
+    words = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={ROOT}", CONTAINER, "--"]
+    number = slurm.submit(script(job, command=[*words, "python", "-m", "runtime"]))
+    until(lambda: trains(job, 10), 300)
+    slurm.run("scancel", "--signal=TERM", number)
+    until(lambda: "exit 75; queued again" in log(job, number), 120)
+    ended = slurm.ended(number)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
+    assert json.loads((run_of(job) / "hardware.json").read_text())["image"] == "cpu"
+    assert same(reference, run_of(job))
+
+
 def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -> None:
     number = slurm.submit(script(job, nodes=1))
     until(lambda: trains(job, 10), 300)
@@ -156,17 +225,38 @@ def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -
     assert "stopped by SIGTERM" in log(job, number)
 
 
+def kill_node(slurm: SlurmCluster, index: int, number: str, *, cut: bool) -> None:
+    """Everything on a node is gone at once, Slurm's daemon too; cut: without a word to those it is connected with."""
+    if cut:
+        slurm.machines[index].cut()
+    for process in processes(slurm.machines[index].name, number):
+        process.kill()
+    for started in slurm.machines[index].started:
+        started.send_signal(signal.SIGKILL)
+
+
+def test_a_lost_node_is_left_out_if_the_job_allows_it(slurm: SlurmCluster, job: Path) -> None:
+    """In the same allocation; the run goes on with the samples that were left."""
+    number = slurm.submit(script(job, 3, "--set", "limits.nodes={least: 2, most: 3}"))
+    until(lambda: trains(job, 10), 300)
+    kill_node(slurm, 2, number, cut=False)
+    begin = time.monotonic()
+    until(lambda: "a node does not answer; training goes on with 2 of 3: node0 node1" in log(job, number), 200)
+    print(f"lost node: started again without it after {time.monotonic() - begin:.0f} s")
+    until(lambda: "resumes" in log(job, number).partition("training goes on with")[2], 200)
+    print(f"lost node: resumed after {time.monotonic() - begin:.0f} s")
+    ended = slurm.ended(number, 900)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
+    steps = [row["step"] for row in rows(run_of(job)) if "lr" in row]
+    assert steps == list(range(1, EPOCHS * 8 + 1))
+
+
 def test_a_dead_node_does_not_hold_the_job(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Last: the node is gone afterwards."""
     number = slurm.submit(script(job))
     until(lambda: trains(job, 10), 300)
     begin = time.monotonic()
-    dead = slurm.machines[1]
-    dead.cut()
-    for process in processes("node1", number):
-        process.kill()
-    for process in dead.started:
-        process.send_signal(signal.SIGKILL)
+    kill_node(slurm, 1, number, cut=True)
     until(lambda: "a node does not answer; queued again" in log(job, number), 300, 0.5)
     print(f"dead node: queued again after {time.monotonic() - begin:.0f} s")
     ended = slurm.ended(number, 900)

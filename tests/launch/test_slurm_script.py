@@ -16,6 +16,8 @@ from runtime.launch.clusters.slurm_script import BODY
 SRUN = """\
 #!/bin/bash
 # Plays one line of `attempts`: the exit code, then the ends that the nodes leave, as NODE=CODE; hang: never ends.
+# A step that only asks whether a node answers gets no answer from those in `dead`.
+case "$*" in *--overlap*) ! grep -qs "nodelist=$(cat dead 2>/dev/null) " <<< "$*"; exit ;; esac
 words="$*"
 echo "${words//$'\n'/ }" >> srun.log
 line=$(sed -n "$(wc -l < srun.log)p" attempts)
@@ -26,20 +28,32 @@ exit "$1"
 """
 
 
-def script(folder: Path, attempts: Sequence[str]) -> list[str]:
-    """The command of a job whose attempts end as given."""
+SCONTROL = """\
+#!/bin/bash
+if [ "$1" = show ]; then printf '%s\\n' a1 a2; else echo "$@" >> scontrol.log; fi
+"""
+
+
+def script(folder: Path, attempts: Sequence[str], least: int = 2) -> list[str]:
+    """The command of a job on two nodes whose attempts end as given, and that goes on with the least number of nodes."""
     folder.joinpath("attempts").write_text("\n".join(attempts) + "\n")
-    for name, text in (("srun", SRUN), ("scontrol", '#!/bin/bash\necho "$@" >> scontrol.log\n')):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         folder.joinpath(name).write_text(text)
         folder.joinpath(name).chmod(0o755)
     assert BODY.count("sleep 2\n") == 1
-    head = "#!/bin/bash\ntrain=(drivetrain train 'a b.yaml')\nsrun_options=(--x)\nsilence=6\n"
+    head = f"#!/bin/bash\ntrain=(drivetrain train 'a b.yaml')\nsrun_options=(--x)\nsilence=6 patience=5 least={least}\n"
     folder.joinpath("job.sbatch").write_text(head + BODY.replace("sleep 2\n", "sleep 0.05\n"))
     return ["bash", "job.sbatch"]
 
 
 def environ(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}
+    return {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_JOB_NODELIST": "a[1-2]",
+    }
 
 
 def lines(path: Path) -> list[str]:
@@ -69,6 +83,31 @@ def test_exit_codes_decide(tmp_path: Path, attempts: list[str], code: int, start
     assert len(lines(tmp_path / "srun.log")) == started
     assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if again else [])
     assert not (tmp_path / "runs" / ".slurm-7").exists()
+
+
+@pytest.mark.parametrize(
+    ("attempts", "least", "code", "hosts", "again"),
+    [
+        (["8 0=8 hang", "0 0=0"], 1, 0, ["a1,a2", "a1"], False),
+        (["8 0=8 hang", "75 0=75"], 1, 75, ["a1,a2", "a1"], True),
+        (["8 0=8 hang"], 2, 8, ["a1,a2"], True),
+        (["8 0=8", "0 0=0"], 1, 0, ["a1,a2", "a1"], False),  # Slurm has noticed that the task of a2 is gone
+        (["8 0=8 1=8", "0 0=0"], 1, 0, ["a1,a2", "a1,a2"], False),
+    ],
+)
+def test_a_node_that_does_not_answer_is_left_out_if_the_job_allows_it(
+    tmp_path: Path, attempts: list[str], least: int, code: int, hosts: list[str], again: bool
+) -> None:
+    words = script(tmp_path, attempts, least)
+    (tmp_path / "dead").write_text("a2")
+    text = (tmp_path / "job.sbatch").read_text()
+    (tmp_path / "job.sbatch").write_text(text.replace("silence=6", "silence=1000"))  # nobody waits for the node itself
+    done = subprocess.run(words, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    started = [line.partition("--nodelist=")[2].split()[0] for line in lines(tmp_path / "srun.log")]
+    assert started == hosts
+    assert ("training goes on with 1 of 2: a1" in done.stdout) == (hosts[1:] == ["a1"])
+    assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if again else [])
 
 
 def test_a_job_that_slurm_ends_is_not_queued_again(tmp_path: Path) -> None:

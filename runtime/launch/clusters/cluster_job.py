@@ -10,6 +10,7 @@ from pathlib import Path
 from runtime.distributed import world
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job.limits import NodeRange
 from runtime.job_spec import load as spec
 
 
@@ -41,6 +42,9 @@ class ClusterJob:
     folder: Path
     """The working folder, whose runs/ gets the run."""
     nodes: int
+    """How many are asked for."""
+    least: int
+    """With how many it goes on if there are no more; the same number unless the job says otherwise."""
     per_node: int
     """Processes on each node, one for each GPU."""
     gpus: bool
@@ -58,25 +62,28 @@ class ClusterJob:
         return [*program, "train", spec or str(self.spec), *self.options]
 
 
-def resolve(request: ClusterRequest, *, unseen: bool = False) -> ClusterJob:
+def resolve(request: ClusterRequest, *, unseen: bool = False, shrinks: bool = False) -> ClusterJob:
     """The job with its number of nodes and processes.
 
     Args:
         request: the options.
         unseen: whether its data is on other machines alone.
+        shrinks: whether the engine can go on with fewer nodes.
 
     Raises:
         DrivetrainError: if the job is invalid, or contradicts the options.
     """
     load = spec.load_unseen if unseen else spec.load
     job = load(request.spec, request.assignments)
-    nodes = _agreed(job, "nodes", request.nodes) or 1
+    nodes, least = _nodes(job, request.nodes)
+    least = least if shrinks else nodes
     processes = _agreed(job, "processes", request.per_node)
     gpus = request.device == "gpu"
     if gpus and job.limits.gpus == "none":
         raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "remove one")
     per_node = processes or (len(job.limits.gpus) if gpus and isinstance(job.limits.gpus, list) else 1)
-    sizes = {"nodes": str(nodes)}
+    # A range stays one: each attempt may have another number.
+    sizes = {"nodes": str(nodes)} if least == nodes else {}
     if not gpus:
         sizes |= {"processes": str(per_node), "gpus": "none"}
     elif job.limits.gpus == "auto":
@@ -86,7 +93,28 @@ def resolve(request: ClusterRequest, *, unseen: bool = False) -> ClusterJob:
     words += [*request.flags, *(["--extend", str(request.extend.resolve())] if request.extend else [])]
     _check_batch(job, nodes, per_node)
     world.check_parts(job, nodes * per_node)
-    return ClusterJob(job, request.spec.resolve(), Path.cwd(), nodes, per_node, gpus, tuple(words))
+    return ClusterJob(job, request.spec.resolve(), Path.cwd(), nodes, least, per_node, gpus, tuple(words))
+
+
+def _nodes(job: Job, asked: int | None) -> tuple[int, int]:
+    """How many nodes are asked for, and with how many the run goes on."""
+    bounds = job.limits.nodes
+    if not isinstance(bounds, NodeRange):
+        number = _agreed(job, "nodes", asked) or 1
+        return number, number
+    count = asked or bounds.most
+    if count is None or not job.limits.allows(count):
+        raise SpecError(
+            [
+                job.problem(
+                    ("limits", "nodes"),
+                    f"is {bounds}, and {f'--nodes is {asked}' if count else 'nothing says how many to ask for'}",
+                    f"--nodes {bounds.least} or more" if bounds.most is None else f"--nodes from {bounds}",
+                    "give --nodes N" if count else "give --nodes N, or write limits.nodes.most",
+                )
+            ]
+        )
+    return count, bounds.least
 
 
 def _agreed(job: Job, key: str, asked: int | None) -> int | None:

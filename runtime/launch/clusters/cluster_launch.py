@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from runtime.errors import DeviceError
+from runtime.job.limits import NodeRange
 from runtime.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from runtime.system.files import write_text
@@ -33,14 +34,30 @@ class Engine(Generic[Section]):
     """What shows its progress, for the user."""
     unseen: bool = True
     """Whether data is on other machines alone, and not looked at here."""
+    fixed: str = ""
+    """Why the number of nodes cannot change between attempts; empty if it can."""
 
 
 ENGINES: dict[str, Engine[Any]] = {
     "slurm": Engine(
         ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}", False
     ),
-    "k8s": Engine(".k8s.yaml", kubernetes.check, kubernetes.manifest, kubernetes.submit, kubernetes.follow),
-    "skypilot": Engine(".sky.yaml", skypilot.check, skypilot.task, skypilot.submit, skypilot.follow),
+    "k8s": Engine(
+        ".k8s.yaml",
+        kubernetes.check,
+        kubernetes.manifest,
+        kubernetes.submit,
+        kubernetes.follow,
+        fixed="an indexed Job of Kubernetes starts each of its pods again",
+    ),
+    "skypilot": Engine(
+        ".sky.yaml",
+        skypilot.check,
+        skypilot.task,
+        skypilot.submit,
+        skypilot.follow,
+        fixed="SkyPilot starts all nodes of a task, or none",
+    ),
     "nodes": Engine(".nodes.sh", docker_nodes.check, docker_nodes.script, docker_nodes.submit, docker_nodes.follow),
 }
 
@@ -52,10 +69,10 @@ def launch(request: ClusterRequest) -> int:
         DrivetrainError: if job or site is invalid, or the engine does not take it.
     """
     engine = ENGINES[request.engine]
-    work = resolve(request, unseen=engine.unseen)
+    work = resolve(request, unseen=engine.unseen, shrinks=not engine.fixed)
     place, named = site.load(request.site)
     here = place.section(request.engine, named)
-    for line in (*engine.check(work, here, named), *shared_folders.notes(work)):
+    for line in (*engine.check(work, here, named), *shared_folders.notes(work), *_fixed(work, engine)):
         print(line)
     path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
     print(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}", flush=True)
@@ -68,10 +85,20 @@ def launch(request: ClusterRequest) -> int:
     return 0
 
 
+def _fixed(work: ClusterJob, engine: Engine[Any]) -> Iterator[str]:
+    """Says that there will be no fewer nodes, although the job allows it."""
+    if engine.fixed and isinstance(work.job.limits.nodes, NodeRange):
+        yield (
+            f"limits.nodes is {work.job.limits.nodes}: {work.nodes} in each attempt, since {engine.fixed}; to go on with "
+            "another number, launch again with --nodes N"
+        )
+
+
 def _size(work: ClusterJob) -> str:
     kind = "GPU" if work.gpus else "process"
     plural = ("es" if kind == "process" else "s") * (work.per_node > 1)
-    return f"{work.nodes} node{'s' * (work.nodes > 1)}, {work.per_node} {kind}{plural} on each"
+    nodes = f"{work.least} to {work.nodes}" if work.least < work.nodes else f"{work.nodes}"
+    return f"{nodes} node{'s' * (work.nodes > 1)}, {work.per_node} {kind}{plural} on each"
 
 
 def _written(path: Path, text: str) -> str:

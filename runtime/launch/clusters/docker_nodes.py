@@ -69,7 +69,7 @@ def script(work: ClusterJob, here: NodesSite) -> str:
     """The script; it holds names of variables, never their values."""
     given = _variables(work)
     spec = f"{SPEC}/{work.spec.name}"
-    command = [*work.command(["python", "-m", "runtime"], spec), "--runs", here.runs, "--nodes", str(work.nodes)]
+    command = [*work.command(["python", "-m", "runtime"], spec), "--runs", here.runs]
     # The job file travels as a variable: nothing has to be copied to the nodes first.
     write = f'mkdir -p {SPEC} && printf %s "$DRIVETRAIN_JOB" > {shlex.quote(spec)} && exec "$@"'
     if given:
@@ -80,6 +80,8 @@ def script(work: ClusterJob, here: NodesSite) -> str:
         "# Exit codes of training decide: 0 done; 75 stopped early, start this script again; 8 and kills, up to three attempts;",
         "# 2 to 7 and 9 would end in the same way.",
         f"contexts=({shlex.join(here.contexts)})  # the first leads, and writes the run",
+        f"least={work.least}  # nodes with which training begins or goes on if others do not answer",
+        "patience=20  # seconds that an engine gets to answer",
         f"name={shlex.quote(f'drivetrain-{work.job.name}')}",
         f"job={shlex.quote(work.spec.read_text(encoding='utf-8'))}",
         f"options=({shlex.join(_options(work, here))})",

@@ -21,7 +21,8 @@ for each in "${files[@]}"; do
     fi
 done
 on() { docker --context "${contexts[$1]}" "${@:2}"; }  # on NODE WORDS: docker on the engine of a node
-numbers=("${!contexts[@]}")
+answers() { timeout "$patience" docker --context "${contexts[$1]}" version > /dev/null 2>&1; }
+numbers=("${!contexts[@]}")  # of the engines that take part in an attempt
 ends=$(mktemp -d) || exit 7
 stopped=
 
@@ -60,22 +61,44 @@ hand_over() {
     put "$1" "$ready" < /dev/null
 }
 
-# One training on all nodes; sets $code.
+# Sets $numbers to the engines that answer; fails if they are too few, or the first is not among them.
+gather() {
+    local i there=() missing=()
+    for i in "${!contexts[@]}"; do if answers "$i"; then there+=("$i"); else missing+=("${contexts[$i]}"); fi; done
+    if [ "${#missing[@]}" = 0 ]; then numbers=("${there[@]}"); return; fi
+    echo "no Docker engine answers in ${missing[*]}"
+    if [ "${there[0]:-}" != 0 ]; then echo "${contexts[0]} leads, and has the run: training cannot go on without it"; return 1; fi
+    if [ "${#there[@]}" -lt "$least" ]; then
+        echo "training needs $least nodes (limits.nodes of the job), and ${#there[@]} answer"
+        return 1
+    fi
+    echo "training goes on with ${#there[@]} of ${#contexts[@]} nodes"
+    numbers=("${there[@]}")
+}
+
+# One training on all nodes that answer; sets $code.
 attempt() {
-    local i waited=0 awaiting=()
+    local i node=0 waited=0 gone=0 awaiting=()
+    gather || exit 8
     remove
     rm -f "$ends"/*
     for i in "${numbers[@]}"; do
         on "$i" run --detach --name "$name-$i" --env DRIVETRAIN_JOB="$job" --entrypoint sh "${options[@]}" "$image" \
-            "${train[@]}" --node "$i" > /dev/null || { code=9; echo "node $i (${contexts[$i]}) starts no container"; return; }
+            "${train[@]}" --nodes "${#numbers[@]}" --node "$node" > /dev/null ||
+            { code=9; echo "node $i (${contexts[$i]}) starts no container"; return; }
         hand_over "$i" || { code=8; echo "node $i (${contexts[$i]}) did not take the variables"; return; }
         await "$i" & awaiting+=($!)
+        node=$((node + 1))
     done
     on 0 logs --follow "$name-0" & local log=$!
-    while [ "$(ended)" -lt "${#numbers[@]}" ]; do
+    while [ "$(($(ended) + gone))" -lt "${#numbers[@]}" ]; do
         sleep 1
         # The leader ends last, and a loss ends all others within a minute.
         if [ -e "$ends/0" ] || lost; then waited=$((waited + 1)); fi
+        if [ "$waited" = 4 ]; then
+            for i in "${numbers[@]}"; do if [ ! -e "$ends/$i" ] && ! answers "$i"; then gone=$((gone + 1)); fi; done
+            waited=5
+        fi
         if [ "$waited" -ge "$silence" ]; then break; fi
     done
     kill "${awaiting[@]}" "$log" 2> /dev/null
@@ -88,7 +111,7 @@ attempt() {
         fi
     done
     for i in "${numbers[@]}"; do
-        if [ "$i" != 0 ] && [ "$code" != 0 ] && [ "$code" != 75 ]; then
+        if [ "$i" != 0 ] && [ "$code" != 0 ] && [ "$code" != 75 ] && answers "$i"; then
             echo "the last lines of node $i (${contexts[$i]}):"; on "$i" logs --tail 5 "$name-$i" 2>&1
         fi
     done

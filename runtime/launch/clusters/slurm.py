@@ -87,7 +87,9 @@ def script(work: ClusterJob, here: SlurmSite) -> str:
         *here.setup,
         f"train=({shlex.join(work.command(here.command))})",
         f"srun_options=({shlex.join(here.srun)})",
+        f"least={work.least}  # nodes with which training goes on if one is gone",
         SILENCE,
+        "patience=15  # seconds that a node gets to answer, when training on the others has ended",
     ]
     return "\n".join(lines) + "\n" + BODY
 
@@ -100,7 +102,7 @@ def _options(work: ClusterJob, here: SlurmSite) -> dict[str, str | int | bool]:
         "chdir": str(work.folder),
         "output": str(work.folder / log(work)),
         "open-mode": "append",
-        "nodes": work.nodes,
+        "nodes": f"{work.least}-{work.nodes}" if work.least < work.nodes else work.nodes,
         "ntasks-per-node": 1,
         "signal": f"TERM@{math.ceil(seconds)}",
         "requeue": True,

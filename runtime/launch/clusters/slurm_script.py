@@ -20,27 +20,53 @@ exit "$code"'
 """
     + LOST
     + r"""
-# One training on all nodes; sets $code, and $unreachable if a node neither trains nor ends.
+# Whether a node answers: a step that does nothing ends there.
+answers() { timeout --kill-after=1 "$patience" srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" true > /dev/null 2>&1; }
+# Ask the nodes whose training has not ended; those that do not answer are noted.
+ask() {
+    local i
+    for i in "${!hosts[@]}"; do
+        if [ ! -e "$ends/$i" ]; then { answers "${hosts[i]}" || echo > "$ends/dead-$i"; } & asking+=($!); fi
+    done
+}
+# Whether some nodes do not answer, and all others have ended.
+alone() {
+    local i dead=1
+    for i in "${!hosts[@]}"; do
+        if [ -e "$ends/$i" ]; then continue; elif [ -e "$ends/dead-$i" ]; then dead=0; else return 1; fi
+    done
+    return "$dead"
+}
+
+# One training on $hosts; sets $code, $unreachable if a node neither trains nor ends, and $rest to the others.
 attempt() {
     rm -rf "$ends"; mkdir -p "$ends" || exit 7
-    srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \
+    srun --nodes="${#hosts[@]}" --nodelist="$(IFS=,; echo "${hosts[*]}")" \
+        --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \
         ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "${srun_options[@]}" \
         bash -c "$node" "$ends" "${train[@]}" &
-    local step=$! waited=0
-    unreachable=
+    local step=$! waited=0 asking=() i
+    unreachable= rest=()
     while kill -0 "$step" 2>/dev/null; do
         sleep 2
         # The leader ends last, and a loss ends all others within a minute.
         if [ -e "$ends/0" ] || lost; then waited=$((waited + 2)); fi
-        if [ "$waited" -ge "$silence" ]; then unreachable=yes; kill -KILL "$step"; break; fi
+        if [ "$waited" = 4 ]; then ask; fi
+        if [ "$waited" -ge "$silence" ] || alone; then unreachable=yes; kill -KILL "$step"; break; fi
     done
+    if [ "${#asking[@]}" -gt 0 ]; then kill "${asking[@]}" 2>/dev/null; fi
     while wait "$step" 2>/dev/null; code=$?; kill -0 "$step" 2>/dev/null; do :; done
-    if [ -n "$unreachable" ]; then code=8; fi
     # What the others did after a leader that has finished does not matter.
-    if [ -e "$ends/0" ] && [ "$(cat "$ends/0")" = 0 ]; then code=0; fi
+    if [ -e "$ends/0" ] && [ "$(cat "$ends/0")" = 0 ]; then code=0; return; fi
+    for i in "${!hosts[@]}"; do
+        # Without an end, training was killed there, or the node is gone.
+        if [ -e "$ends/$i" ] || { [ -z "$unreachable" ] && answers "${hosts[i]}"; }; then rest+=("${hosts[i]}"); fi
+    done
+    if [ "${#rest[@]}" = "${#hosts[@]}" ]; then unreachable=; else unreachable=yes code=8; fi
 }
 
 mkdir -p runs
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 for number in 1 2 3; do
     attempt
     case "$code" in
@@ -49,7 +75,13 @@ for number in 1 2 3; do
         8 | 129 | 13? | 14?) ;;
         *) echo "slurm job $SLURM_JOB_ID: exit $code; another attempt would end in the same way"; exit "$code" ;;
     esac
-    if [ -n "$ending" ] || [ -n "$unreachable" ]; then break; fi
+    if [ -n "$ending" ]; then break; fi
+    if [ -n "$unreachable" ]; then
+        if [ "${#rest[@]}" -lt "$least" ] || [ "$number" = 3 ]; then break; fi
+        echo "slurm job $SLURM_JOB_ID: a node does not answer; training goes on with ${#rest[@]} of ${#hosts[@]}: ${rest[*]}"
+        hosts=("${rest[@]}")
+        continue
+    fi
     echo "slurm job $SLURM_JOB_ID: a process was lost (exit $code, attempt $number of 3 in this allocation)"
 done
 if [ -n "$ending" ]; then

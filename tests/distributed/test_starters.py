@@ -1,0 +1,106 @@
+"""Starters of other projects run our command on each process: torchrun, accelerate, Ray Train.
+
+accelerate: pip install --no-deps --target DIR accelerate && DRIVETRAIN_ACCELERATE=DIR python -m pytest -m nightly THIS_FILE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import nodes
+from tests.paths import ROOT
+from tests.slurm_cluster import until
+from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+
+PORT = 29411
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ACCELERATE = os.environ.get("DRIVETRAIN_ACCELERATE", "")
+
+
+@pytest.fixture
+def reference(job: Path) -> Path:  # noqa: F811
+    """A run of two processes on one machine, started by our own command."""
+    folder = job.parent / "reference"
+    done = train(job, "--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder / "tiny-001"
+
+
+def module(job: Path, *options: str) -> list[str]:  # noqa: F811
+    """Our command, as a starter takes it that starts Python itself."""
+    return command(job, *options)[1:]
+
+
+def status(run: Path) -> str:
+    return str(json.loads((run / "state.json").read_text())["status"])
+
+
+def torchrun(machines: Sequence[nodes.Node], words: Sequence[str], folder: Path) -> list[subprocess.Popen[bytes]]:
+    """The agents of torchrun, one on each machine, each with one process."""
+    place = ["--nnodes", str(len(machines)), "--nproc-per-node", "1", "--master-port", str(PORT)]
+    place += ["--master-addr", machines[0].address]
+    return [
+        machine.start([*TORCHRUN, *place, "--node-rank", str(number), *words], folder / f"{machine.name}.log")
+        for number, machine in enumerate(machines)
+    ]
+
+
+@pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
+def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:  # noqa: F811
+    with nodes.network(2) as machines:
+        agents = torchrun(machines, module(job), job.parent)
+        told = [agent.wait(180) for agent in agents], (job.parent / "node0.log").read_text()
+    assert told[0] == [0, 0], told[1]
+    assert "(RANK and WORLD_SIZE, as torchrun sets them)" in told[1]
+    run = job.parent / "runs" / "tiny-001"
+    assert status(run) == "done"
+    assert same(reference, run)
+    assert rows(reference) == rows(run)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
+def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:  # noqa: F811
+    """torchrun makes 1 of every exit code; the run folder says what happened, and the same command resumes."""
+    job.write_text(job.read_text().replace("epochs: 4", "epochs: 60"))
+    folder = job.parent / "reference"
+    assert train(job, "--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(folder)).returncode == 0
+    run = job.parent / "runs" / "tiny-001"
+    with nodes.network(2) as machines:
+        agents = torchrun(machines, module(job), job.parent)
+        until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 120)
+        for agent in agents:
+            agent.send_signal(signal.SIGTERM)
+        codes = [agent.wait(120) for agent in agents]
+        print(f"torchrun ended with {codes}, the run is {status(run)}")
+        assert status(run) == "stopped"
+        assert [agent.wait(180) for agent in torchrun(machines, module(job), job.parent)] == [0, 0]
+    assert status(run) == "done"
+    assert same(folder / "tiny-001", run)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not ACCELERATE, reason="DRIVETRAIN_ACCELERATE names no folder with accelerate")
+def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:  # noqa: F811
+    # With --cpu it starts one process, or mpirun; with --multi_gpu it starts torchrun, on a machine without GPUs, too.
+    words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    words += ["--num_machines", "1"]
+    words += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(PORT)]
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ACCELERATE}", "HF_HOME": str(job.parent / "hub")}
+    done = subprocess.run(
+        [sys.executable, *words, *module(job)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(RANK and WORLD_SIZE, as torchrun sets them)" in done.stdout
+    run = job.parent / "runs" / "tiny-001"
+    assert status(run) == "done"
+    assert same(reference, run)
+    assert rows(reference) == rows(run)
