@@ -302,6 +302,12 @@ def answer(address: str, seconds: float = 60) -> Any:
         time.sleep(0.5)
 
 
+def test_a_login_shell_finds_python(container: Run) -> None:
+    """SkyPilot and Kubeflow start commands in one, and Debian's sets PATH anew."""
+    done = container("-lc", "command -v python torchrun", entrypoint="bash")
+    assert done.stdout.split() == ["/opt/venv/bin/python", "/opt/venv/bin/torchrun"], done.stderr
+
+
 def test_networks_of_timm_are_there(container: Run) -> None:
     program = (
         "import importlib.util, torch; from runtime.models.networks import timm_library; "

@@ -148,6 +148,7 @@ def test_a_range_of_nodes_stays_one(
     assert f"2 to {most} nodes, 1 process on each" in capsys.readouterr().out
     text = (folder / "tiny.sbatch").read_text()
     assert f"#SBATCH --nodes=2-{most}\n" in text
+    assert "#SBATCH --ntasks-per-node" not in text, "Slurm gives only so many nodes then"
     assert "\nleast=2 " in text
     assert "--set 'limits.nodes={least: 2, most: 4}' --set limits.processes=1 " in text
 

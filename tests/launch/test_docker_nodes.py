@@ -179,7 +179,7 @@ def test_exit_codes_decide_what_follows(folder: Path, leader: str, other: str, c
     assert launch() == 0
     path = folder / "tiny.nodes.sh"
     begin, rest = path.read_text().split("train=(", 1)
-    body = rest.split("\n", 1)[1].replace("silence=60", "silence=2")
+    body = rest.split("\n", 1)[1].replace("silence=60", "silence=10")
     path.write_text(f"{begin}train=(-c 'case $4 in 0) {leader};; 1) {other};; esac' sh)\n{body}")
     done = subprocess.run(
         ["bash", str(path)],

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -239,6 +239,7 @@ def test_a_lost_node_is_left_out_if_the_job_allows_it(slurm: SlurmCluster, job: 
     """In the same allocation; the run goes on with the samples that were left."""
     number = slurm.submit(script(job, 3, "--set", "limits.nodes={least: 2, most: 3}"))
     until(lambda: trains(job, 10), 300)
+    assert slurm.job(number)["NumNodes"] == "3", "as many as there are"
     kill_node(slurm, 2, number, cut=False)
     begin = time.monotonic()
     until(lambda: "a node does not answer; training goes on with 2 of 3: node0 node1" in log(job, number), 200)

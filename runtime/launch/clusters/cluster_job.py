@@ -51,6 +51,11 @@ class ClusterJob:
     options: tuple[str, ...]
     """What follows `drivetrain train JOB`."""
 
+    def node_words(self) -> str:
+        """The number of nodes, for the user."""
+        count = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+        return f"{count} node{'s' * (self.nodes > 1)}"
+
     def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
         """The command of each node.
 

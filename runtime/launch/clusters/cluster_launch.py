@@ -97,8 +97,7 @@ def _fixed(work: ClusterJob, engine: Engine[Any]) -> Iterator[str]:
 def _size(work: ClusterJob) -> str:
     kind = "GPU" if work.gpus else "process"
     plural = ("es" if kind == "process" else "s") * (work.per_node > 1)
-    nodes = f"{work.least} to {work.nodes}" if work.least < work.nodes else f"{work.nodes}"
-    return f"{nodes} node{'s' * (work.nodes > 1)}, {work.per_node} {kind}{plural} on each"
+    return f"{work.node_words()}, {work.per_node} {kind}{plural} on each"
 
 
 def _written(path: Path, text: str) -> str:

@@ -79,7 +79,7 @@ def script(work: ClusterJob, here: SlurmSite) -> str:
     """The batch script."""
     lines = [
         "#!/bin/bash",
-        f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on slurm`.",
+        f"# Trains {work.job.name} on {work.node_words()}; written by `drivetrain launch --on slurm`.",
         "# Exit codes of training decide: 0 done; 75 stopped early, queued again; 8 and kills, once more in this allocation;",
         "# 2 to 7 and 9 would end in the same way.",
         *(f"#SBATCH {shlex.quote(flag(name, value))}" for name, value in _options(work, here).items()),
@@ -89,7 +89,7 @@ def script(work: ClusterJob, here: SlurmSite) -> str:
         f"srun_options=({shlex.join(here.srun)})",
         f"least={work.least}  # nodes with which training goes on if one is gone",
         SILENCE,
-        "patience=15  # seconds that a node gets to answer, when training on the others has ended",
+        "patience=10  # seconds that a node gets to answer, when training on the others has ended",
     ]
     return "\n".join(lines) + "\n" + BODY
 
@@ -103,7 +103,8 @@ def _options(work: ClusterJob, here: SlurmSite) -> dict[str, str | int | bool]:
         "output": str(work.folder / log(work)),
         "open-mode": "append",
         "nodes": f"{work.least}-{work.nodes}" if work.least < work.nodes else work.nodes,
-        "ntasks-per-node": 1,
+        # With a range, Slurm would take it for the number of nodes: the least.
+        **({"ntasks-per-node": 1} if work.least == work.nodes else {}),
         "signal": f"TERM@{math.ceil(seconds)}",
         "requeue": True,
         "no-kill": True,

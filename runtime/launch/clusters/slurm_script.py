@@ -51,7 +51,7 @@ attempt() {
         sleep 2
         # The leader ends last, and a loss ends all others within a minute.
         if [ -e "$ends/0" ] || lost; then waited=$((waited + 2)); fi
-        if [ "$waited" = 4 ]; then ask; fi
+        if [ "$waited" = 2 ]; then ask; fi
         if [ "$waited" -ge "$silence" ] || alone; then unreachable=yes; kill -KILL "$step"; break; fi
     done
     if [ "${#asking[@]}" -gt 0 ]; then kill "${asking[@]}" 2>/dev/null; fi

@@ -1,0 +1,79 @@
+"""Two containers of our image as two machines: a network of their own, and what an engine or a scheduler gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.supervisor.test_supervisor import TEXT, images
+
+HARDENED = (
+    *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--user=1000:1000"),
+    *("--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/cache:exec,mode=1777", "--shm-size=64m"),
+)
+USER = 1000
+
+
+def docker(*words: str, check: bool = True) -> str:
+    """What a command of docker prints, with its errors."""
+    done = subprocess.run(
+        ["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0 or not check, f"docker {' '.join(words)}: {done.stdout}"
+    return done.stdout
+
+
+def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
+    """A folder with a small job that the user of the image may write to; returns the job file."""
+    folder.mkdir(parents=True)
+    images(folder / "images.npz")
+    job = folder / "tiny.yaml"
+    job.write_text(TEXT.replace("epochs: 4", f"epochs: {epochs}").replace("images.npz", data))
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, USER, USER)
+    for parent in folder.parents[:3]:  # pytest's folders are of root alone
+        parent.chmod(parent.stat().st_mode | 0o011)
+    return job
+
+
+def reference(image: str, folder: Path, job: str) -> Path:
+    """The run of two processes in one container; the folder is /data there."""
+    words = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
+    docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *words)
+    return folder / "reference" / "tiny-001"
+
+
+class ContainerNodes:
+    """Containers on one network; each is called NAME-NUMBER and found by more names."""
+
+    def __init__(self, image: str, tag: str) -> None:
+        self.image, self.tag = image, tag
+        self.started: list[str] = []
+
+    def start(self, number: int, words: Sequence[str], options: Sequence[str] = (), *, hostname: str = "") -> str:
+        """Start a container; returns its name."""
+        name = f"{self.tag}-{number}-{len(self.started)}"
+        self.started.append(name)
+        known = [f"--hostname={hostname.partition('.')[0]}", f"--network-alias={hostname}"] if hostname else []
+        docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *known, *options, self.image, *words)
+        return name
+
+    def codes(self, names: Sequence[str]) -> list[int]:
+        """Wait for the ends of containers."""
+        return [int(docker("wait", name)) for name in names]
+
+
+@contextlib.contextmanager
+def container_nodes(image: str) -> Iterator[ContainerNodes]:
+    """A network for containers; it and they are gone after the block."""
+    made = ContainerNodes(image, f"dt{secrets.token_hex(3)}")
+    docker("network", "create", made.tag)
+    try:
+        yield made
+    finally:
+        docker("rm", "--force", *made.started, check=False)
+        docker("network", "rm", made.tag, check=False)

@@ -1,0 +1,133 @@
+"""Two containers of our image are two machines: as pods of Kubernetes, and when their network goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepared, reference
+from tests.launch.cluster_site import IMAGE, ClusterSite
+from tests.slurm_cluster import until
+from tests.supervisor.test_supervisor import rows, same
+
+pytestmark = pytest.mark.nightly
+SECTION: dict[str, Any] = {
+    "image": IMAGE,
+    "runs": "/data/runs",
+    "claims": [{"claim": "datasets", "at": "/data"}],
+    "grace": "60s",
+}
+
+
+def trains(run: Path) -> bool:
+    return (run / "metrics.jsonl").exists() and len(rows(run)) > 10
+
+
+def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
+    """What the pod template asks for, in the words of docker; the claim is a folder."""
+    (container,) = pod["containers"]
+    user, inside = pod["securityContext"], container["securityContext"]
+    assert (user["runAsNonRoot"], inside["readOnlyRootFilesystem"]) == (True, True)
+    assert not inside["allowPrivilegeEscalation"]
+    assert inside["capabilities"] == {"drop": ["ALL"]}
+    made = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true"]
+    made += [f"--user={user['runAsUser']}:{user['runAsGroup']}", f"--env=JOB_COMPLETION_INDEX={number}"]
+    made += [f"--env={each['name']}={each['value']}" for each in container["env"]]
+    limits = container["resources"]["limits"]
+    made += [f"--cpus={limits['cpu']}", f"--memory={limits['memory'].removesuffix('i').lower()}"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    for mount in container["volumeMounts"]:
+        volume, at = volumes[mount["name"]], mount["mountPath"]
+        if "configMap" in volume:
+            made.append(f"--volume={folder}/job:{at}:ro")
+        elif "persistentVolumeClaim" in volume:
+            made.append(f"--volume={folder}:{at}")
+        elif mount["name"] == "shm":
+            made.append(f"--shm-size={volume['emptyDir']['sizeLimit'].removesuffix('i').lower()}")
+        else:
+            made.append(f"--tmpfs={at}:exec,mode=1777")
+    return made
+
+
+def test_the_pod_template_trains_in_two_containers(
+    cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its arguments, variables, user and hardening, and no others; the engine's stop is that of a drained node."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "claim"
+    job = prepared(folder, epochs=40, data="/data/images.npz")
+    site = ClusterSite("k8s", SECTION, ("--nodes", "2", "--output", "out.yaml"))
+    site.prepare(tmp_path, job.read_text())
+    assert site.launch() == 0
+    made = {each["kind"]: each for each in yaml.safe_load_all((tmp_path / "out.yaml").read_text())}
+    (folder / "job").mkdir()
+    for name, text in made["ConfigMap"]["data"].items():
+        (folder / "job" / name).write_text(text)
+    pod = made["Job"]["spec"]["template"]["spec"]
+    words: Sequence[str] = pod["containers"][0]["args"]
+    run = folder / "runs" / "tiny-001"
+    with container_nodes(cpu_image) as network:
+
+        def start() -> list[str]:
+            return [
+                network.start(number, words, options(pod, folder, number), hostname=f"tiny-{number}.{pod['subdomain']}")
+                for number in range(2)
+            ]
+
+        pods = start()
+        until(lambda: trains(run), 120)
+        begin = time.monotonic()
+        docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
+        assert network.codes(pods) == [75, 75], docker("logs", pods[0])
+        print(f"SIGTERM to pod 1: both ended after {time.monotonic() - begin:.0f} s")
+        pods = start()
+        assert network.codes(pods) == [0, 0], docker("logs", pods[0])
+        told = docker("logs", pods[0])
+    assert "(JOB_COMPLETION_INDEX of Kubernetes)" in told
+    assert "resumes" in told
+    alone = reference(cpu_image, folder, "/data/tiny.yaml")
+    assert same(alone, run)
+    assert rows(alone) == rows(run)
+
+
+def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    prepared(folder, epochs=100000)
+    with container_nodes(cpu_image) as network:
+        meet = "node-0"
+        both = [
+            network.start(
+                number,
+                [
+                    *(
+                        "train",
+                        "/data/tiny.yaml",
+                        "--runs",
+                        f"/data/runs{number}",
+                        "--nodes",
+                        "2",
+                        "--node",
+                        str(number),
+                    ),
+                    *("--meet", f"{meet}:29400", "--set", "limits.gpus=none"),
+                ],
+                [*HARDENED, f"--volume={folder}:/data"],
+                hostname=f"node-{number}",
+            )
+            for number in range(2)
+        ]
+        until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
+        docker("network", "disconnect", network.tag, both[1])
+        begin = time.monotonic()
+        assert network.codes(both) == [8, 8], docker("logs", both[0])
+        print(f"network disconnect: both ended after {time.monotonic() - begin:.0f} s")
+        first, second = (docker("logs", name) for name in both)
+    assert "rank 1 on node node-1 is lost: no sign of life for " in first
+    assert "last seen in step " in first
+    assert "rank 0 on node node-0 is lost or cut off from node node-1" in second
+    assert "last seen in step " in second
