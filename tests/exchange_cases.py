@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ class Counting(GradientExchange):
         self.tries += 1
         super().begin(*given)
 
-    def finish(self, loss: Tensor | None) -> Tensor | None:
+    def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
         self.early = len(self._waits)
-        return super().finish(loss)
+        return super().finish(loss, notes)
 
 
 def found(kind: str, ranks: Ranks) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runtime.data.dataset import Batch
 from runtime.job.model import Freeze
@@ -23,7 +23,6 @@ from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
 from runtime.training.step_options import Seeded
-from runtime.training.step_result import StepResult
 from tests import tiny
 
 JOB = """
@@ -70,9 +69,9 @@ class Noted:
     def __init__(self, step: Step, trained: list[list[int]]) -> None:
         self.step, self.trained = step, trained
 
-    def __call__(self, batch: Batch, parts: Seeded) -> StepResult:
+    def computed(self, batch: Batch, parts: Seeded) -> Tensor:
         self.trained.append(batch.ids.tolist())
-        return self.step(batch, parts)
+        return self.step.computed(batch, parts)
 
     def configured(self, **changes: Any) -> Noted:
         return Noted(self.step.configured(**changes), self.trained)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ class DefaultBuckets(GradientExchange):
         super().__init__(ALONE)
         self.all = ranks
 
-    def finish(self, loss: Tensor | None) -> Tensor | None:
+    def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
         assert loss is not None
-        return self.all.all_reduce_sum([loss])[0]
+        return self.all.all_reduce_sum([loss])[0], [list(notes)]
 
 
 def by_ddp(model: nn.Module) -> nn.Module:

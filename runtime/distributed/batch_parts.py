@@ -43,14 +43,21 @@ class BatchParts:
         Of a batch that is too small for so many parts, every process computes the whole as a single one. `all_reduce_sum`
         sums loss and weights over the processes, so that factor cancels out.
         """
-        # BatchNorm cannot normalize a single sample, so a small last batch is not cut into those.
-        least = 2 if self.batch_size >= 2 * self.count else 1
-        if samples < least * self.count:
+        if self._is_whole(samples):
             return [Part(0, 0, samples)]
         ranks = self.ranks
         first, end = (self.count * rank // ranks.count for rank in (ranks.number, ranks.number + 1))
         bounds = [samples * number // self.count for number in range(first, end + 1)]
         return [Part(first + i, bounds[i], bounds[i + 1] - bounds[i]) for i in range(end - first)]
+
+    def computed(self, samples: int) -> int:
+        """Samples that all processes together compute of a batch of so many, each time one is computed."""
+        return samples * self.ranks.count if self._is_whole(samples) else samples
+
+    def _is_whole(self, samples: int) -> bool:
+        """Whether a batch is too small for the parts."""
+        # BatchNorm cannot normalize a single sample, so a small last batch is not cut into those.
+        return samples < (2 if self.batch_size >= 2 * self.count else 1) * self.count
 
     def shard(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples of a batch that this process computes."""

@@ -10,7 +10,7 @@ others wait; here it sends zeros, all forget the sums, and try again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -105,6 +105,8 @@ class GradientExchange:
         """Parameters with a gradient in this pass."""
         self._waits: list[Callable[[], None]] = []
         """For what was sent, in order."""
+        self._alike = True
+        """Whether all processes have gradients for the same parameters."""
         self._sending = False
 
     def send_as(self, dtype: torch.dtype) -> None:
@@ -176,45 +178,51 @@ class GradientExchange:
                 return
             self._waits.append(self.ranks.start_sum(bucket.fill(self.dtype, zeros=False)))
 
-    def finish(self, loss: Tensor | None) -> Tensor | None:
+    def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
         """Send what has not been sent, with zeros if there is no loss since the pass has failed.
+
+        One small collective then tells all processes the notes of each. It is the only one of a step that is waited for,
+        while the last buckets travel. On a CPU the losses are in it.
 
         Args:
             loss: of this process's shard.
+            notes: numbers for all processes.
 
         Returns:
-            The tensor that holds the sum of the losses after `collect`; None if there is no loss.
+            The sum of the losses, on a GPU after `collect`, None if there is no loss; and the notes of each, by rank.
 
         Raises:
             PeerError: if another process is gone.
         """
         if self.ranks.count == 1:
-            return loss
+            return loss, [list(notes)]
+        whole = torch.zeros((), dtype=torch.float64, device=self.ranks.device) if loss is None else loss.clone()
         with self.held():
             if loss is not None:
                 self._used |= {p for p in self._of if p.grad is not None}
             for bucket in self._buckets[len(self._waits) :]:
                 self._waits.append(self.ranks.start_sum(bucket.fill(self.dtype, zeros=loss is None)))
-            whole = torch.zeros((), dtype=torch.float64, device=self.ranks.device) if loss is None else loss.clone()
-            self._waits.append(self.ranks.start_sum(whole))
-        return whole if loss is not None else None
+            if whole.is_cuda:  # reading the loss would wait for the whole pass
+                self._waits.append(self.ranks.start_sum(whole))
+            rows = self.ranks.all_gather([*notes, self._signature(), 0.0 if whole.is_cuda else float(whole)])
+        self._alike = len({row[-2] for row in rows}) == 1
+        if not whole.is_cuda:
+            whole.fill_(sum(row[-1] for row in rows))
+        return whole if loss is not None else None, [row[:-2] for row in rows]
 
-    def signature(self) -> float:
+    def _signature(self) -> float:
         """A number for the set of parameters that have a gradient; the same in processes with the same set."""
         # A hash of integers is not salted; 53 bits fit into a float64.
         return float(hash(tuple(place for place, p in enumerate(self._of) if p in self._used)) % 2**53)
 
-    def collect(self, *, alike: bool) -> None:
+    def collect(self) -> None:
         """Give the parameters their summed gradients; one that no process has stays None.
-
-        Args:
-            alike: whether all processes have gradients for the same parameters.
 
         Raises:
             PeerError: if another process is gone.
         """
         self._await()
-        used = self._used if alike else self._used_by_any()
+        used = self._used if self._alike else self._used_by_any()
         if self._idle is None:
             self._idle = set(self._of) - used
         for bucket in self._buckets:

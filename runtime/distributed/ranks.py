@@ -92,12 +92,26 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
+        return self.start_gather(values)()
+
+    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Begin what `all_gather` does; returns what waits for it.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
         if self.count == 1:
-            return [list(values)]
+            return lambda: [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         found = [torch.empty_like(own) for _ in range(self.count)]
-        self._call(torch.distributed.all_gather, found, own)
-        return [row.tolist() for row in found]
+        begun: list[torch.distributed.Work] = []
+        self._call(lambda: begun.append(torch.distributed.all_gather(found, own, async_op=True)))
+
+        def rows() -> list[list[float]]:
+            self._call(begun[0].wait)
+            return [row.tolist() for row in found]
+
+        return rows
 
     def from_rank0(self, values: Sequence[float]) -> list[float]:
         """The numbers of rank 0.
@@ -121,7 +135,6 @@ class Ranks:
         self._call(torch.distributed.broadcast, sent, source)
         return bytes(sent.numpy()).decode()
 
-    @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
 
@@ -131,18 +144,34 @@ class Ranks:
         if self.count == 1:
             return
         for group in _groups(tensor for tensor in tensors if tensor.numel()):
-            self._broadcast(group)
+            self.start_broadcast(group)()
 
-    def _broadcast(self, held: list[Tensor]) -> None:
+    @torch.no_grad()
+    def start_broadcast(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
+        """Begin to copy a few of rank 0's values to every process; returns what waits for them, and fills them in only then.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        held = [tensor for tensor in tensors if tensor.numel()]
+        if self.count == 1 or not held:
+            return lambda: None
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
-        self._call(torch.distributed.broadcast, sent, 0)
-        if self.is_rank0:
-            return
-        sizes = [tensor.numel() * tensor.element_size() for tensor in held]
-        for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
-            # Cloned, because a slice may start at an address that is not aligned for the dtype.
-            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+        begun: list[torch.distributed.Work] = []
+        self._call(lambda: begun.append(torch.distributed.broadcast(sent, 0, async_op=True)))
+
+        @torch.no_grad()
+        def filled() -> None:
+            self._call(begun[0].wait)
+            if self.is_rank0:
+                return
+            sizes = [tensor.numel() * tensor.element_size() for tensor in held]
+            for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
+                # Cloned, because a slice may start at an address that is not aligned for the dtype.
+                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+        return filled
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

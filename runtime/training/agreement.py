@@ -1,10 +1,13 @@
 """Agreement among processes on problems: all of them stop, retry or roll back together, so none waits for another.
 
-One process may get a signal, run out of memory, or see a non-finite number, while the others do not. So before they sum
-gradients, each reports its problem. The most serious one counts for all, and all raise the same error.
+One process may get a signal, run out of memory, or see a non-finite number, while the others do not. So each reports its
+problem beside the gradients that it sends, and before they are used. The most serious one counts for all, and all raise the
+same error. What is met between two steps is reported in the next: that process sends zeros.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from runtime.distributed.ranks import Ranks
 from runtime.errors import RestartSmaller, Stopped
@@ -41,26 +44,21 @@ def agreed(ranks: Ranks, trouble: BaseException | None = None) -> BaseException 
     Raises:
         PeerError: if another process is gone.
     """
-    return compared(ranks, trouble, 0.0)[0]
+    return gravest(trouble, [int(row[0]) for row in ranks.all_gather([gravity(trouble)])])
 
 
-def compared(ranks: Ranks, trouble: BaseException | None, mark: float) -> tuple[BaseException | None, bool]:
-    """The problem that counts for all processes, and whether all have the same mark.
+def gravest(trouble: BaseException | None, met: Sequence[int]) -> BaseException | None:
+    """The problem that counts for all processes.
 
-    Raises:
-        PeerError: if another process is gone.
+    Args:
+        trouble: this process's own.
+        met: the gravity of those of all processes, by rank.
     """
-    if ranks.count == 1:
-        return trouble, True
-    own = _gravity(trouble)
-    rows = ranks.all_gather([own, mark])
-    alike = all(row[1] == mark for row in rows)
-    met = [int(row[0]) for row in rows]
-    gravest = max(met)
-    if gravest == own:
-        return trouble, alike
-    kind, words = KINDS[gravest - 1]
-    return kind(words.format(f"process {met.index(gravest) + 1} of {ranks.count}")), alike
+    worst = max(met)
+    if worst == gravity(trouble):
+        return trouble
+    kind, words = KINDS[worst - 1]
+    return kind(words.format(f"process {met.index(worst) + 1} of {len(met)}"))
 
 
 def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
@@ -70,7 +68,8 @@ def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
         raise found
 
 
-def _gravity(trouble: BaseException | None) -> int:
+def gravity(trouble: BaseException | None) -> int:
+    """How serious a problem is; 0 for none."""
     if trouble is None:
         return 0
     kind = MemoryError if torch_errors.is_out_of_memory(trouble) else type(trouble)

@@ -14,6 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.system.signals import Interrupted
@@ -28,6 +30,7 @@ from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress
 from runtime.training.run import Run
 from runtime.training.saver import Saver
+from runtime.training.step_options import SeededPart, largest
 from runtime.training.step_records import StepRecords, TrainedStep
 
 ROLLED_BACK = (NotFinite, Fp16Collapse, HalfUpdated)
@@ -99,33 +102,49 @@ def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
 
 
 def _train(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None, batches: Iterator[Batch]) -> None:
-    """Train on some batches. A problem of one process is shared with all before the next step."""
+    """Train on some batches. A problem of one process is shared with all in the next step, or after the last one."""
     trouble: BaseException | None = None
     with run.clock.phase("train"):
-        while not run.steps_done() and run.stop_reason is None:
+        while _goes_on(run):
             batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
-            _settle(run, records, trouble)
-            saver.save_together(records.flush)
-            if batch is None:
+            if batch is None and trouble is None:
                 break
-            trouble = _met(_advance, run, batch, records)
+            if run.is_divided:  # nobody can stay away from a step, in which the others need its part of the weights
+                _settle(run, records, trouble)
+                saver.save_together(records.flush)
+            trouble = _advance(run, batch, trouble, records)
             trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, records, profiler)
             trouble = trouble or _met(_call_after_step, run, records)
     _settle(run, records, trouble or run.signals.pending() or _met(records.flush) or _met(saver.check))
+    saver.save_together(records.flush)
+
+
+def _goes_on(run: Run) -> bool:
+    """Whether another step follows in this epoch; the same in all processes, whatever one of them has met."""
+    return not run.steps_done() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
 
 
 def _settle(run: Run, records: StepRecords, trouble: BaseException | None) -> None:
-    """Raise the problem that counts for all processes.
+    """Raise the problem that counts for all processes."""
+    found = agreement.agreed(run.ranks, trouble)
+    if found is not None:
+        raise _recorded(records, found, trouble)
+
+
+def _recorded(records: StepRecords, found: BaseException, own: BaseException | None) -> BaseException:
+    """The problem to raise, once the step before it is recorded.
 
     Before a stop, which saves, the last step is recorded; what that finds comes first, and the stop is met again
     afterwards. It is recorded, too, if another process has met something in it: rank 0 records earlier when it saves,
     and all must skip the same batches.
+
+    Args:
+        found: what counts for all processes.
+        own: what this process has met itself before the step.
     """
-    found = agreement.agreed(run.ranks, trouble)
-    if found is not None and (found is not trouble or isinstance(found, Stopped | Interrupted)):
-        found = _met(records.flush) or found
-    if found is not None:
-        raise found
+    if found is not own or isinstance(found, Stopped | Interrupted):
+        return _met(records.flush) or found
+    return found
 
 
 def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
@@ -156,24 +175,58 @@ def _profile_and_save(run: Run, saver: Saver, records: StepRecords, profiler: Pr
         saver.periodic()
 
 
-def _advance(run: Run, batch: Batch, records: StepRecords) -> None:
-    """Train one step on one batch; weights, counters and records are updated together or not at all."""
-    counters = run.counters
-    place = (counters.epoch, counters.batch)
+def _advance(
+    run: Run, batch: Batch | None, trouble: BaseException | None, records: StepRecords
+) -> BaseException | None:
+    """Train one step on one batch; weights, counters and records are updated together or not at all.
+
+    Args:
+        run: whose step it is.
+        batch: this process's shard.
+        trouble: what this process has met before the step.
+        records: of the steps.
+
+    Returns:
+        What requires a rollback, and the other processes do not know yet. They go on, so the counters do, too.
+
+    Raises:
+        BaseException: what one of the processes has met before the step or in its gradients, and counts for all.
+    """
+    counters, met = run.counters, None
+    place, size = (counters.epoch, counters.batch), run.batches.size(counters.batch)
     run.outcome = None
     with run.signals.held():
-        if place not in run.numerics.skip:
-            _step(run, batch, place, records)
+        if place in run.numerics.skip:
+            _settle(run, records, trouble)
+        else:
+            run.step.state.samples = run.batch_parts.computed(size)
+            met = _met(_update, run, place, records, *_summed(run, batch, trouble, records))
         counters.step += 1
         counters.batch += 1
-        counters.samples += run.batches.size(place[1])
+        counters.samples += size
+    return met
 
 
-def _step(run: Run, batch: Batch, place: tuple[int, int], records: StepRecords) -> None:
-    ready = run.mixed(run.prepared(batch, place[0]))
+def _summed(
+    run: Run, batch: Batch | None, trouble: BaseException | None, records: StepRecords
+) -> tuple[Tensor, list[SeededPart]]:
+    """The loss of the whole batch, whose gradients are on the parameters, and the parts of this process; raises what
+    counts for all.
+    """
+    try:
+        if batch is None or trouble is not None:
+            assert trouble is not None, "who has no batch says why"
+            run.step.abstain(trouble)
+        ready = run.mixed(run.prepared(batch, run.counters.epoch))
+        parts = run.own_parts(run.batches.size(run.counters.batch))
+        return run.step.computed(ready, parts), parts
+    except (*ROLLED_BACK, Stopped, Interrupted) as found:
+        raise _recorded(records, found, trouble) from None
+
+
+def _update(run: Run, place: tuple[int, int], records: StepRecords, loss: Tensor, parts: list[SeededPart]) -> None:
     rate = run.set_rate()
-    parts = run.own_parts(run.batches.size(place[1]))
-    result = run.outcome = run.step(ready, parts)
+    result = run.outcome = run.step.update(loss, largest(parts))
     run.own_samples += sum(part.samples for part in parts)
     if run.ema:
         run.ema.update(run.model, result.device_finite)

@@ -45,9 +45,14 @@ class HeadLoss:
             return self.terms(outputs, targets)
         return self.terms(outputs, targets, onto(outputs.device, self.class_weights).to(outputs.dtype))
 
+    @property
+    def is_unweighted(self) -> bool:
+        """Whether each sample has the weight 1."""
+        return self.class_weights is None or self.several
+
     def weights(self, targets: Tensor) -> Tensor:
         """The weight of each sample; shape (N,)."""
-        if self.class_weights is None or self.several:
+        if self.is_unweighted:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = onto(targets.device, self.class_weights)
         # In float64 the sum of weights does not depend on how the batch is split.
@@ -68,6 +73,15 @@ class Objective:
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """The sum of weights per head; call it once, with the whole batch."""
         return {name: loss.weights(targets[name]).sum(dtype=torch.float64) for name, loss in self.losses.items()}
+
+    def no_denominators(self) -> dict[str, Tensor]:
+        """Those of no samples."""
+        return {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
+
+    @property
+    def is_unweighted(self) -> bool:
+        """Whether each sample has the weight 1 in all heads, so that the denominators are the number of samples."""
+        return all(loss.is_unweighted for loss in self.losses.values())
 
     def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
         """The contribution of these samples to the loss; a scalar.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -136,19 +136,39 @@ class Step:
         while True:
             exchange.begin(self.model, self.parameters)
             loss, trouble = self._tried(batch, over, parts)
-            whole = exchange.finish(loss)
-            trouble, alike = agreement.compared(ranks, trouble, exchange.signature())
+            whole, notes = exchange.finish(loss, [agreement.gravity(trouble), largest(parts)])
+            trouble = agreement.gravest(trouble, [int(note[0]) for note in notes])
             if whole is not None and trouble is None:
-                exchange.collect(alike=alike)
-                ranks.broadcast(self.buffers.now())
+                buffers = ranks.start_broadcast(self.buffers.now())
+                exchange.collect()
+                buffers()
                 return whole
             exchange.drop()
             self._rewind()
             assert trouble is not None, "who has no gradients says why"
             if torch_errors.is_out_of_memory(trouble):
-                self._halve(int(max(row[0] for row in ranks.all_gather([largest(parts)]))), trouble)
+                self._halve(int(max(note[1] for note in notes)), trouble)
             elif not isinstance(trouble, agreement.ComputeAgain):
                 raise trouble
+
+    def abstain(self, trouble: BaseException) -> NoReturn:
+        """Take part in the sums of a step without a batch, because of a problem that this process has met before it.
+
+        Raises:
+            BaseException: the problem that counts for all processes.
+        """
+        if self.options.ranks.count == 1:
+            raise trouble
+        self.buffers.remember()
+        self._started(self.objective.no_denominators())
+        exchange = self.options.exchange
+        exchange.begin(self.model, self.parameters)
+        _, notes = exchange.finish(None, [agreement.gravity(trouble), 0])
+        exchange.drop()
+        self._rewind()
+        found = agreement.gravest(trouble, [int(note[0]) for note in notes])
+        assert found is not None, "there is at least this problem"
+        raise found
 
     def update(self, loss: Tensor, size: int) -> StepResult:
         """Update the weights with the present gradients; `size` is that of the largest part of the batch.
@@ -210,7 +230,13 @@ class Step:
 
     def _denominators(self, batch: Batch) -> Denominators:
         """Begin to sum the weights of the whole batch over all processes; the forward pass does not wait for them."""
-        own = self.objective.denominators(batch.targets)
+        return self._started(self.objective.denominators(batch.targets))
+
+    def _started(self, own: Mapping[str, Tensor]) -> Denominators:
+        if self.state.samples is not None and self.objective.is_unweighted:
+            # Made on the device: a copy from the host would wait for it.
+            samples = torch.full((), self.state.samples, dtype=torch.float64, device=self.device)
+            return lambda: dict.fromkeys(own, samples)
         sums = self.options.ranks.start_sums(list(own.values()))
         return lambda: dict(zip(own, sums(), strict=True))
 

@@ -96,6 +96,8 @@ class StepState:
     """Whether operations without a deterministic kernel are refused in the forward and the backward pass."""
     on_device: bool = False
     """Whether the device decides by itself if an update is made, where it can; the host then reads the result later."""
+    samples: int | None = None
+    """Samples of the present batch that all processes compute; None if only their sum tells."""
     parts: int = 1
     """Parts of the present batch that this process computes one after another."""
     last: StepResult | None = None

@@ -85,8 +85,8 @@ def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.
         )(made)
         step = made.step
 
-        def checked(batch: Any, seed: int) -> Any:
-            outcome = step(batch, seed)
+        def checked(loss: torch.Tensor, size: int) -> Any:
+            outcome = step.update(loss, size)
             if not outcome.finite:
                 assert all(torch.equal(before[k], v) for k, v in made.model.state_dict().items())
             return outcome
@@ -107,8 +107,8 @@ class _Wrapped:
     def __init__(self, step: Any, call: Any) -> None:
         self._step, self._call = step, call
 
-    def __call__(self, batch: Any, seed: int) -> Any:
-        return self._call(batch, seed)
+    def update(self, loss: torch.Tensor, size: int) -> Any:
+        return self._call(loss, size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)

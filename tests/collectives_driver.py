@@ -1,0 +1,104 @@
+"""One process of two that trains and notes its collectives: python -m tests.collectives_driver FOLDER CASE [CASE ...].
+
+It writes into FOLDER/<rank>.json, by case, the collectives of each step: what is sent, its size in bytes, and `begun` or
+`waited`, in order. Gradients are the large ones. A case is the keys of `train:`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.distributed.ranks import join_ranks
+from runtime.job.model import Freeze
+from runtime.models import inspection
+from runtime.models.build import Model
+from runtime.plan import plan
+from runtime.training import run, train
+from runtime.training.phase_timer import PhaseTimer
+from tests import tiny
+
+Calls = list[list[Any]]
+KINDS = ("all_reduce", "all_gather", "broadcast")
+
+
+class Work:
+    """Notes when somebody waits for a collective."""
+
+    def __init__(self, work: Any, kind: str, size: int, calls: Calls) -> None:
+        self.work, self.noted, self.calls = work, [kind, size, "waited"], calls
+
+    def wait(self) -> Any:
+        self.calls.append(self.noted)
+        return self.work.wait()
+
+
+def noting(kind: str, calls: Calls) -> Callable[..., Any]:
+    """A collective of torch that notes its calls."""
+    plain = getattr(torch.distributed, kind)
+
+    def collective(first: Any, *given: Any, async_op: bool = False, **named: Any) -> Any:
+        sent: Tensor = given[0] if isinstance(first, list) else first
+        size = sent.numel() * sent.element_size()
+        calls.append([kind, size, "begun"])
+        done = Work(plain(first, *given, async_op=True, **named), kind, size, calls)
+        return done if async_op else done.wait()
+
+    return collective
+
+
+def network(norm: bool) -> nn.Module:
+    """Two layers with more gradients than anything else that travels in a step."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64) if norm else nn.Tanh(), nn.Linear(64, 3))
+
+
+def steps_of(folder: Path, case: str) -> list[Calls]:
+    """The collectives of each step of a run, from one update to the next."""
+    rank = int(os.environ["DRIVETRAIN_RANK"])
+    own = folder if rank == 0 else folder / "ranks" / str(rank)
+    own.mkdir(parents=True, exist_ok=True)
+    name, keys = case.split("|")
+    job, machine, data = tiny.job(keys, epochs=2), tiny.machine(), tiny.dataset()
+    model = network(name == "norm")
+    planned = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
+    made = run.assemble(
+        job, machine, planned, own, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    )
+    calls: Calls = []
+    steps: list[Calls] = []
+    update = made.optimizer.step
+
+    def noted(*given: Any, **named: Any) -> Any:
+        steps.append(list(calls))
+        calls.clear()
+        return update(*given, **named)
+
+    made.optimizer.step = noted  # type: ignore[method-assign]
+    plain = {kind: getattr(torch.distributed, kind) for kind in KINDS}
+    for kind in KINDS:
+        setattr(torch.distributed, kind, noting(kind, calls))
+    try:
+        train.train(made)
+    finally:
+        for kind, function in plain.items():
+            setattr(torch.distributed, kind, function)
+    return steps
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {case: steps_of(folder / str(place), case) for place, case in enumerate(sys.argv[2:])}
+    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
+    join_ranks(torch.device("cpu")).leave()
+
+
+if __name__ == "__main__":
+    main()

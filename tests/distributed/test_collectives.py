@@ -1,0 +1,60 @@
+"""How often processes wait for each other in an ordinary step, counted at torch's own collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ranks_cases
+
+PLAIN, WEIGHTED, NORM = "plain|", "plain|class_weights: balanced", "norm|"
+PER_EPOCH = 4
+LARGE = 4000
+"""Bytes from which on a collective holds gradients."""
+Calls = list[list[Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Calls]]]:
+    """By process and case: the collectives of each step."""
+    folder = tmp_path_factory.mktemp("collectives")
+    return ranks_cases.together(folder, [PLAIN, WEIGHTED, NORM], 2, "collectives_driver")
+
+
+def ordinary(steps: list[Calls]) -> list[Calls]:
+    """Those steps that do not follow the start or an evaluation."""
+    assert len(steps) == 2 * PER_EPOCH
+    return [calls for number, calls in enumerate(steps) if number % PER_EPOCH]
+
+
+def small(calls: Calls) -> list[str]:
+    return [kind for kind, size, what in calls if what == "begun" and size < LARGE]
+
+
+def at_once(calls: Calls) -> list[str]:
+    """The small ones that are waited for as soon as they are begun."""
+    pairs = zip(calls, calls[1:], strict=False)
+    return [kind for (kind, size, what), after in pairs if what == "begun" and size < LARGE and after[2] == "waited"]
+
+
+def test_one_small_collective_a_step(found: list[dict[str, list[Calls]]]) -> None:
+    for one in found:
+        for calls in ordinary(one[PLAIN]):
+            assert small(calls) == at_once(calls) == ["all_gather"]
+            assert sum(size >= LARGE and what == "begun" for _, size, what in calls) == 1, "the gradients"
+
+
+def test_class_weights_are_summed_while_the_forward_pass_computes(found: list[dict[str, list[Calls]]]) -> None:
+    for calls in ordinary(found[0][WEIGHTED]):
+        assert small(calls) == ["all_reduce", "all_gather"]
+        # Without a gradient of this step before it, the first wait comes when the forward pass is done.
+        assert calls[0] == ["all_reduce", 8, "begun"]
+
+
+def test_buffers_travel_beside_the_last_gradients(found: list[dict[str, list[Calls]]]) -> None:
+    for calls in ordinary(found[0][NORM]):
+        assert small(calls) == ["all_gather", "broadcast"]
+        kinds = [(kind, what) for kind, size, what in calls]
+        assert kinds.index(("broadcast", "begun")) < kinds.index(("all_reduce", "waited"))
