@@ -43,7 +43,7 @@ class BatchParts:
         Of a batch that is too small for so many parts, every process computes the whole as a single one. `all_reduce_sum`
         sums loss and weights over the processes, so that factor cancels out.
         """
-        if self._is_whole(samples):
+        if self.is_whole(samples):
             return [Part(0, 0, samples)]
         ranks = self.ranks
         first, end = (self.count * rank // ranks.count for rank in (ranks.number, ranks.number + 1))
@@ -52,10 +52,10 @@ class BatchParts:
 
     def computed(self, samples: int) -> int:
         """Samples that all processes together compute of a batch of so many, each time one is computed."""
-        return samples * self.ranks.count if self._is_whole(samples) else samples
+        return samples * self.ranks.count if self.is_whole(samples) else samples
 
-    def _is_whole(self, samples: int) -> bool:
-        """Whether a batch is too small for the parts."""
+    def is_whole(self, samples: int) -> bool:
+        """Whether a batch of so many samples is too small for the parts, so that each process computes all of it."""
         # BatchNorm cannot normalize a single sample, so a small last batch is not cut into those.
         return samples < (2 if self.batch_size >= 2 * self.count else 1) * self.count
 

@@ -58,9 +58,17 @@ class MetricsLog:
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
-    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write one row. NaN and infinity are written as such: a bad number is never hidden."""
-        self.pending.append(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+    def write(self, step: int, epoch: int, values: Mapping[str, float], *, batch: str = "") -> None:
+        """Write one row. NaN and infinity are written as such: a bad number is never hidden.
+
+        Args:
+            step: from 1.
+            epoch: from 0.
+            values: by name.
+            batch: the digest of the samples of a step, which no curve shows.
+        """
+        row = {"step": step, "epoch": epoch, **values} | ({"batch": batch} if batch else {})
+        self.pending.append(json.dumps(row) + "\n")
         self.board.put(step, values)
         if time.monotonic() - self.flushed > FLUSH_EVERY:
             self.flush()

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.data.dataset import Batch
+from runtime.distributed import batch_digest
 from runtime.errors import Stopped
 from runtime.system.signals import Interrupted
 from runtime.tracking import confusion_image
@@ -230,7 +231,9 @@ def _update(run: Run, place: tuple[int, int], records: StepRecords, loss: Tensor
     run.own_samples += sum(part.samples for part in parts)
     if run.ema:
         run.ema.update(run.model, result.device_finite)
-    records.add(TrainedStep(run.counters.step + 1, place, rate, result))
+    whole = run.batch_parts.is_whole(run.batches.size(place[1]))
+    batch = batch_digest.digest(run.step.state.samples_of, shared=not whole)
+    records.add(TrainedStep(run.counters.step + 1, place, rate, result, batch))
 
 
 def _go_back(run: Run, saver: Saver, records: StepRecords, kind: str, why: str, rest: str = "") -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Inputs
+from runtime.distributed import batch_digest
 from runtime.errors import SpecError
 from runtime.job.train import Fp16
 from runtime.models.buffers import Buffers
@@ -136,12 +137,14 @@ class Step:
         while True:
             exchange.begin(self.model, self.parameters)
             loss, trouble = self._tried(batch, over, parts)
-            whole, notes = exchange.finish(loss, [agreement.gravity(trouble), largest(parts)])
+            own = batch_digest.number_of(batch.ids)
+            whole, notes = exchange.finish(loss, [agreement.gravity(trouble), largest(parts), own])
             trouble = agreement.gravest(trouble, [int(note[0]) for note in notes])
             if whole is not None and trouble is None:
                 buffers = ranks.start_broadcast(self.buffers.now())
                 exchange.collect()
                 buffers()
+                self.state.samples_of = [note[2] for note in notes]
                 return whole
             exchange.drop()
             self._rewind()
@@ -163,7 +166,7 @@ class Step:
         self._started(self.objective.no_denominators())
         exchange = self.options.exchange
         exchange.begin(self.model, self.parameters)
-        _, notes = exchange.finish(None, [agreement.gravity(trouble), 0])
+        _, notes = exchange.finish(None, [agreement.gravity(trouble), 0, 0])
         exchange.drop()
         self._rewind()
         found = agreement.gravest(trouble, [int(note[0]) for note in notes])

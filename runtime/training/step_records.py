@@ -28,6 +28,8 @@ class TrainedStep:
     rate: float
     """The learning rate."""
     result: StepResult
+    batch: str = ""
+    """The digest of its samples."""
 
 
 class StepRecords:
@@ -69,7 +71,8 @@ class StepRecords:
         values = {"train/loss": loss, "lr": step.rate, **run.group_rates(step.rate), "grad_norm": norm}
         if scaler.active:
             values["scale"] = scaler.scale
-        run.metrics.write(step.number, step.place[0], values if step.result.finite else values | {"skipped": 1.0})
+        skipped = {} if step.result.finite else {"skipped": 1.0}
+        run.metrics.write(step.number, step.place[0], values | skipped, batch=step.batch)
         if run.ema:
             run.ema.count(step.result.finite)
         self._judge(step)

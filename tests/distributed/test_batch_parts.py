@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.distributed.batch_digest import digest, number_of
 from runtime.distributed.batch_parts import BatchParts
 from runtime.distributed.ranks import Ranks
 from tests import parts_driver, ranks_start, tiny
@@ -64,6 +65,8 @@ def test_other_numbers_of_processes_train_the_same(
     assert [(row["step"], row["epoch"], sorted(row)) for row in one] == [
         (row["step"], row["epoch"], sorted(row)) for row in two
     ]
+    digests = [[row["batch"] for row in each if "train/loss" in row] for each in (one, two)]
+    assert digests[0] == digests[1] == [digest([number_of(np.array(changed[step]))]) for step in range(STEPS)]
     # The network is in float64, what is counted in an evaluation in float32.
     for name, rounding in (("train/loss", 1e-9), ("validation/loss", 1e-6)):
         first, second = ([row[name] for row in each if name in row] for each in (one, two))
@@ -78,6 +81,21 @@ def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pyte
     codes, said = ranks_start.ended(command, 3)
     assert 0 not in codes
     assert "train.parts: is 2, and 3 processes train together" in said[0]
+
+
+def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
+    ids = np.random.default_rng(0).permutation(50_000)[:256].astype(np.int64)
+    whole = digest([number_of(ids)])
+    assert len(whole) == 12
+    for cuts in ([], [1], [100, 200], list(range(1, 256))):
+        parts = np.split(ids, cuts)
+        assert digest([number_of(part) for part in parts]) == whole
+    assert digest([number_of(ids)] * 3, shared=False) == whole
+    assert digest([number_of(ids[::-1])]) == whole
+    changed, twice = ids.copy(), ids.copy()
+    changed[7], twice[7] = 50_000, ids[8]
+    others = [digest([number_of(other)]) for other in (changed, twice, ids[1:], np.append(ids, ids[:1]), ids[:0])]
+    assert len({whole, *others}) == 6
 
 
 @pytest.mark.parametrize("batch", [5, 13])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def small(calls: Calls) -> list[str]:
 
 def at_once(calls: Calls) -> list[str]:
     """The small ones that are waited for as soon as they are begun."""
-    pairs = zip(calls, calls[1:], strict=False)
+    pairs = itertools.pairwise(calls)
     return [kind for (kind, size, what), after in pairs if what == "begun" and size < LARGE and after[2] == "waited"]
 
 
