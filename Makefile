@@ -108,6 +108,9 @@ decisions: .venv/check ## write docs/decisions.md and docs/defaults.md: the sett
 readme: .venv/check ## write the plan into README.md and README.es.md
 	@for page in README.md README.es.md; do $(python) -m docs.generate.readme_plan $$page || exit; done
 
+scale: .venv/check ## write the tables into docs/scale.md
+	@$(python) -m docs.generate.scale_tables docs/scale.md
+
 reference: .venv/check ## write docs/spec.md and docs/optimizations.md
 	@for page in spec optimizations; do $(python) -m docs.generate.reference $$page > docs/$$page.md || exit; done
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.errors import CheckpointError, SpecError
+from runtime.hardware import gpu_selection
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan import scaling
@@ -49,9 +50,12 @@ def lines(given: argparse.Namespace, job: Job, machine: Hardware) -> Iterator[st
             "take fewer, or a larger batch (train.batch_size)",
         )
     halved = job.optimize.get("exchange_precision") == "bf16"
-    made = scaling.Scaling(one, given.nodes, per_node, halved, on_cpu=machine.gpu is None)
+    room = gpu_selection.allowed_bytes(machine.gpu, job.limits.gpu_memory) if machine.gpu else None
+    asked = job.optimize.get("sharding", "auto")
+    sharded = room is not None and one.state > room if asked == "auto" else asked is True
+    made = scaling.Scaling(one, given.nodes, per_node, halved, on_cpu=machine.gpu is None, sharded=sharded)
     yield "several machines (a model, not a measurement: docs/scale.md)"
-    yield from scaling.lines(made, link)
+    yield from scaling.lines(made, link, room)
 
 
 def _measured(job: Job, runs: Path) -> scaling.OneMachine:
@@ -68,7 +72,11 @@ def _measured(job: Job, runs: Path) -> scaling.OneMachine:
             continue
         step = job.train.batch / result.samples_per_second
         updating = step * spent["optimizer"] / sum(spent.values())
-        return scaling.OneMachine(run.name, job.train.batch, step - updating, updating, 4 * result.trainable)
+        gradients = 4 * result.trainable
+        state = (
+            4 * (result.parameters or result.trainable) + (2 if job.train.optimizer.name == "sgd" else 3) * gradients
+        )
+        return scaling.OneMachine(run.name, job.train.batch, step - updating, updating, gradients, state)
     raise SpecError(
         f"--nodes, and no finished run of {job.name} in one process is in {runs}",
         "a run on one machine, which has measured a step and counted the gradients",

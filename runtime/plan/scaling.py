@@ -1,11 +1,12 @@
 """What several machines cost and gain: the bytes that they exchange, the link that this needs, the time of a step.
 
-A model with two constants, measured on CPUs with gloo (docs/measurements/exchange-2026-11-23.md). It leaves out latency,
-and that small batches use a processor less well.
+A model of a few constants; docs/scale.md says for each where it was measured, or that it is assumed. It leaves out that small
+batches use a processor less well, that one process may be slower than the others, and other traffic on the network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,16 @@ HIDDEN = 0.5
 """Share of the forward and the backward pass behind which the exchange hides: 0.44 and 0.51 were measured."""
 SUMMED = 0.5e9
 """Bytes a second that one CPU sums and copies where the link is faster: 25 MB took 50 ms."""
+LATENCY = 50e-6
+"""Seconds that a message takes from one process to the next through TCP: assumed; between namespaces of one host it was @@."""
+FABRIC = 10e-6
+"""Seconds from one GPU to one on another node: assumed."""
+NVLINK = 300e9
+"""Bytes a second that a GPU sends to others of its node: assumed, two thirds of what the data sheet of the H100 says."""
+BLOCKS = 32
+"""Parts of a network with divided weights that are gathered one after another: assumed, as many as a large one has layers."""
+STATE = 16
+"""Bytes of a trained parameter with AdamW in fp32: weight, gradient and two moments."""
 GOOD = 0.9
 """The efficiency that `needed_link` is for."""
 PAYS = 1.1
@@ -36,6 +47,8 @@ class OneMachine:
     """Seconds of the optimizer, which each process does whole."""
     gradients: int
     """Bytes of the gradients of all trained parameters in fp32."""
+    state: int = 0
+    """Bytes of all weights, and of the gradients and the optimizer's state of trained ones, in fp32."""
 
     @property
     def step(self) -> float:
@@ -54,6 +67,8 @@ class Scaling:
     """Whether gradients travel in bf16."""
     on_cpu: bool = True
     """Whether processors sum the gradients, and not GPUs."""
+    sharded: bool = False
+    """Whether each process holds a part of weights, gradients and optimizer state."""
 
     @property
     def processes(self) -> int:
@@ -62,8 +77,40 @@ class Scaling:
 
     @property
     def sent(self) -> float:
-        """Bytes that each node sends, and receives, in a step: a ring passes the gradients around nearly twice."""
-        return 2 * (self.processes - 1) / self.processes * self.one.gradients / (1 + self.halved)
+        """Bytes that each node sends, and receives, in a step: a ring passes the gradients around nearly twice. Divided
+        weights are gathered for the forward and again for the backward pass, and their gradients are summed once.
+        """
+        return (3 if self.sharded else 2) * (self.processes - 1) / self.processes * self._size
+
+    @property
+    def _size(self) -> float:
+        return self.one.gradients / (1 + self.halved)
+
+    @property
+    def _rounds(self) -> int:
+        """Collectives of a step that carry gradients or weights."""
+        return 3 * BLOCKS if self.sharded else max(1, math.ceil(self._size / BUCKET_BYTES))
+
+    @property
+    def _delay(self) -> float:
+        """Seconds that a collective takes for an empty message: a ring on CPUs, a tree over the nodes of GPUs."""
+        if self.on_cpu:
+            return 2 * (self.processes - 1) * LATENCY
+        return 2 * math.ceil(math.log2(self.nodes)) * FABRIC
+
+    @property
+    def agreeing(self) -> float:
+        """Seconds of the small collective with which all agree on a step, a ring of processors also among GPUs."""
+        return (self.processes - 1) * LATENCY
+
+    @property
+    def held(self) -> float:
+        """Bytes of weights, gradients and optimizer state that each process holds."""
+        return self.one.state / (self.processes if self.sharded else 1)
+
+    def _traveling(self, size: float, link: float) -> float:
+        """Seconds that so many bytes take between the nodes, or between the GPUs of one."""
+        return size / NVLINK if self.nodes == 1 else size * 8 / (WIRE * link)
 
     @property
     def computing(self) -> float:
@@ -76,10 +123,13 @@ class Scaling:
         Args:
             link: bits a second that each node can send and receive.
         """
-        if self.nodes == 1:
-            return self.summing
-        last = min(self.sent, BUCKET_BYTES) * 8 / (WIRE * link)
-        return max(self.sent * 8 / (WIRE * link) - HIDDEN * self.computing, last, self.summing)
+        if self.processes == 1:
+            return 0.0
+        if self.nodes == 1 and self.on_cpu:
+            return self.summing + self.agreeing
+        whole = self._traveling(self.sent, link) + self._rounds * self._delay
+        last = self._traveling(self.sent / self._rounds, link) + self._delay
+        return max(whole - HIDDEN * self.computing, last, self.summing) + self.agreeing
 
     @property
     def summing(self) -> float:
@@ -88,7 +138,7 @@ class Scaling:
 
     def step(self, link: float) -> float:
         """Seconds of a step."""
-        return self.computing + self.one.updating + self.waiting(link)
+        return self.computing + self.updating + self.waiting(link)
 
     def efficiency(self, link: float) -> float:
         """The speed, relative to one process times their number; the update of the weights counts as lost, too."""
@@ -96,19 +146,27 @@ class Scaling:
 
     def needed_link(self) -> float | None:
         """Bits a second from which on the efficiency is GOOD; None if no link gives that."""
-        room = self.one.step / self.processes / GOOD - self.computing - self.one.updating
-        if room <= 0 or self.summing > room:
+        room = self.one.step / self.processes / GOOD - self.computing - self.updating - self.agreeing
+        early = room + HIDDEN * self.computing - self._rounds * self._delay
+        late = room - self._delay
+        if min(room - self.summing, early, late) <= 0:
             return None
-        whole, last = self.sent * 8 / WIRE, min(self.sent, BUCKET_BYTES) * 8 / WIRE
-        return max(whole / (room + HIDDEN * self.computing), last / room)
+        whole = self.sent * 8 / WIRE
+        return max(whole / early, whole / self._rounds / late)
+
+    @property
+    def updating(self) -> float:
+        """Seconds of the optimizer, which updates all weights in each process, or its part of them."""
+        return self.one.updating / (self.processes if self.sharded else 1)
 
 
-def lines(made: Scaling, link: float | None) -> Iterator[str]:
+def lines(made: Scaling, link: float | None, room: int | None = None) -> Iterator[str]:
     """The prediction in words.
 
     Args:
         made: the machines.
         link: bits a second of each node; None to say only which it would need.
+        room: bytes that one GPU has; None without GPUs.
     """
     one, each = made.one, made.one.batch / made.processes
     share = f"{each:.0f}" if each == int(each) else f"{int(each)} or {int(each) + 1}"
@@ -120,10 +178,11 @@ def lines(made: Scaling, link: float | None) -> Iterator[str]:
     size = one.gradients / (1 + made.halved)
     kind = "bf16" if made.halved else "fp32"
     yield f"  gradients {_bytes(size)} a step in {kind}; each node sends and receives {_bytes(made.sent)} a step"
-    yield f"  one       {_ms(one.step)} a step in one process ({one.run})"
+    yield f"  memory    {_memory(made, room)}"
+    yield f"  one       {duration(one.step)} a step in one process ({one.run})"
     needed = made.needed_link()
     if needed is None:
-        why = f"{_ms(made.summing)} to sum and {_ms(one.updating)} to update, beside {_ms(made.computing)} to compute"
+        why = f"{duration(made.summing)} to sum and {duration(made.updating)} to update, beside {duration(made.computing)} to compute"
         yield f"  link      none gives {GOOD:.0%} of {made.processes} times the speed: {why}"
     else:
         yield f"  link      {format_rate(needed)} gives {GOOD:.0%} of {made.processes} times the speed"
@@ -131,7 +190,7 @@ def lines(made: Scaling, link: float | None) -> Iterator[str]:
         gain = one.step / made.step(link)
         verdict = "" if gain >= PAYS else ": it does not pay"
         yield (
-            f"  expected  {_ms(made.step(link))} a step at {format_rate(link)}, {_ms(made.waiting(link))} of it waiting: "
+            f"  expected  {duration(made.step(link))} a step at {format_rate(link)}, {duration(made.waiting(link))} of it waiting: "
             f"{gain:.2g} times as fast as one process, {made.efficiency(link):.0%} efficient{verdict}"
         )
 
@@ -140,5 +199,19 @@ def _bytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
 
 
-def _ms(seconds: float) -> str:
+def _memory(made: Scaling, room: int | None) -> str:
+    what = f"{_bytes(made.one.state)} of weights, gradients and optimizer state"
+    full = f", which does not fit one GPU of {_bytes(room)}" if room is not None and made.one.state > room else ""
+    if made.sharded:
+        small = (
+            ""
+            if room is None or made.held <= room
+            else f", and still too much for one: take {made.one.state // room + 1}"
+        )
+        return f"{what}{full}: sharding; each of {made.processes} processes holds {_bytes(made.held)}{small}"
+    return f"{what} in each process"
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits."""
     return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

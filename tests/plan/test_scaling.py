@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runtime.plan.scaling import GOOD, OneMachine, Scaling, lines
+from runtime.plan.scaling import FABRIC, GOOD, LATENCY, OneMachine, Scaling, lines
 from runtime.system.units import format_rate, parse_rate
 
 HALF_GBIT, FAST = 500e6, 20e9
@@ -61,6 +63,47 @@ def test_the_words_say_if_it_pays() -> None:
     assert "it does not pay" not in "\n".join(lines(two(2.0), FAST))
     uneven = Scaling(OneMachine("run-001", 32, 1.0, 0.0, 1000), 3, 1)
     assert "10 or 11 of 32 samples" in "\n".join(lines(uneven, None))
+
+
+def test_latency_grows_with_the_processes_and_buckets() -> None:
+    """On a link without end only messages and what sums cost."""
+    made = [two(10.0, nodes=n, gradients=40_000_000) for n in (2, 3, 9)]
+    ring = [2 * (n - 1) * LATENCY + (n - 1) * LATENCY for n in (2, 3, 9)]
+    summing = [one.summing for one in made]
+    assert [one.waiting(1e15) for one in made] == pytest.approx(
+        [max(last, work + few) for last, work, few in zip(ring, summing, (n * LATENCY for n in (1, 2, 8)), strict=True)]
+    )
+    gpus = [replace(one, on_cpu=False) for one in made]
+    assert [one.waiting(1e15) for one in gpus] == pytest.approx(
+        [2 * rounds * FABRIC + few * LATENCY for rounds, few in ((1, 1), (2, 2), (4, 8))], rel=1e-3
+    )
+
+
+def test_gpus_of_one_node_do_not_need_the_link() -> None:
+    node = Scaling(OneMachine("", 64, 8.0, 0.0, 400_000_000), 1, 8, on_cpu=False)
+    assert node.step(1e6) == node.step(1e12)
+    assert 1.0 < node.step(1e9) < 1.01
+
+
+def test_divided_weights_travel_three_times_and_are_held_in_parts() -> None:
+    whole = Scaling(OneMachine("", 64, 8.0, 1.0, 4_000_000, 16_000_000), 2, 2, on_cpu=False)
+    parts = replace(whole, sharded=True)
+    assert parts.sent == 1.5 * whole.sent == 3 * 3 / 4 * 4_000_000
+    assert (whole.held, parts.held) == (16_000_000, 4_000_000)
+    assert (whole.updating, parts.updating) == (1.0, 0.25)
+    needed = parts.needed_link()
+    assert needed is not None
+    assert parts.efficiency(needed) == pytest.approx(GOOD)
+
+
+def test_the_words_say_what_does_not_fit_one_gpu() -> None:
+    one = OneMachine("run-001", 64, 8.0, 0.0, 4_000_000_000, 16_000_000_000)
+    fits = "\n".join(lines(Scaling(one, 2, 4, on_cpu=False), None, 24 * 10**9))
+    assert "memory    16.00 GB of weights, gradients and optimizer state in each process" in fits
+    large = "\n".join(lines(Scaling(one, 2, 4, on_cpu=False, sharded=True), None, 10**10))
+    assert "which does not fit one GPU of 10.00 GB: sharding; each of 8 processes holds 2.00 GB" in large
+    still = "\n".join(lines(Scaling(one, 2, 4, on_cpu=False, sharded=True), None, 10**9))
+    assert "holds 2.00 GB, and still too much for one: take 17" in still
 
 
 @pytest.mark.parametrize(
