@@ -1,10 +1,11 @@
 """Three ways to sum gradients over a slow network, in turn: after the backward pass, during it, and in bf16.
 
-    sudo python -m benchmarks.exchange [--rate 500mbit] [--layers 6] [--batch 384] [--rounds 8]
+    sudo python -m benchmarks.exchange [--rate 500mbit] [--layers 6] [--batch 384] [--rounds 8] [--machines 2]
 
-Two network namespaces stand for two machines; each sends at most at the given rate. Needs root and iproute2. A network of
-fully connected layers trains in one process on each, with one thread. The ways take turns, step by step, so that whatever
-else the machine does falls on all of them alike. The table has the medians of all rounds.
+Network namespaces stand for machines; each sends at most at the given rate. Needs root and iproute2. A network of fully
+connected layers trains in one process on each, with one thread. The ways take turns, step by step, so that whatever else the
+machine does falls on all of them alike. The table has the medians of all rounds, the least and the largest ratio to the first
+way with an exchange, and what the model of docs/scale.md says.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from runtime.data.dataset import Batch
 from runtime.distributed import gradient_exchange
 from runtime.distributed.gradient_exchange import GradientExchange
 from runtime.distributed.ranks import ALONE, Ranks
+from runtime.plan.scaling import OneMachine, Scaling
+from runtime.system.units import parse_rate
 from runtime.training.step import Step
 from runtime.training.step_options import StepOptions
 from tests import nodes
@@ -42,8 +45,15 @@ WAYS = {
     "no exchange": (4 * 2**20, False, None),
     "in one piece, after the backward pass": (ONE, False, None),
     "in buckets, during it": (4 * 2**20, True, None),
+    "in buckets of 1 MB": (2**20, True, None),
+    "in buckets of 8 MB": (8 * 2**20, True, None),
     "in buckets, during it, bf16": (4 * 2**20, True, torch.bfloat16),
 }
+OURS = {"in buckets, during it": False, "in buckets, during it, bf16": True}
+"""What the model predicts, and whether in bf16."""
+LITTLE = "a collective of one number"
+EMPTY = 200
+"""Collectives of a few numbers."""
 """Size of a bucket, whether they are sent early, and the format."""
 
 
@@ -78,9 +88,9 @@ def process(given: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each step, by way, in this process."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=given.meet, rank=given.rank, world_size=2, timeout=timedelta(minutes=5)
+        "gloo", init_method=given.meet, rank=given.rank, world_size=given.machines, timeout=timedelta(minutes=5)
     )
-    ranks = Ranks(given.rank, 2)
+    ranks = Ranks(given.rank, given.machines)
     inputs = torch.randn(given.batch, WIDTH, generator=torch.Generator().manual_seed(given.rank))
     batch = Batch(np.arange(given.batch), (inputs,), {})
     steps = {way: built(way, ranks, given.layers, batch) for way in WAYS}
@@ -91,13 +101,18 @@ def process(given: argparse.Namespace) -> dict[str, list[float]]:
             begin = time.perf_counter()
             step(batch, 0)
             found[way].append(time.perf_counter() - begin)
+    found[LITTLE] = []
+    for _ in range(EMPTY):
+        begin = time.perf_counter()
+        ranks.barrier()
+        found[LITTLE].append(time.perf_counter() - begin)
     torch.distributed.destroy_process_group()
     return found
 
 
 def measured(given: argparse.Namespace, words: list[str]) -> dict[str, Any]:
-    """What both processes found, one on each of two machines with a slow link."""
-    with nodes.network(2) as machines, tempfile.TemporaryDirectory() as folder:
+    """What rank 0 found, one process on each of several machines with slow links."""
+    with nodes.network(given.machines) as machines, tempfile.TemporaryDirectory() as folder:
         for number, machine in enumerate(machines):
             limit = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", given.rate]
             subprocess.run(
@@ -120,6 +135,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch", type=int, default=384, help="samples of each process")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--machines", type=int, default=2)
     for name in ("--rank", "--meet", "--file"):
         parser.add_argument(name, type=int if name == "--rank" else str, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -133,13 +149,25 @@ def main() -> None:
         return
     if nodes.MISSING:
         raise SystemExit(f"benchmarks.exchange {nodes.MISSING}")
-    found = {way: statistics.median(seconds) for way, seconds in measured(given, sys.argv[1:]).items()}
+    rounds = measured(given, sys.argv[1:])
+    little = sorted(rounds.pop(LITTLE))
+    found = {way: statistics.median(seconds) for way, seconds in rounds.items()}
     alone, flat = (found[way] for way in list(WAYS)[:2])
-    megabytes = given.layers * WIDTH * (WIDTH + 1) * 4 / 1e6
-    print(f"{megabytes:.0f} MB of gradients, {given.rate}, {given.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    print("| way | step | ratio | exchange |\n|---|---|---|---|")
+    size = given.layers * WIDTH * (WIDTH + 1) * 4
+    where = f"{given.machines} machines, {given.batch} samples of each, {given.rate}, {given.rounds} rounds"
+    print(f"{size / 1e6:.0f} MB of gradients, {where}, load {os.getloadavg()[0]:.1f}")
+    print("| way | step | ratio | of single rounds | exchange | model |\n" + "|---" * 6 + "|")
+    one = OneMachine("", given.machines * given.batch, given.machines * alone, 0.0, size)
     for way, seconds in found.items():
-        print(f"| {way} | {seconds * 1e3:.0f} ms | {seconds / flat:.2f} | {(seconds - alone) * 1e3:.0f} ms |")
+        ratios = sorted(a / b for a, b in zip(rounds[way], rounds[list(WAYS)[1]], strict=True))
+        spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
+        model = ""
+        if way in OURS:
+            step = Scaling(one, given.machines, 1, halved=OURS[way]).step(parse_rate(given.rate))
+            model = f"{step * 1e3:.0f} ms"
+        exchange = f"{(seconds - alone) * 1e3:.0f} ms"
+        print(f"| {way} | {seconds * 1e3:.0f} ms | {seconds / flat:.2f} | {spread} | {exchange} | {model} |")
+    print(f"{LITTLE}: {little[0] * 1e6:.0f} us at least, median {statistics.median(little) * 1e6:.0f} us")
 
 
 if __name__ == "__main__":

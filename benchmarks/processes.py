@@ -1,11 +1,12 @@
 """The same jobs with 1, 2 and 4 processes on this machine: samples per second, and memory.
 
-    python -m benchmarks.processes [--jobs digits,reports,images,texts] [--counts 1,2,4] [--rounds 1] [--root DIR ...]
+    python -m benchmarks.processes [--jobs digits,patterns,...] [--counts 1,2,4] [--rounds 3] [--root BEFORE AFTER]
 
-`images` and `texts` are larger data sets in memory: 60,000 images of 3 x 32 x 32 numbers, and 50,000 reports. The others are
-the example jobs. `--root` names checkouts whose code is run, in turn, to compare two versions. Memory is the proportional set
-size (PSS) of all processes of a run, anonymous and shared memory without the files of libraries: a page that several share
-counts once. Told is the largest sum while training.
+The default is all example jobs, one for each task; their sample data is written anew. `images` and `texts` are larger data
+sets in memory: 60,000 images of 3 x 32 x 32 numbers, and 50,000 reports. `--root` names checkouts whose code is run, in turn,
+to compare two versions; the order changes from round to round. Memory is the proportional set size (PSS) of all processes of a
+run, anonymous and shared memory without the files of libraries: a page that several share counts once. Told is the largest
+sum while training. Samples per second are those of training and input, without the start, evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -13,23 +14,32 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from runtime.data.sample_data.write import EXAMPLES
+
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
-STEPS = 40
+STEPS = {"digits": 150, "patterns": 60, "reports": 60, "series": 40, "table": 300, "own-model": 100}
+"""Steps of the example jobs: some seconds on a machine of 2 CPUs."""
+FEW = 40
+SAMPLES = {kind: (path, size) for path, (kind, _, size) in EXAMPLES.items()}
+DATA = {"patterns": "images", "reports": "texts", "series": "series", "table": "table"}
+"""Kind of the sample data of an example job; the others bring their own."""
 LITTLE = "data.validation=0.01"
 PLAIN = ["optimize.measure=off", "limits.memory=16g"]
+Found = dict[tuple[str, str, int], list["Trained"]]
 
 
 @dataclass(frozen=True)
@@ -41,31 +51,57 @@ class Trained:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", default="images,texts")
+    """Print a line for each run, and the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(STEPS))
     parser.add_argument("--counts", default="1,2,4")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help="of each run; by default 40 to 300, by the job")
     parser.add_argument("--root", nargs="+", type=Path, default=[ROOT])
     given = parser.parse_args()
-    found: dict[tuple[str, str, int], list[Trained]] = {}
+    found: Found = {}
+    roots = [root.resolve() for root in given.root]
     with tempfile.TemporaryDirectory() as folder:
-        for job in given.jobs.split(","):
-            request = _request(job, Path(folder))
-            for _ in range(given.rounds):
+        requests = {job: _request(job, Path(folder)) for job in given.jobs.split(",")}
+        for number in range(given.rounds):
+            for job, request in requests.items():
+                steps = f"train.steps={given.steps or STEPS.get(job, FEW)}"
                 for count in map(int, given.counts.split(",")):
-                    for root in given.root:
-                        runs = Path(tempfile.mkdtemp(dir=folder))
-                        one = trained(root, [*request, f"train.steps={given.steps}"], count, runs)
+                    for root in roots[:: -1 if number % 2 else 1]:
+                        one = trained(root, [*request, steps], count, Path(tempfile.mkdtemp(dir=folder)))
                         found.setdefault((job, root.name, count), []).append(one)
-                        print(f"# {job} {root.name} {count}: {one}", flush=True)
+                        print(f"# {job} {root.name} {count} load {os.getloadavg()[0]:.1f}: {one}", flush=True)
+    _show(found)
+    if len(roots) == 2:
+        _compare(found, roots[0].name, roots[1].name)
+
+
+def _show(found: Found) -> None:
+    """Medians, and their ratio to one process."""
     print("| job | code | processes | samples/s | ratio | memory | ratio |\n" + "|---" * 7 + "|")
-    for (job, name, count), runs_ in found.items():
-        speed, memory = (statistics.median(getattr(one, k) for one in runs_) for k in ("speed", "memory"))
-        first = found.get((job, name, 1), runs_)
-        base = [statistics.median(getattr(one, k) for one in first) for k in ("speed", "memory")]
-        sizes = f"{memory / MIB:,.0f} MiB | {memory / base[1]:.2f}"
-        print(f"| {job} | {name} | {count} | {speed:,.0f} | {speed / base[0]:.2f} | {sizes} |")
+    for (job, name, count), runs in found.items():
+        speed, memory = (_middle(runs, kind) for kind in ("speed", "memory"))
+        first = found.get((job, name, 1), runs)
+        sizes = f"{memory / MIB:,.0f} MiB | {memory / _middle(first, 'memory'):.2f}"
+        print(f"| {job} | {name} | {count} | {speed:,.0f} | {speed / _middle(first, 'speed'):.2f} | {sizes} |")
+
+
+def _compare(found: Found, before: str, after: str) -> None:
+    """What two versions did in the same round, one after the other."""
+    print("\n| job | processes | speed, after / before | memory, after / before |\n|---|---|---|---|")
+    for job, name, count in found:
+        if name == before:
+            pairs = list(zip(found[job, before, count], found[job, after, count], strict=True))
+            speed = _spread([new.speed / old.speed for old, new in pairs])
+            print(f"| {job} | {count} | {speed} | {_spread([new.memory / old.memory for old, new in pairs])} |")
+
+
+def _middle(runs: Sequence[Trained], kind: str) -> float:
+    return statistics.median(getattr(one, kind) for one in runs)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def _request(job: str, folder: Path) -> list[str]:
@@ -79,10 +115,20 @@ def _request(job: str, folder: Path) -> list[str]:
         np.savez(folder / "images.npz", images=images, labels=labels)
         return [str(ROOT / "jobs/digits.yaml"), f"data.train={folder}/images.npz", "train.batch_size=128", LITTLE]
     if job == "texts":
-        command = [sys.executable, "-m", "runtime", "sample", "texts", str(folder / "texts"), "--size", "50000"]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        return [str(ROOT / "jobs/reports.yaml"), f"data.train={folder}/texts/reports.csv", LITTLE]
-    return [str(ROOT / f"jobs/{job}.yaml")]
+        _sample("texts", folder / "many", 50_000)
+        return [str(ROOT / "jobs/reports.yaml"), f"data.train={folder}/many/reports.csv", LITTLE]
+    request = [str(ROOT / f"jobs/{job}.yaml"), f"train.epochs={FEW}"]
+    if job not in DATA:
+        return request
+    path, size = SAMPLES[DATA[job]]
+    home = folder / job
+    _sample(DATA[job], home, size)
+    return [*request, f"data.train={home if path == 'data/patterns' else home / Path(path).name}"]
+
+
+def _sample(kind: str, home: Path, size: int) -> None:
+    command = [sys.executable, "-m", "runtime", "sample", kind, str(home), "--size", str(size)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def trained(root: Path, request: list[str], count: int, runs: Path) -> Trained:
