@@ -20,7 +20,7 @@ HIDDEN = 0.5
 SUMMED = 0.5e9
 """Bytes a second that one CPU sums and copies where the link is faster: 25 MB took 50 ms."""
 LATENCY = 50e-6
-"""Seconds that a message takes from one process to the next through TCP: assumed; between namespaces of one host it was @@."""
+"""Seconds that a message takes from one process to the next through TCP: assumed."""
 FABRIC = 10e-6
 """Seconds from one GPU to one on another node: assumed."""
 NVLINK = 300e9

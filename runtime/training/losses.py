@@ -52,7 +52,7 @@ class HeadLoss:
 
     def weights(self, targets: Tensor) -> Tensor:
         """The weight of each sample; shape (N,)."""
-        if self.is_unweighted:
+        if self.class_weights is None or self.is_unweighted:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = onto(targets.device, self.class_weights)
         # In float64 the sum of weights does not depend on how the batch is split.

@@ -8,6 +8,7 @@ checkpoints must be equal, bit for bit.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from runtime.errors import NumericsError, Stopped
 from runtime.job.train import Fp16
 from runtime.system.signals import Interrupted
 from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run
+from runtime.training import loop, run, train
 from runtime.training.checkpoints import checkpoint
 from runtime.training.saver import Saver
 from tests import tiny
@@ -192,3 +193,18 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
         assert made.numerics.skip == {(0, 3), (1, 0), (1, 1)}
     else:
         assert (made.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
+
+
+def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
+    """Whose result the device still had: a resumed run would never write that row."""
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
+    made.step.state.on_device = True
+
+    def stop(module: torch.nn.Module, inputs: Any) -> None:
+        if made.counters.step == 6 and module.training:
+            made.signals._handle(signal.SIGTERM, None)
+
+    made.model.register_forward_pre_hook(stop)
+    with pytest.raises(Stopped, match="after step 6"):
+        train.train(made)
+    assert [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
