@@ -44,7 +44,7 @@ LEAST = 50
 """Numbers of a request that are sent to a server, however slow it is."""
 QUICK = 1.0
 """Seconds of a request after which the next may have twice as many."""
-OTHER = ("step", "epoch")
+OTHER = ("step", "epoch", "batch")
 """Of a row of metrics.jsonl, what is no metric."""
 
 
@@ -153,7 +153,7 @@ def _fitting(lines: list[str], most: int) -> int:
     """How many of the first lines hold at most so many numbers; one at least."""
     numbers, count = 0, 0
     for line in lines:
-        numbers += max(0, len(parse_row(line) or {}) - len(OTHER))
+        numbers += sum(name not in OTHER for name in parse_row(line) or {})
         if numbers > most and count:
             break
         count += 1

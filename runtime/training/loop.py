@@ -113,7 +113,7 @@ def _train(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
             if run.is_divided:  # nobody can stay away from a step, in which the others need its part of the weights
                 _settle(run, records, trouble)
                 saver.save_together(records.flush)
-            trouble = _advance(run, batch, trouble, records)
+            trouble = _advance(run, batch, records, trouble)
             trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, records, profiler)
             trouble = trouble or _met(_call_after_step, run, records)
     _settle(run, records, trouble or run.signals.pending() or _met(records.flush) or _met(saver.check))
@@ -177,15 +177,15 @@ def _profile_and_save(run: Run, saver: Saver, records: StepRecords, profiler: Pr
 
 
 def _advance(
-    run: Run, batch: Batch | None, trouble: BaseException | None, records: StepRecords
+    run: Run, batch: Batch | None, records: StepRecords, trouble: BaseException | None = None
 ) -> BaseException | None:
     """Train one step on one batch; weights, counters and records are updated together or not at all.
 
     Args:
         run: whose step it is.
         batch: this process's shard.
-        trouble: what this process has met before the step.
         records: of the steps.
+        trouble: what this process has met before the step.
 
     Returns:
         What requires a rollback, and the other processes do not know yet. They go on, so the counters do, too.
@@ -200,29 +200,27 @@ def _advance(
         if place in run.numerics.skip:
             _settle(run, records, trouble)
         else:
-            run.step.state.samples = run.batch_parts.computed(size)
-            met = _met(_update, run, place, records, *_summed(run, batch, trouble, records))
+            met = _step(run, batch, place, records, trouble)
         counters.step += 1
         counters.batch += 1
         counters.samples += size
     return met
 
 
-def _summed(
-    run: Run, batch: Batch | None, trouble: BaseException | None, records: StepRecords
-) -> tuple[Tensor, list[SeededPart]]:
-    """The loss of the whole batch, whose gradients are on the parameters, and the parts of this process; raises what
-    counts for all.
-    """
+def _step(
+    run: Run, batch: Batch | None, place: tuple[int, int], records: StepRecords, trouble: BaseException | None
+) -> BaseException | None:
+    run.step.state.samples = run.batch_parts.computed(run.batches.size(place[1]))
     try:
-        if batch is None or trouble is not None:
-            assert trouble is not None, "who has no batch says why"
+        if trouble is not None:
             run.step.abstain(trouble)
-        ready = run.mixed(run.prepared(batch, run.counters.epoch))
-        parts = run.own_parts(run.batches.size(run.counters.batch))
-        return run.step.computed(ready, parts), parts
+        assert batch is not None, "who has no batch says why"
+        ready = run.mixed(run.prepared(batch, place[0]))
+        parts = run.own_parts(run.batches.size(place[1]))
+        loss = run.step.computed(ready, parts)
     except (*ROLLED_BACK, Stopped, Interrupted) as found:
         raise _recorded(records, found, trouble) from None
+    return _met(_update, run, place, records, loss, parts)
 
 
 def _update(run: Run, place: tuple[int, int], records: StepRecords, loss: Tensor, parts: list[SeededPart]) -> None:

@@ -127,12 +127,13 @@ def witnessed(plain: Callable[..., Any], path: Path) -> Callable[..., Any]:
 
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def advance(run: Any, batch: Any, progress: Any) -> None:
-        theirs = run.dataset.train.gather(batch.ids)
-        assert all(torch.equal(one, two) for one, two in zip(batch.inputs, theirs, strict=True))
-        row = {"epoch": run.counters.epoch, "batch": run.counters.batch, "ids": batch.ids.tolist()}
-        os.write(handle, (json.dumps(row) + "\n").encode())
-        plain(run, batch, progress)
+    def advance(run: Any, batch: Any, *given: Any) -> Any:
+        if batch is not None:
+            theirs = run.dataset.train.gather(batch.ids)
+            assert all(torch.equal(one, two) for one, two in zip(batch.inputs, theirs, strict=True))
+            row = {"epoch": run.counters.epoch, "batch": run.counters.batch, "ids": batch.ids.tolist()}
+            os.write(handle, (json.dumps(row) + "\n").encode())
+        return plain(run, batch, *given)
 
     return advance
 

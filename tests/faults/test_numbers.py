@@ -67,9 +67,9 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         return None
 
     made.model.register_forward_pre_hook(hook)
-    step, skipped = made.step.__class__.__call__, made.numerics.skipped
+    step, skipped = made.step.__class__.computed, made.numerics.skipped
 
-    def call(self: Any, batch: Any, seed: int) -> Any:
+    def computed(self: Any, batch: Any, seed: int) -> Any:
         before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
         return step(self, batch, seed)
 
@@ -80,7 +80,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         )
         skipped(*given)
 
-    watched = type("Watched", (made.step.__class__,), {"__call__": call})
+    watched = type("Watched", (made.step.__class__,), {"computed": computed})
     object.__setattr__(made.step, "__class__", watched)
     made.numerics.skipped = unmoved  # type: ignore[method-assign]
 

@@ -109,8 +109,8 @@ def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch
         during.append(torch_settings.state())
         return stepped(self, *given)  # type: ignore[arg-type]
 
-    stepped = Step.__call__
-    monkeypatch.setattr(Step, "__call__", watched)
+    stepped = Step.computed
+    monkeypatch.setattr(Step, "computed", watched)
     inputs, classes = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), np.arange(16) % 2
     network = nn.Linear(4, 2, dtype=torch.float32)
     runtime.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)

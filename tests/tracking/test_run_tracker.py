@@ -59,7 +59,9 @@ def grow(run: Path, first: int, end: int, shift: float = 0.0) -> None:
 
 def expected(run: Path) -> dict[tuple[str, int], list[str]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {(name, row["step"]): [str(row[name])] for row in rows for name in row if name not in ("step", "epoch")}
+    return {
+        (name, row["step"]): [str(row[name])] for row in rows for name in row if name not in ("step", "epoch", "batch")
+    }
 
 
 def copy(run: Path, address: str, *, most: int = 1000) -> None:

@@ -41,11 +41,11 @@ def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pyt
     saver.final()
     step, back = loop._step, loop._go_back
 
-    def spoiled(run: object, batch: object, place: tuple[int, int], records: object) -> None:
+    def spoiled(run: object, batch: object, place: tuple[int, int], *given: object) -> object:
         if place == (0, 3) and not seen:
             assert reader_of(made.dataset).lease is not None
             raise NotFinite("a number is not finite")
-        step(run, batch, place, records)  # type: ignore[arg-type]
+        return step(run, batch, place, *given)  # type: ignore[arg-type]
 
     def looked(*given: object) -> None:
         seen.append(reader_of(made.dataset).lease is None)
