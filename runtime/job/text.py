@@ -87,8 +87,8 @@ class TextData(TableFileData):
     )
     stream: MaybeStream = Field(
         None,
-        description="true, or settings: `train` names Parquet files, which are read and tokenized while the run trains on them; "
-        "their order is another one than that of texts in memory",
+        description="true, or settings: `train` names shards (Parquet, JSONL also as .gz or .zst, tar as WebDataset has it), which are "
+        "read and tokenized while the run trains on them; their order is another one than that of texts in memory",
     )
 
 

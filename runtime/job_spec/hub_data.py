@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from runtime.data.formats import shards
-from runtime.data.streaming.shard import SUFFIXES
+from runtime.data.streaming import shard
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
@@ -95,15 +95,16 @@ def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: b
 
 
 def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
-    if getattr(job.data, "stream", None) and _has_tar(address.path, paths):
+    if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
         return {"": [address.path]}
     asked = DatasetName(address.name, address.revision, address.path)
     return hub_dataset_files.splits(paths, readme, asked, images=isinstance(job, ImageJob))
 
 
-def _has_tar(folder: str, paths: Sequence[str]) -> bool:
-    """Whether a folder of a dataset has tar shards, which no split is a name for."""
-    return any(os.path.dirname(path) == folder and path.lower().endswith(SUFFIXES[0]) for path in paths)
+def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
+    """Whether a folder of a dataset has shards that are no tables, such as tar: all in the folder are one split."""
+    inside = (path.lower() for path in paths if os.path.dirname(path) == folder)
+    return any(shard.kind(path) and not path.endswith(TABLES) for path in inside)
 
 
 def _used(job: Job, key: Key, files: Files) -> Files:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
+from runtime.data.streaming import accepted
 from runtime.data.streaming.remote_store import RemoteStore
+from runtime.data.streaming.shard import Accepted
 from runtime.errors import DrivetrainError
 from runtime.job import Job, dotted, remote_data
 from runtime.job.hub_address import is_on_hub
@@ -28,7 +31,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """
     wrong = list[DrivetrainError]()
     uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
-        (key, text, _read) for key, text in remote_data.remote_paths(job)
+        (key, text, partial(_read, accepted.of_task(job))) for key, text in remote_data.remote_paths(job)
     ]
     if job.checkpoint.copy_to:
         uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))
@@ -48,8 +51,8 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     return wrong
 
 
-def _read(address: RemoteAddress, key: str) -> str:
-    store = RemoteStore(address, key, patience=PATIENCE)
+def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
+    store = RemoteStore(address, key, kinds, patience=PATIENCE)
     shards = store.shards()
     store.check_read(shards[0])
     size = format_bytes(sum(each.size for each in shards))

@@ -26,7 +26,7 @@ from runtime.data.streaming import open_stream, parquet_index, tar_index
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.index import Index
 from runtime.data.streaming.reader import Rows, ShardReader, TarRows
-from runtime.data.streaming.shard import ShardStore
+from runtime.data.streaming.shard import TAR, ShardStore
 from runtime.job.images import ImageJob
 from runtime.pretrained import image_input
 
@@ -145,7 +145,7 @@ def _read(job: ImageJob, text: str, form: LabelForm, key: str, cache: ShardCache
 def _indices(store: ShardStore, images: str, form: LabelForm, key: str, cache: ShardCache) -> tuple[Index, Rows, Ids]:
     """The index, how rows lie in the shards, and which rows have no image."""
     first = store.shards()[0]
-    if first.suffix == ".tar":
+    if first.kind == TAR:
         look = partial(tar_index.read, columns=form.columns, key=key)
         index = indices.read(store, cache, look, ["tar", *form.columns])
         offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))

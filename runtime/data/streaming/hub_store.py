@@ -5,11 +5,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from runtime.data.formats import hub_classes, shards
 from runtime.data.streaming.local_store import changed, usable
-from runtime.data.streaming.shard import SUFFIXES, Shard
+from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import StorageError
 from runtime.job.hub_address import HubAddress
 from runtime.pretrained import hub_connection, hub_dataset
@@ -27,6 +27,7 @@ class HubStore:
     """At a commit, whose files are listed in the cache of the hub."""
     key: str
     """The spec key that names it."""
+    accepted: Accepted = IMAGES
 
     def shards(self) -> list[Shard]:
         """All shards, by name."""
@@ -40,7 +41,7 @@ class HubStore:
             )
             for file in sorted(self._files(), key=lambda file: file.name)
         ]
-        return usable(made, str(self.address), self.key)
+        return usable(made, str(self.address), self.key, self.accepted)
 
     def local(self, shard: Shard) -> Path | None:
         """None: all are fetched."""
@@ -72,4 +73,4 @@ class HubStore:
         if self.address.path in every:
             return [every[name] for name in shards.siblings(self.address.path, list(every))]
         inside = (file for name, file in every.items() if posixpath.dirname(name) == self.address.path)
-        return [file for file in inside if PurePosixPath(file.name).suffix.lower() in SUFFIXES]
+        return [file for file in inside if self.accepted.takes(file.name)]

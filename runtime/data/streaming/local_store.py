@@ -10,8 +10,8 @@ from pathlib import Path
 
 from runtime.data.formats import hub_classes
 from runtime.data.formats import shards as tables
-from runtime.data.streaming import shard_list
-from runtime.data.streaming.shard import KINDS, SUFFIXES, Shard
+from runtime.data.streaming import shard_list, split_words
+from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import DataError
 from runtime.system.files import sha256, storage_error
 
@@ -23,11 +23,12 @@ class LocalStore:
     path: Path
     key: str
     """The spec key that names it."""
+    accepted: Accepted = IMAGES
 
     def shards(self) -> list[Shard]:
         """All shards, by name."""
         if self.path.is_dir():
-            folder, files = self.path, sorted(each for each in self.path.iterdir() if _is_shard(each))
+            folder, files = self.path, sorted(each for each in self.path.iterdir() if self._is_shard(each))
         elif self.path.is_file():
             folder, files = self.path.parent, tables.files(self.path, self.key)
         else:
@@ -35,7 +36,8 @@ class LocalStore:
         found = [_shard(folder, file) for file in files]
         index = folder / shard_list.NAME
         content = index.read_bytes() if self.path.is_dir() and index.is_file() else None
-        return usable(shard_list.listed(found, content, str(self.path), self.key), str(self.path), self.key)
+        listed = shard_list.listed(found, content, str(self.path), self.key)
+        return usable(listed, str(self.path), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those of a dataset in the cache of the hub."""
@@ -55,19 +57,22 @@ class LocalStore:
             raise storage_error(path, error) from None
         check(shard)
 
+    def _is_shard(self, file: Path) -> bool:
+        return self.accepted.takes(file.name) and not file.name.startswith(".") and file.is_file()
 
-def usable(found: list[Shard], where: str, key: str) -> list[Shard]:
-    """The shards, checked: of one kind, and not empty.
+
+def usable(found: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
+    """The shards, checked: of one kind and one split, and not empty.
 
     Raises:
         DataError: if they are not.
     """
-    kinds = sorted({shard.suffix for shard in found})
-    if not found or kinds[0] not in SUFFIXES:
+    kinds = sorted({shard.kind for shard in found})
+    if not found or not accepted.takes(found[0].name):
         raise DataError(
             f"{key}: no shards in {where}",
-            KINDS,
-            "correct the path, write shards with `drivetrain shard DIR --to FOLDER`, or remove data.stream",
+            accepted.words,
+            "correct the path, write shards with `drivetrain shard SOURCE --to FOLDER`, or remove data.stream",
         )
     if len(kinds) > 1:
         raise DataError(
@@ -76,7 +81,10 @@ def usable(found: list[Shard], where: str, key: str) -> list[Shard]:
             "move the others elsewhere",
         )
     if empty := next((shard.name for shard in found if not shard.size), None):
-        raise DataError(f"{key}: shard {empty} of {where} is empty (0 bytes)", KINDS, "write it again, or remove it")
+        raise DataError(
+            f"{key}: shard {empty} of {where} is empty (0 bytes)", accepted.words, "write it again, or remove it"
+        )
+    split_words.check([shard.name for shard in found], where, key)
     return found
 
 
@@ -115,10 +123,6 @@ def changed(shard: Shard, what: str) -> DataError:
         "shards that stay as they are while a run trains on them",
         "restore it, or start a new run with --new",
     )
-
-
-def _is_shard(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
 
 
 def _shard(folder: Path, file: Path) -> Shard:

@@ -11,6 +11,7 @@ import numpy as np
 from runtime.data import labels, stateless_random
 from runtime.data.dataset import Head, Split
 from runtime.data.stateless_random import Ids
+from runtime.data.streaming import accepted
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.fetch_ahead import FetchAhead
 from runtime.data.streaming.hub_store import HubStore
@@ -33,9 +34,10 @@ FEW = 10
 
 def open_store(job: Job, text: str, key: str) -> ShardStore:
     """The shards at a path or address of the spec."""
+    kinds = accepted.of_task(job)
     if (hub := hub_address.parse(text)) is not None:
-        return HubStore(hub, key)
-    return RemoteStore(parse(text), key) if is_remote(text) else LocalStore(job.resolve(text), key)
+        return HubStore(hub, key, kinds)
+    return RemoteStore(parse(text), key, kinds) if is_remote(text) else LocalStore(job.resolve(text), key, kinds)
 
 
 def open_cache(stream: Stream) -> ShardCache:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.data.streaming import shard_list
 from runtime.data.streaming.local_store import changed, usable
-from runtime.data.streaming.shard import SUFFIXES, Shard
+from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import DataError
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import RemoteAddress
@@ -27,6 +27,7 @@ class RemoteStore:
     address: RemoteAddress
     key: str
     """The spec key that names it."""
+    accepted: Accepted = IMAGES
     opened: dict[int, ObjectStore] = field(default_factory=dict, repr=False)
     """By process: a client does not survive a fork."""
     patience: Patience | None = None
@@ -38,7 +39,7 @@ class RemoteStore:
     @property
     def single(self) -> bool:
         """Whether the address is that of a shard."""
-        return self.address.path.lower().endswith(SUFFIXES)
+        return self.accepted.takes(self.address.name)
 
     def shards(self) -> list[Shard]:
         """All shards, by name."""
@@ -51,12 +52,13 @@ class RemoteStore:
                 found = []
         else:
             found = [each for each in self._store().objects() if "/" not in each.name]
-        files = [each for each in found if each.name.lower().endswith(SUFFIXES)]
+        files = [each for each in found if self.accepted.takes(each.name)]
         folder = self.address.parent if self.single else self.address
         made = [Shard(each.name, str(folder / each.name), each.bytes, each.tag) for each in files]
         listing = any(each.name == shard_list.NAME for each in found)
         content = self._store().get(shard_list.NAME) if listing else None
-        return usable(shard_list.listed(made, content, str(self.address), self.key), str(self.address), self.key)
+        listed = shard_list.listed(made, content, str(self.address), self.key)
+        return usable(listed, str(self.address), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """None but those in the shards."""

@@ -4,11 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
-SUFFIXES = (".tar", ".parquet")
-KINDS = "a folder of .tar shards (WebDataset) or of .parquet files, or one such file"
+TAR, PARQUET, JSONL = ".tar", ".parquet", ".jsonl"
+ENDINGS = {
+    TAR: TAR,
+    PARQUET: PARQUET,
+    JSONL: JSONL,
+    ".jsonl.gz": JSONL,
+    ".jsonl.zst": JSONL,
+    ".json.gz": JSONL,
+    ".json.zst": JSONL,
+}
+"""The kind of a shard, by the ending of its name. A compressed .json has one object in each line, too: an array is not split."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The kinds of shards that a task reads."""
+
+    kinds: tuple[str, ...]
+    words: str
+
+    def takes(self, name: str) -> bool:
+        """Whether a file of this name is such a shard."""
+        return kind(name) in self.kinds
+
+
+IMAGES = Accepted((TAR, PARQUET), "a folder of .tar shards (WebDataset) or of .parquet files, or one such file")
+TEXTS = Accepted(
+    (TAR, PARQUET, JSONL),
+    "a folder of .parquet files, of .jsonl files (also .jsonl.gz, .jsonl.zst) or of .tar shards (WebDataset), or one such file",
+)
+
+
+def kind(name: str) -> str:
+    """The kind of a shard by its name: `.tar`, `.parquet` or `.jsonl`; empty if it is none."""
+    lower = name.lower()
+    return next((found for ending, found in ENDINGS.items() if lower.endswith(ending)), "")
 
 
 @dataclass(frozen=True)
@@ -30,9 +64,9 @@ class Shard:
     """Inode and time of its last change of any kind, of a file of this machine: a copy has the same size and mtime."""
 
     @property
-    def suffix(self) -> str:
-        """`.tar` or `.parquet`."""
-        return PurePosixPath(self.name).suffix.lower()
+    def kind(self) -> str:
+        """`.tar`, `.parquet` or `.jsonl`."""
+        return kind(self.name)
 
     def recorded(self) -> str:
         """Size and stamp, as a run stores them."""

@@ -11,18 +11,20 @@ import json
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from runtime.data.images.decode import EXTENSIONS
+from runtime.data.streaming import tar_members
 from runtime.data.streaming.shard import Shard
-from runtime.errors import DataError
+from runtime.data.streaming.tar_members import Member
 
 if TYPE_CHECKING:
     import pyarrow
 
 OFFSET, SIZE = "\x00offset", "\x00size"
 """Columns of an index: where the image of a sample is in the file, and its bytes; none if there is no image."""
+POSSIBLE = "a complete tar file without compression, whose members are images with a .cls or .json beside them"
 LARGEST_TEXT = 1 << 20
 """Bytes of the largest .json or .cls."""
 
@@ -52,19 +54,11 @@ def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.
 
     samples: dict[str, _Sample] = {}
     try:
-        with tarfile.open(file, "r:") as opened:
-            end = 0
-            for member in opened:
-                if member.isfile():
-                    _add(samples, opened, member, columns)
-                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE * member.isfile()
-        _check_end(file, end)
+        with file.open("rb") as opened:
+            for member in tar_members.members(file):
+                _add(samples, opened, member, columns)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise DataError(
-            f"{key}: shard {shard.address} cannot be read: {error}",
-            "a complete tar file without compression, whose members are images with a .cls or .json beside them",
-            "write or copy it again",
-        ) from None
+        raise tar_members.unreadable(shard, key, error, POSSIBLE) from None
     found = list(samples.values())
     targets = {name: cells([_cell(each, name, columns) for each in found]) for name in columns}
     return table(
@@ -91,26 +85,21 @@ def cells(values: Sequence[Any]) -> Any:
     return array([None if value is None else str(value) for value in values], string())
 
 
-def _add(samples: dict[str, _Sample], opened: tarfile.TarFile, member: tarfile.TarInfo, columns: Sequence[str]) -> None:
-    path = PurePosixPath(member.name)
-    stem, dot, ending = path.name.partition(".")
-    if not stem or not dot:
+def _add(samples: dict[str, _Sample], opened: BinaryIO, member: Member, columns: Sequence[str]) -> None:
+    suffix = f".{member.ending.rsplit('.', 1)[-1]}"
+    if suffix not in EXTENSIONS and member.ending not in ("cls", "json"):
         return
-    ending = ending.lower()
-    suffix = f".{ending.rsplit('.', 1)[-1]}"
-    if suffix not in EXTENSIONS and ending not in ("cls", "json"):
-        return
-    sample = samples.setdefault(str(path.parent / stem), _Sample())
+    sample = samples.setdefault(member.sample, _Sample())
     if suffix in EXTENSIONS:
         if sample.offset is not None:
-            raise ValueError(f"sample {path.parent / stem} has two images, the second one is {member.name}")
-        sample.offset, sample.size = member.offset_data, member.size
+            raise ValueError(f"sample {member.sample} has two images, the second one is {member.name}")
+        sample.offset, sample.size = member.offset, member.size
         return
     if member.size > LARGEST_TEXT:
         raise ValueError(f"{member.name} has {member.size:,} bytes")
-    handle = opened.extractfile(member)
-    text = (handle.read() if handle else b"").decode()
-    if ending == "cls":
+    opened.seek(member.offset)
+    text = opened.read(member.size).decode()
+    if member.ending == "cls":
         sample.label = text.strip()
     else:
         content = json.loads(text)
@@ -123,11 +112,3 @@ def _cell(sample: _Sample, name: str, columns: Sequence[str]) -> Any:
     if sample.cells.get(name) is not None:
         return sample.cells[name]
     return sample.label if name == columns[0] else None
-
-
-def _check_end(file: Path, end: int) -> None:
-    """Check that zeros mark the end: tarfile takes a file that is cut off between two members for a whole one."""
-    with file.open("rb") as opened:
-        opened.seek(end)
-        if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise ValueError("it is cut off")

@@ -1,4 +1,4 @@
-"""Loads the data of a text job from Parquet shards: labels are read at once, texts are tokenized while the run trains."""
+"""Loads the data of a text job from shards: labels are read at once, texts are tokenized while the run trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.index import Index
 from runtime.data.streaming.reader import ShardReader
 from runtime.data.streaming.shard import ShardStore
-from runtime.data.text import job_tokenizer, max_length, text_shards
+from runtime.data.text import job_tokenizer, max_length, shard_texts, text_shards
 from runtime.data.text import split as text_split
 from runtime.data.text.corpus import Corpus
 from runtime.data.text.encoded import Encoded
@@ -150,13 +150,6 @@ def _divided(job: TextJob, cache: ShardCache) -> tuple[_Source, Ids, _Source, Id
 def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
     """Index the shards of one address; rows without a text or without one of the labels are left out."""
     store, columns = open_stream.open_store(job, text, key), list(job.data.labels)
-    first = store.shards()[0]
-    if first.suffix != ".parquet":
-        raise DataError(
-            f"{key}: {text} has {first.suffix} shards",
-            "texts and labels in the columns of .parquet files",
-            "write them as Parquet: pandas.DataFrame.to_parquet, or datasets' Dataset.to_parquet",
-        )
     classes = store.class_names()
     look = partial(text_shards.look, texts=job.data.text, labels=columns, key=key, classes=classes)
     index = indices.read(store, cache, look, ["texts", *job.data.text, "labels", *columns, *map(str, classes.items())])
@@ -178,7 +171,7 @@ def _sample(job: TextJob, train: _Source, kept: Ids, cache: ShardCache) -> tuple
     """Some of the training texts, from a few shards: their text columns and their rows."""
     from pyarrow import concat_tables
 
-    shards, look = train.index.shard_of(kept), partial(text_shards.texts_of, names=job.data.text, key=train.corpus.key)
+    shards, look = train.index.shard_of(kept), partial(shard_texts.texts_of, names=job.data.text, key=train.corpus.key)
     used = np.unique(shards)
     random = stateless_random.generator(job.train.seed, "statistics")
     found, rows, count = [], [], 0

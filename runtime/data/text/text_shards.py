@@ -1,4 +1,4 @@
-"""Texts in Parquet shards: what the index knows of each row, and its tokens as they lie in the cache."""
+"""Texts in shards: what the index knows of each row, and its tokens as they lie in the cache."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.data.formats import shards as tables
-from runtime.data.formats import table_file
-from runtime.data.formats.parquet_file import decoded
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import flat_file, parquet_index
 from runtime.data.streaming.index import TAKEN
 from runtime.data.streaming.reader import limited
 from runtime.data.streaming.shard import Shard
-from runtime.data.text import tokenizer
+from runtime.data.text import shard_texts
 from runtime.data.text.ragged import Ragged
 from runtime.data.text.tokenizer import Tokenizer
-from runtime.errors import DataError
 from runtime.job.text import Truncation
 
 if TYPE_CHECKING:
@@ -54,66 +50,12 @@ def look(
     Raises:
         DataError: if it cannot be read, lacks a column, or has one that does not hold text.
     """
-    from pyarrow import ArrowException, array, compute, int64, parquet
+    from pyarrow import array, int64
 
-    try:
-        names = parquet.read_schema(file).names
-        parquet_index.check_columns([*texts, *labels], names, shard, key)
-        found = tables.class_names(decoded(parquet.read_table(file, columns=list(labels))))
-        found = table_file.as_text(tables.with_names(found, classes), labels)
-        found.validate(full=True)
-        sizes = [size for part in columns(file, texts, shard, key) for size in _sizes(part)]
-    except (ArrowException, OSError) as error:
-        raise parquet_index.unreadable(shard, key, error) from None
-    for place, name in enumerate(found.column_names):
-        _check_text(found.field(place).type, name, shard, key)
-        trimmed = compute.utf8_trim_whitespace(found[name])
-        found = found.set_column(place, name, compute.if_else(compute.equal(trimmed, ""), None, trimmed))
+    found = shard_texts.labels(file, shard, labels, texts, key, classes)
+    sizes = [size for part in shard_texts.columns(file, texts, shard, key) for size in _sizes(part)]
     taken = sum(sizes) + flat_file.overhead(len(sizes))
     return found.append_column(SIZE, array(sizes, int64())).replace_schema_metadata({TAKEN: str(taken)})
-
-
-def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
-    """All texts of a shard; an empty one is "".
-
-    Raises:
-        DataError: if it cannot be read, or a column does not hold text.
-    """
-    from pyarrow import ArrowException, concat_tables
-
-    try:
-        return concat_tables(list(columns(file, names, shard, key)))
-    except (ArrowException, OSError) as error:
-        raise parquet_index.unreadable(shard, key, error) from None
-
-
-def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
-    """The text columns of a shard, some rows at a time; an empty text is "".
-
-    Raises:
-        DataError: if a column does not hold text.
-        pyarrow.ArrowException: if the file cannot be read.
-    """
-    from pyarrow import Table, compute, parquet, table
-
-    with parquet.ParquetFile(file) as opened:
-        for batch in opened.iter_batches(tokenizer.PART, columns=list(names)):
-            found = table_file.as_text(decoded(Table.from_batches([batch])), names)
-            for name in names:
-                _check_text(found.schema.field(name).type, name, shard, key)
-            found.validate(full=True)
-            yield table({name: compute.fill_null(found[name], "").cast("string") for name in names})
-
-
-def _check_text(kind: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
-    from pyarrow import types
-
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise DataError(
-            f'{key}: column "{name}" of shard {shard.address} holds {kind}, not text',
-            "text, whole numbers or booleans",
-            "write the column as text, or name another one",
-        )
 
 
 def _sizes(part: pyarrow.Table) -> list[int]:
@@ -130,7 +72,7 @@ def _sizes(part: pyarrow.Table) -> list[int]:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Texts of a Parquet file, which lie in the cache as their tokens, special tokens included and truncated."""
+    """Texts of a shard, which lie in the cache as their tokens, special tokens included and truncated."""
 
     columns: tuple[str, ...]
     words: Tokenizer
@@ -148,19 +90,14 @@ class TokenRows:
         flat_file.write(path, limited(self._rows(file, shard), room))
 
     def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
-        """The rows. What pyarrow says of a damaged page must not be taken for an error of the disk of the cache."""
-        from pyarrow import ArrowException
-
-        try:
-            for part in columns(file, self.columns, shard, self.key):
-                encoded = self.words.encode(part.columns)
-                kinds = [encoded.sequences(self.longest, self.side)]
-                kinds += [encoded.types(self.longest, self.side)] if self.typed else []
-                flats = [kind.flat.astype(TOKEN) for kind in kinds]
-                for start, end in zip(kinds[0].offsets.tolist(), kinds[0].offsets[1:].tolist(), strict=False):
-                    yield b"".join(flat[start:end].tobytes() for flat in flats)
-        except (ArrowException, OSError) as error:
-            raise parquet_index.unreadable(shard, self.key, error) from None
+        """The tokens of each row."""
+        for part in shard_texts.columns(file, self.columns, shard, self.key):
+            encoded = self.words.encode(part.columns)
+            kinds = [encoded.sequences(self.longest, self.side)]
+            kinds += [encoded.types(self.longest, self.side)] if self.typed else []
+            flats = [kind.flat.astype(TOKEN) for kind in kinds]
+            for start, end in zip(kinds[0].offsets.tolist(), kinds[0].offsets[1:].tolist(), strict=False):
+                yield b"".join(flat[start:end].tobytes() for flat in flats)
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
         """Whether all texts are there."""

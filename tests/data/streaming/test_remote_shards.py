@@ -60,11 +60,13 @@ def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same texts here and in the store."""
-    made = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60)
-    for file in made.iterdir():
-        put(server, f"texts/{file.name}", file.read_bytes())
+def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same texts here and in the store, by the ending of their shards."""
+    made = {}
+    for ending in (".parquet", ".jsonl.gz", ".tar"):
+        made[ending] = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60, ending)
+        for file in made[ending].iterdir():
+            put(server, f"texts-{ending.split('.')[1]}/{file.name}", file.read_bytes())
     return made
 
 
@@ -173,20 +175,31 @@ def test_workers_processes_and_kills_give_the_same_batches(
     assert seen + finished(run(tmp_path / "t.yaml", 0, 1, 1, 1, 5)) == whole
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_texts_through_a_cache_of_a_part(tmp_path: Path, texts: Path, proxy: FaultyStore, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "ending"),
+    [
+        (0, ".parquet"),
+        (2, ".jsonl.gz"),
+        (2, ".tar"),
+        pytest.param(2, ".parquet", marks=pytest.mark.nightly),
+    ],
+)
+def test_texts_through_a_cache_of_a_part(
+    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
+) -> None:
     """The cache holds tokens, which are made again when their shard comes again."""
+    kilobytes = 160 if ending == ".tar" else 64  # a tar file has a kilobyte for each member
     stream = ", stream: {streams: 2, window: 2, cache: %s}"
-    local = epochs(text_shards.job(tmp_path / "a", texts, stream=stream % "10m"))
-    job = text_shards.job(tmp_path / "b", "s3://bucket/texts", stream=stream % "64k")
-    limit = 64 * 1024
+    local = epochs(text_shards.job(tmp_path / "a", texts[ending], stream=stream % "10m"))
+    job = text_shards.job(tmp_path / "b", f"s3://bucket/texts-{ending.split('.')[1]}", stream=stream % f"{kilobytes}k")
+    limit = kilobytes * 1024
     with watched(tmp_path / "cache/shards") as sizes:
         sizes.clear()
         assert epochs(job, workers=workers) == local
     assert limit / 2 < max(sizes)
     # Those of the local job are in the same folder, and make room first.
     assert sizes[-1] <= limit
-    shown = [path for path in fetched(proxy) if "/texts/" in path]
+    shown = [path for path in fetched(proxy) if "/texts-" in path]
     assert len(shown) == 24
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from pyarrow import parquet
 
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
+from tests.data.streaming.shards import add
 
 WORDS = {"good": ("fine", "lovely", "great", "warm"), "bad": ("awful", "cold", "broken", "late")}
 JOB = """
@@ -46,13 +50,32 @@ def table(numbers: Sequence[int]) -> pyarrow.Table:
     )
 
 
-def folder(root: Path, shards: int = 12, rows: int = 10) -> Path:
+def folder(root: Path, shards: int = 12, rows: int = 10, ending: str = ".parquet") -> Path:
     """Shards of texts 0, 1, 2 and so on; the last one is smaller."""
     root.mkdir(parents=True, exist_ok=True)
     for number in range(shards):
         count = rows if number < shards - 1 else rows - 3
-        parquet.write_table(table(range(number * rows, number * rows + count)), root / f"{number:04}.parquet")
+        write(root / f"{number:04}{ending}", table(range(number * rows, number * rows + count)))
     return root
+
+
+def write(path: Path, rows: pyarrow.Table) -> None:
+    """A shard of the kind that its name says; a tar has .txt and .json, as most people write them."""
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows.to_pylist()).encode()
+    if path.name.endswith(".parquet"):
+        parquet.write_table(rows, path)
+    elif path.name.endswith(".gz"):
+        path.write_bytes(gzip.compress(lines))
+    elif path.name.endswith(".zst"):
+        path.write_bytes(pyarrow.compress(lines, "zstd", asbytes=True))
+    elif path.name.endswith(".jsonl"):
+        path.write_bytes(lines)
+    else:
+        with tarfile.open(path, "w") as file:
+            for row in rows.to_pylist():
+                name = f"a/{row['id']:06}"
+                add(file, f"{name}.txt", row.pop("text").encode())
+                add(file, f"{name}.json", json.dumps(row).encode())
 
 
 def job(

@@ -1,0 +1,75 @@
+"""The records of a shard of JSON lines, also compressed: one object in each line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from runtime.data.streaming.shard import Shard
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
+
+
+def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
+    """All objects of a shard, in their order. Empty lines are none.
+
+    Args:
+        file: the shard on this machine; its name does not count.
+        shard: its name says how it is compressed.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        with _opened(file, shard.name.lower()) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _record(line, number)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise DataError(
+            f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
+            POSSIBLE,
+            "write or copy it again",
+        ) from None
+
+
+def _record(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError(f"line {number:,} is not UTF-8: {_start(line)}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number:,}, column {error.colno}: {error.msg.lower()}: {_start(line)}") from None
+    except RecursionError:
+        raise ValueError(f"line {number:,} is nested too deeply: {_start(line)}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"line {number:,} is no object: {_start(line)}")
+    return found
+
+
+def _start(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace").strip())
+
+
+@contextmanager
+def _opened(file: Path, name: str) -> Iterator[BinaryIO]:
+    if name.endswith(".zst"):
+        import pyarrow
+
+        with pyarrow.input_stream(str(file), compression="zstd") as found:
+            yield io.BufferedReader(found)
+    elif name.endswith(".gz"):
+        with gzip.open(file) as packed:
+            yield cast(BinaryIO, packed)
+    else:
+        with file.open("rb") as plain:
+            yield plain

@@ -1,0 +1,160 @@
+"""The columns of a shard of texts, whatever its kind: Parquet, JSON lines, or a tar file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.data.formats import shards as tables
+from runtime.data.formats import table_file
+from runtime.data.formats.parquet_file import decoded
+from runtime.data.streaming import jsonl_records, parquet_index, tar_records
+from runtime.data.streaming.shard import PARQUET, TAR, Shard
+from runtime.data.text import tokenizer
+from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def labels(
+    file: Path,
+    shard: Shard,
+    names: Sequence[str],
+    texts: Sequence[str],
+    key: str,
+    classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
+) -> pyarrow.Table:
+    """The label columns of a shard as text, without space around it; an empty label is null.
+
+    Args:
+        file: the shard on this machine.
+        shard: its kind, and for messages.
+        names: the label columns.
+        texts: the text columns, which must be there.
+        key: the spec key that names the shards.
+        classes: names of classes that are declared beside the shards, for labels that are numbers.
+
+    Raises:
+        DataError: if it cannot be read, lacks a column, or has one that does not hold text.
+    """
+    from pyarrow import ArrowException, compute
+
+    try:
+        found = (_of_parquet if shard.kind == PARQUET else _of_records)(file, shard, names, texts, key)
+        found = table_file.as_text(tables.with_names(found, classes), names)
+        found.validate(full=True)
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+    for place, name in enumerate(found.column_names):
+        _check_text(found.field(place).type, name, shard, key)
+        trimmed = compute.utf8_trim_whitespace(found[name])
+        found = found.set_column(place, name, compute.if_else(compute.equal(trimmed, ""), None, trimmed))
+    return found
+
+
+def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
+    """The text columns of a shard, some rows at a time; an empty text is "".
+
+    Raises:
+        DataError: if it cannot be read, or a column does not hold text.
+    """
+    from pyarrow import ArrowException, Table, compute, parquet, table
+
+    if shard.kind != PARQUET:
+        records = _records(file, shard, names, (), key)
+        while some := list(islice(records, tokenizer.PART)):
+            found = {name: _column([each.get(name) for each in some], name, shard, key) for name in names}
+            yield table({name: compute.fill_null(cells, "") for name, cells in found.items()})
+        return
+    try:
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(tokenizer.PART, columns=list(names)):
+                part = table_file.as_text(decoded(Table.from_batches([batch])), names)
+                for name in names:
+                    _check_text(part.schema.field(name).type, name, shard, key)
+                part.validate(full=True)
+                yield table({name: compute.fill_null(part[name], "").cast("string") for name in names})
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+
+
+def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
+    """All texts of a shard; an empty one is "".
+
+    Raises:
+        DataError: if it cannot be read, or a column does not hold text.
+    """
+    from pyarrow import concat_tables
+
+    return concat_tables(list(columns(file, names, shard, key)))
+
+
+def _of_parquet(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+    from pyarrow import parquet
+
+    parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
+    return tables.class_names(decoded(parquet.read_table(file, columns=list(names))))
+
+
+def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+    from pyarrow import table
+
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    known: dict[str, None] = {}
+    for record in _records(file, shard, texts, names, key):
+        known |= dict.fromkeys(record)
+        for name, cells in found.items():
+            cells.append(record.get(name))
+    parquet_index.check_columns([*texts, *names], list(known), shard, key)
+    return table({name: _column(cells, name, shard, key) for name, cells in found.items()})
+
+
+def _records(
+    file: Path, shard: Shard, texts: Sequence[str], names: Sequence[str], key: str
+) -> Iterator[dict[str, Any]]:
+    if shard.kind == TAR:
+        return tar_records.read(file, shard, key, texts, names)
+    return jsonl_records.read(file, shard, key)
+
+
+def _column(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
+    """Cells of JSON as text, as they are read from a table: whole numbers and booleans are text, others are no text."""
+    from pyarrow import array, string
+
+    kinds = {type(cell) for cell in cells} - {type(None)}
+    if wrong := next((kind for kind in (float, list, dict) if kind in kinds), None):
+        raise _no_text({float: "numbers", list: "lists", dict: "objects"}[wrong], name, shard, key)
+    if len(kinds) > 1:
+        raise _no_text("cells of several types", name, shard, key)
+    try:
+        return array([_text(cell) for cell in cells], string())
+    except UnicodeEncodeError:
+        raise DataError(
+            f'{key}: column "{name}" of shard {shard.address} has half of a surrogate pair (\\uD800 to \\uDFFF)',
+            "text that can be written as UTF-8",
+            "write it again without",
+        ) from None
+
+
+def _text(cell: Any) -> str | None:
+    if cell is None:
+        return None
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+
+
+def _check_text(kind: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
+    from pyarrow import types
+
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise _no_text(str(kind), name, shard, key)
+
+
+def _no_text(what: str, name: str, shard: Shard, key: str) -> DataError:
+    return DataError(
+        f'{key}: column "{name}" of shard {shard.address} holds {what}, not text',
+        "text, whole numbers or booleans",
+        "write the column as text, or name another one",
+    )

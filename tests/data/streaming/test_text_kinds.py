@@ -1,0 +1,196 @@
+"""Shards of texts as JSON lines and as tar files: how people write them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from runtime.data.load import load
+from runtime.data.streaming.shard import kind
+from runtime.errors import DataError
+from tests.data.streaming import shards, text_shards
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def tar(path: Path, members: Mapping[str, str | bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, content in members.items():
+            shards.add(file, name, content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refused(path: Path, train: object = "s", labels: str = "label") -> str:
+    with pytest.raises(DataError) as error:
+        load(text_shards.job(path, train, labels=labels))
+    assert all((error.value.given, error.value.possible, error.value.action))
+    return str(error.value)
+
+
+def labelled(path: Path, **keys: str) -> list[tuple[str, str]]:
+    """Every text with its label, as the network gets it."""
+    data = load(text_shards.job(path, "s", **keys))  # type: ignore[arg-type]
+    name, head = next(iter(data.heads.items()))
+    return sorted(
+        (split.title(index).partition(": ")[2], head.classes[int(split.targets[name][index])])
+        for split in (data.train, data.validation)
+        for index in range(len(split))
+    )
+
+
+def spoken(count: int = 8) -> dict[str, dict[str, str]]:
+    """Samples by name: their members."""
+    return {f"{n:03}": {"txt": f"text number {n % 4}", "cls": ("no\n", " yes")[n % 2]} for n in range(count)}
+
+
+def members(samples: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {f"{name}.{ending}": text for name, each in samples.items() for ending, text in each.items()}
+
+
+def test_the_members_of_a_sample_may_stand_anywhere(tmp_path: Path) -> None:
+    """`tar --sort=name` and `find | tar` put them in other orders; other members are not read."""
+    one = members(spoken())
+    other = dict(sorted(one.items(), key=lambda each: each[0].rpartition(".")[2])) | {"000.jpg": b"x", "readme": "hi"}
+    tar(tmp_path / "one/s/0.tar", one), tar(tmp_path / "one/s/1.tar", one)
+    tar(tmp_path / "other/s/0.tar", other), tar(tmp_path / "other/s/1.tar", other)
+    found = labelled(tmp_path / "one", labels="label")
+    assert len(found) == 16
+    assert {label for _, label in found} == {"no", "yes"}
+    assert labelled(tmp_path / "other", labels="label") == found
+
+
+def test_columns_of_a_tar_by_their_names(tmp_path: Path) -> None:
+    for number in range(2):
+        tar(
+            tmp_path / f"s/{number}.tar",
+            {
+                "a.title.txt": "first title",
+                "a.txt": "first text",
+                "a.cls": "good",
+                "b.json": json.dumps({"title": "second title", "text": "second text", "label": "bad"}),
+                "b.txt": "is not read, since the .json has it",
+            },
+        )
+    found = labelled(tmp_path, text="[text, title]", labels="label")
+    assert [label for _, label in found] == ["good", "good", "bad", "bad"] or len(found) == 4
+    assert {(text.split()[0], label) for text, label in found} == {("first", "good"), ("second", "bad")}
+    assert all(text.count("title") == 1 for text, _ in found)
+
+
+def test_lines_that_lack_a_key_or_a_text_are_left_out(tmp_path: Path) -> None:
+    text_shards.folder(tmp_path / "s", ending=".jsonl")
+    rows = [{"text": " ", "label": "good", "stars": 1}, {"text": "fine", "stars": 1}, {"text": "fine", "label": None}]
+    (tmp_path / "s/0012.jsonl").write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    notes = "\n".join(load(text_shards.job(tmp_path, "s")).notes)
+    assert "0012.jsonl sample 1: text is empty" in notes
+    assert "0012.jsonl sample 2: label is empty" in notes
+    assert "0012.jsonl sample 3: label and stars is empty" in notes or "sample 3: label" in notes
+    assert "3 of 120 samples cannot be used and are skipped" in notes
+
+
+def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
+    """Whole numbers and booleans of JSON are text, as those of a table are."""
+    found = []
+    for ending in (".parquet", ".jsonl", ".tar"):
+        place = tmp_path / ending[1:] / "s"
+        place.mkdir(parents=True)
+        for number in range(2):
+            rows = [
+                {"id": n, "text": f"word {n % 5}", "label": n % 2 == 0} for n in range(number * 10, number * 10 + 10)
+            ]
+            text_shards.write(place / f"{number}{ending}", pyarrow.Table.from_pylist(rows))
+        found.append(labelled(place.parent, labels="label"))
+    assert found[0] == found[1] == found[2]
+    assert {label for _, label in found[0]} == {"false", "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("1.jsonl", b'{"text": "a", "label": "b"}\n{"text": "a", "label', "line 2, column"),
+        ("1.jsonl", b'["a", "b"]\n', "line 1 is no object"),
+        ("1.jsonl", b'{"text": "a\xff", "label": "b"}\n', "line 1 is not UTF-8"),
+        ("1.jsonl", b'{"text": 1.5, "label": "b"}\n', 'column "text" of shard'),
+        ("1.jsonl", b'{"text": ["a"], "label": "b"}\n', "holds lists, not text"),
+        ("1.jsonl", b'{"text": "a", "label": "b"}\n{"text": 1, "label": "b"}\n', "holds cells of several types"),
+        ("1.jsonl", b'{"text": "\\ud800", "label": "b"}\n', "surrogate"),
+        ("1.jsonl", b'{"body": "a", "label": "b"}\n', 'has no column "text"'),
+        ("1.jsonl", b"[" * 100_000, "nested too deeply"),
+        ("1.jsonl.gz", gzip.compress(b'{"text": "a", "label": "b"}\n' * 99)[:-12], "1.jsonl.gz cannot be read"),
+        ("1.jsonl.gz", b'{"text": "a", "label": "b"}\n', "Not a gzipped file"),
+        ("1.jsonl.zst", b"nonsense", "1.jsonl.zst cannot be read"),
+        ("1.jsonl.zst", pyarrow.compress(b'{"text": "a", "label": "b"}\n', "zstd", asbytes=True)[:-4], "Truncated"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else None,
+)
+def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / "s").mkdir()
+    text_shards.write(tmp_path / "s" / name.replace("1", "0", 1), text_shards.table(range(10)))
+    (tmp_path / "s" / name).write_bytes(content)
+    message = refused(tmp_path)
+    assert said in message
+    assert name in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"a.txt": b"\xff", "a.cls": "x"}, "a.txt is not UTF-8"),
+        ({"a.json": "[1]"}, "a.json is no mapping"),
+        ({"a.json": "{"}, "a.json line 1, column 2"),
+        ({"a.txt": "one", "A.cls": "x"}, "has no column"),
+        ({"a.txt": "one", "a.text.txt": "two", "a.cls": "x"}, "has text twice"),
+        ({"a.png": b"x", "a.cls": "x"}, 'has no column "text"'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_members_name_the_shard(tmp_path: Path, wrong: Mapping[str, str | bytes], said: str) -> None:
+    tar(tmp_path / "s/0.tar", members(spoken()))
+    tar(tmp_path / "s/1.tar", wrong)
+    if said == "has no column":
+        # Two samples, since names differ; neither is whole.
+        wrong = {name: text for name, text in wrong.items() if name != "A.cls"}
+        tar(tmp_path / "s/1.tar", wrong)
+    message = refused(tmp_path)
+    assert said in message
+    assert "1.tar" in message
+
+
+def test_a_tar_that_is_cut_off(tmp_path: Path) -> None:
+    path = tar(tmp_path / "s/0.tar", members(spoken()))
+    tar(tmp_path / "s/1.tar", members(spoken()))
+    path.write_bytes(path.read_bytes()[:2048])
+    assert "0.tar cannot be read: it is cut off" in refused(tmp_path)
+
+
+def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) -> None:
+    text_shards.folder(tmp_path / "s", 2, ending=".jsonl.gz")
+    for number in range(2):
+        (tmp_path / f"s/000{number}.jsonl.gz").rename(tmp_path / f"s/{('train', 'test')[number]}-00.jsonl.gz")
+    assert "are of several splits: train-00.jsonl.gz, test-00.jsonl.gz" in refused(tmp_path).replace(
+        "test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"
+    )
+
+
+def test_kinds_by_names() -> None:
+    assert {
+        name: kind(name) for name in ("a.TAR", "a.parquet", "a.json.gz", "a.jsonl.zst", "index.json", "a.gz", "b")
+    } == {
+        "a.TAR": ".tar",
+        "a.parquet": ".parquet",
+        "a.json.gz": ".jsonl",
+        "a.jsonl.zst": ".jsonl",
+        "index.json": "",
+        "a.gz": "",
+        "b": "",
+    }
