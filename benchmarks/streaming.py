@@ -247,7 +247,7 @@ def read(given: argparse.Namespace, place: Path) -> None:
 def large(given: argparse.Namespace, place: Path) -> None:
     """Read ten times the cache in many ways."""
     limit = given.megabytes * 10**6 // 10
-    for suffix in (".tar", ".parquet"):
+    for suffix in [given.only] if given.only else [".tar", ".parquet"]:
         rows = 200
         one = image_shards(place / f"one-{suffix[1:]}", 1, rows, 160, suffix)
         count = given.megabytes * 10**6 // sum(file.stat().st_size for file in one.iterdir())
@@ -262,13 +262,17 @@ def large(given: argparse.Namespace, place: Path) -> None:
             cache = place / "cache/shards"
             print(f"{suffix}: {size / 1e6:.0f} MB in {count} shards, cache {limit / 1e6:.0f} MB", flush=True)
             with watched(cache) as sizes:
-                whole, memory = epoch(spec, 1, 0)
-                print(f"  1 process, 0 workers: {len(whole)} batches, {memory:.0f} MiB", flush=True)
+                whole, memory, fetched = epoch(spec, 1, 0)
+                print(
+                    f"  1 process, 0 workers: {len(whole)} batches, {memory:.0f} MiB, fetched {fetched / size:.2f} of the data",
+                    flush=True,
+                )
                 for processes, workers in ((1, 1), (1, 2), (2, 0), (3, 0), (3, 1)):
-                    found, memory = epoch(spec, processes, workers)
+                    found, memory, fetched = epoch(spec, processes, workers)
                     same = found == whole
                     print(
-                        f"  {processes} processes, {workers} workers: same samples in each batch: {same}, {memory:.0f} MiB",
+                        f"  {processes} processes, {workers} workers: same samples in each batch: {same}, {memory:.0f} MiB, "
+                        f"fetched {fetched / size:.2f} of the data",
                         flush=True,
                     )
                 print(f"  killed and read on: {killed(spec, whole)}", flush=True)
@@ -277,12 +281,14 @@ def large(given: argparse.Namespace, place: Path) -> None:
                 file.unlink()
 
 
-def epoch(spec: Path, processes: int, workers: int) -> tuple[list[str], float]:
-    """The ids of each batch, and the largest memory of a process in MiB."""
+def epoch(spec: Path, processes: int, workers: int) -> tuple[list[str], float, int]:
+    """The ids of each batch, the largest memory of a process in MiB, and the bytes that all of them fetched in the epoch."""
+    together = Path(tempfile.mkdtemp(dir=spec))
     started = [
         subprocess.Popen(
             ["/usr/bin/time", "-f", "%M", *READER, spec / "t.yaml", str(rank), str(processes), str(workers), "0", "0"],
             cwd=ROOT,
+            env=os.environ | {"TOGETHER": str(together)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -295,7 +301,8 @@ def epoch(spec: Path, processes: int, workers: int) -> tuple[list[str], float]:
         assert process.returncode == 0, error
         memory = max(memory, int(error.split()[-1]) / 1024)
         parts.append([line.split() for line in out.splitlines()])
-    return [",".join(line[2] for line in lines) for lines in zip(*parts, strict=True)], memory
+    fetched = sum(int(file.read_text()) for file in together.glob("fetched-*"))
+    return [",".join(line[2] for line in lines) for lines in zip(*parts, strict=True)], memory, fetched
 
 
 def killed(spec: Path, whole: list[str]) -> str:
@@ -355,6 +362,7 @@ def main() -> None:
             made.add_argument("--rate", default="200mbit")
         if name == "large":
             made.add_argument("--megabytes", type=int, default=640)
+            made.add_argument("--only", choices=(".tar", ".parquet"))
         if name == "read":
             made.add_argument("folder")
             made.add_argument("rate")

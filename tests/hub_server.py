@@ -50,6 +50,8 @@ class Hub:
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Path and headers of every request."""
+    sent: int = 0
+    """Bytes of files."""
     endpoint: str = ""
     kind: str = "models"
     """`models` or `datasets`."""
@@ -126,12 +128,16 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if hub.elsewhere:
                 self._answer(302, b"", Fault(headers={"Location": f"{hub.elsewhere}{path}?signature=s"}))
                 return
-            start = 0 if hub.whole else int(self.headers.get("Range", "bytes=0-")[6:].rstrip("-"))
+            asked = "" if hub.whole else self.headers.get("Range", "")
+            first, _, end = (asked or "bytes=0-")[6:].partition("-")
+            start, stop = int(first), int(end) + 1 if end else len(content)
             if start and start >= len(content):
                 self._answer(416, b"", fault)
                 return
-            more = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-            self._answer(206 if start else 200, content[start:], fault, more)
+            part = content[start:stop]
+            more = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"} if asked else {}
+            hub.sent += len(part)
+            self._answer(206 if asked else 200, part, fault, more)
 
         def _answer(self, status: int, content: bytes, fault: Fault, more: Mapping[str, str] | None = None) -> None:
             self.send_response(status)

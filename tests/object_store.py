@@ -48,6 +48,8 @@ class FaultyStore:
     fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
     seen: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
+    sent: int = 0
+    """Bytes of all answers."""
     away: bool = False
     """Whether connections are dropped at once."""
 
@@ -162,6 +164,7 @@ def before(server: str) -> Iterator[FaultyStore]:
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content[:cut])
+                state.sent += len(content[:cut])
             if cut is not None:
                 self.close_connection = True
 

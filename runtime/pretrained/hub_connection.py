@@ -107,15 +107,43 @@ class Connection:
         following = urljoin(self.endpoint, follow[1]) if follow else ""
         return found, following.removeprefix(self.endpoint) if following.startswith(f"{self.endpoint}/") else ""
 
-    def open(self, url: str, *, start: int = 0) -> HTTPResponse:
-        """The answer to a GET request for all bytes from `start` on.
+    def range(self, url: str, start: int, count: int) -> bytes | None:
+        """Some bytes of a file; None from a server that sends the whole file for a part of it.
+
+        Raises:
+            HubError: if the hub refuses, or cannot be reached.
+        """
+        last, why = start + count - 1, ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.say(f"hub: {why}; next attempt in {PAUSE * 2 ** (attempt - 1):,.0f} s")
+                time.sleep(PAUSE * 2 ** (attempt - 1))
+            with self.open(url, start=start, last=last) as answer:
+                if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-{last}/"):
+                    return None
+                try:
+                    content = answer.read(count)
+                except (OSError, HTTPException) as error:
+                    why = _reason(error)
+                    continue
+                if len(content) == count:
+                    return content
+                why = f"{len(content):,} of {count:,} bytes came"
+        raise HubError(
+            f"a part of a file cannot be read from {masked(self.endpoint)}: {why}",
+            "a hub that answers",
+            "call the same command again; if it stays so, check the proxy or mirror (HF_ENDPOINT)",
+        )
+
+    def open(self, url: str, *, start: int = 0, last: int | None = None) -> HTTPResponse:
+        """The answer to a GET request for all bytes from `start` on, up to `last`.
 
         Raises:
             HubError: if the hub refuses, asks to wait for too long, or cannot be reached.
         """
         request = Request(url, headers={"User-Agent": f"drivetrain/{VERSION}"})
-        if start:
-            request.add_header("Range", f"bytes={start}-")
+        if start or last is not None:
+            request.add_header("Range", f"bytes={start}-{'' if last is None else last}")
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         waited, attempt = 0.0, 0

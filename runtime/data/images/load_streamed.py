@@ -151,8 +151,10 @@ def _indices(store: ShardStore, images: str, form: LabelForm, key: str, cache: S
         offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
     classes = store.class_names()
+    purpose = ["images", images, *form.columns, *map(str, classes.items())]
     look = partial(parquet_index.read, images=images, columns=form.columns, key=key, classes=classes)
-    index = indices.read(store, cache, look, ["images", images, *form.columns, *map(str, classes.items())])
+    glance = partial(parquet_index.glance, images=images, columns=form.columns, key=key, classes=classes)
+    index = indices.read(store, cache, look, purpose, glance)
     return index, parquet_index.ImageRows(images, key), np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
 
 

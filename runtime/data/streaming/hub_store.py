@@ -5,14 +5,17 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from runtime.data.formats import hub_classes, shards
 from runtime.data.streaming.local_store import changed, usable
+from runtime.data.streaming.ranged_file import NoRangesError, RangedFile
 from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import StorageError
 from runtime.job.hub_address import HubAddress
 from runtime.pretrained import hub_connection, hub_dataset
+from runtime.pretrained.hub_connection import Connection
 from runtime.pretrained.hub_download import HubFile, Progress, receive
 from runtime.pretrained.hub_error import DATASET, HubError
 from runtime.system.console import say
@@ -52,21 +55,45 @@ class HubStore:
         readme = hub_dataset.readme(self.address.name, self.address.revision)
         return hub_classes.declared(readme, Path(self.address.path))
 
+    def ranged(self, shard: Shard) -> RangedFile | None:
+        """A shard that is read by ranges."""
+        return RangedFile(shard.size, partial(self._range, shard))
+
+    def check(self, shard: Shard) -> None:
+        """By the list of the commit, which does not change."""
+        self._file(shard)
+
     def fetch(self, shard: Shard, path: Path) -> None:
         """Download a shard."""
-        file = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)
-        if file is None or (file.size, file.hash) != (shard.size, shard.stamp):
-            raise changed(shard, "is not in the list of its commit any more")
-        name, commit = self.address.name, self.address.revision
+        file = self._file(shard)
         try:
-            connection = hub_connection.connect(say, kind=DATASET)
-            url = hub_dataset.file_url(connection, name, commit, file)
+            connection, url = self._connected(file)
             path.unlink(missing_ok=True)
             receive(connection, url, file, path, Progress(file.size, lambda line: None))
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         except OSError as error:
             raise storage_error(path, error) from None
+
+    def _range(self, shard: Shard, start: int, count: int) -> bytes:
+        try:
+            connection, url = self._connected(self._file(shard))
+            content = connection.range(url, start, count)
+        except HubError as error:
+            raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
+        if content is None:
+            raise NoRangesError
+        return content
+
+    def _connected(self, file: HubFile) -> tuple[Connection, str]:
+        connection = hub_connection.connect(say, kind=DATASET)
+        return connection, hub_dataset.file_url(connection, self.address.name, self.address.revision, file)
+
+    def _file(self, shard: Shard) -> HubFile:
+        found = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)
+        if found is None or (found.size, found.hash) != (shard.size, shard.stamp):
+            raise changed(shard, "is not in the list of its commit any more")
+        return found
 
     def _files(self) -> list[HubFile]:
         every = {file.name: file for file in hub_dataset.listed(self.address.name, self.address.revision)}

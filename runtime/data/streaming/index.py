@@ -5,7 +5,6 @@ A shard that has changed has another index. Beside it the run stores size and st
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.data.stateless_random import Ids
-from runtime.data.streaming import local_store
+from runtime.data.streaming import label_pass, local_store
 from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.index_file import store_table, stored
+from runtime.data.streaming.label_pass import Glance
 from runtime.data.streaming.shard import Shard, ShardStore
 from runtime.errors import DataError
-from runtime.system.files import storage_error, sync_file
 from runtime.system.version import VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SUFFIX = ".index"
 TAKEN = b"bytes"
 """Key of an index's metadata: bytes that the shard takes in the cache; its size if absent."""
+UNLISTED = "\x00\x00"
+"""Begins the name of a column that is no part of the digest: it follows from the others, or from the content of the shards."""
 Look = Callable[[Path, Shard], "pyarrow.Table"]
 """Makes the index of a shard from its file."""
 
@@ -47,6 +49,10 @@ class Index:
     """Bytes that each shard takes in the cache, about."""
     made: int = 0
     """Shards that were read for it now; the others were known."""
+    glanced: int = 0
+    """Those of them of which only parts were fetched."""
+    fetched: int = 0
+    """Bytes of these parts."""
     starts: Ids = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +73,8 @@ class Index:
 
         found = hashlib.sha256(json.dumps([[shard.name, shard.size] for shard in self.shards]).encode())
         found.update(self.sizes.tobytes())
-        table = self.rows.combine_chunks().replace_schema_metadata(None)
+        listed = [name for name in self.rows.column_names if not name.startswith(UNLISTED)]
+        table = self.rows.select(listed).combine_chunks().replace_schema_metadata(None)
         sink = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
@@ -79,7 +86,9 @@ class Index:
         return {shard.name: shard.recorded() for shard in self.shards}
 
 
-def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str]) -> Index:
+def read(
+    store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str], glance: Glance | None = None
+) -> Index:
     """The index of all shards of a store.
 
     Args:
@@ -87,6 +96,7 @@ def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str
         cache: keeps what is read.
         look: reads one shard.
         purpose: what else the index depends on, such as the names of columns.
+        glance: reads parts of one shard, if that can be enough.
 
     Raises:
         DataError: if a shard cannot be used, or has other columns than the first.
@@ -94,13 +104,15 @@ def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str
     """
     from pyarrow import ArrowException, concat_tables
 
-    shards, tables, made = store.shards(), [], 0
-    for shard in shards:
-        path = cache.folder / f"{digest([shard.address, shard.known_by(), *purpose])}{SUFFIX}"
-        known = _stored(path)
+    shards, made = store.shards(), 0
+    paths = [cache.folder / f"{digest([shard.address, shard.known_by(), *purpose])}{SUFFIX}" for shard in shards]
+    parts = label_pass.read(store, glance, dict(zip(paths, shards, strict=True))) if glance else {}
+    tables = []
+    for shard, path in zip(shards, paths, strict=True):
+        known = stored(path)
         if known is None:
             known = looked(store, cache, look, shard)
-            _store(path, known)
+            store_table(path, known)
             made += 1
         tables.append(known)
     try:
@@ -116,7 +128,8 @@ def read(store: ShardStore, cache: ShardCache, look: Look, purpose: Sequence[str
         for each, shard in zip(tables, shards, strict=True)
     ]
     sizes = np.array([len(each) for each in tables], np.int64)
-    return Index(tuple(shards), rows, sizes, np.array(taken, np.int64), made)
+    counted = made + len(parts), len(parts), sum(parts.values())
+    return Index(tuple(shards), rows, sizes, np.array(taken, np.int64), *counted)
 
 
 def digest(parts: Iterable[object]) -> str:
@@ -142,28 +155,3 @@ def looked(store: ShardStore, cache: ShardCache, look: Look, shard: Shard) -> py
                 return look(cache.path(name), shard)
             if handle is not None:  # damaged by a power loss
                 cache.drop(name)
-
-
-def _stored(path: Path) -> pyarrow.Table | None:
-    from pyarrow import ArrowException, OSFile, ipc
-
-    with contextlib.suppress(ArrowException, OSError), OSFile(str(path)) as file:
-        os.utime(path)
-        return ipc.open_file(file).read_all()
-    return None
-
-
-def _store(path: Path, table: pyarrow.Table) -> None:
-    from pyarrow import OSFile, ipc
-
-    new = path.with_suffix(f".{os.getpid()}.writing")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with OSFile(str(new), "wb") as file, ipc.new_file(file, table.schema) as out:
-            out.write_table(table)
-        sync_file(new)
-        os.replace(new, path)
-    except OSError as error:
-        raise storage_error(path.parent, error) from None
-    finally:
-        new.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime.data.formats import hub_classes
 from runtime.data.formats import shards as tables
 from runtime.data.streaming import shard_list, split_words
+from runtime.data.streaming.ranged_file import RangedFile
 from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import DataError
 from runtime.system.files import sha256, storage_error
@@ -46,6 +47,14 @@ class LocalStore:
     def local(self, shard: Shard) -> Path | None:
         """The file itself."""
         return Path(shard.address)
+
+    def ranged(self, shard: Shard) -> RangedFile | None:
+        """None: it is read where it is."""
+        return None
+
+    def check(self, shard: Shard) -> None:
+        """By size and time of the file."""
+        check(shard)
 
     def fetch(self, shard: Shard, path: Path) -> None:
         """Copy the file."""

@@ -130,6 +130,8 @@ def indexed_note(key: str, index: Index) -> str:
     """How many shards there are, and how many of them were read for the index now."""
     size = sum(shard.size for shard in index.shards)
     now = f", {index.made:,} of them read for the index now" if index.made else ""
+    if index.glanced:
+        now += f", {index.glanced:,} by their labels alone ({format_bytes(index.fetched)})"
     return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
 
 

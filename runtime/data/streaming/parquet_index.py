@@ -14,6 +14,7 @@ from runtime.data.images import image_column
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import flat_file
 from runtime.data.streaming.index import TAKEN
+from runtime.data.streaming.ranged_file import RangedFile
 from runtime.data.streaming.reader import limited
 from runtime.data.streaming.shard import Shard
 from runtime.errors import DataError, nearest
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
+ParquetSource = Path | RangedFile
+REQUEST = 256 << 10
+"""Bytes that come in about the time that the answer to one more request takes."""
 LACKS = "\x00lacks"
 """Column of an index: whether a row has no image."""
 
 
-def image_name(file: Path, wanted: str, shard: Shard, key: str) -> str:
+def image_name(file: ParquetSource, wanted: str, shard: Shard, key: str) -> str:
     """The column of images: the wanted one, or the only one.
 
     Raises:
@@ -50,13 +54,44 @@ def image_name(file: Path, wanted: str, shard: Shard, key: str) -> str:
     )
 
 
+def glance(
+    file: RangedFile,
+    shard: Shard,
+    images: str,
+    columns: Sequence[str],
+    key: str,
+    classes: Mapping[str, Sequence[str]] = NONE,
+) -> pyarrow.Table | None:
+    """The index as `read` makes it, from the end of the file and the columns of targets; None if that is not much less.
+
+    Raises:
+        DataError: as from `read`.
+    """
+    from pyarrow import ArrowException
+
+    try:
+        name = image_name(file, images, shard, key)
+        labels = [each for column in columns for each in _chunks(file, column)]
+        needed = sum(int(each.total_compressed_size) + REQUEST for each in labels)
+        if not _is_full(file, name) or needed > shard.size // 2:
+            return None
+    except (ArrowException, OSError) as error:
+        raise unreadable(shard, key, error) from None
+    return read(file, shard, images, columns, key, classes)
+
+
 def read(
-    file: Path, shard: Shard, images: str, columns: Sequence[str], key: str, classes: Mapping[str, Sequence[str]] = NONE
+    file: ParquetSource,
+    shard: Shard,
+    images: str,
+    columns: Sequence[str],
+    key: str,
+    classes: Mapping[str, Sequence[str]] = NONE,
 ) -> pyarrow.Table:
     """The index of a Parquet shard of images: a row for each of its rows.
 
     Args:
-        file: the shard on this machine.
+        file: the shard on this machine, or in a store.
         shard: for messages.
         images: the wanted column of images.
         columns: the targets.
@@ -97,7 +132,7 @@ def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, ke
         )
 
 
-def rows(file: Path, images: str) -> Iterator[bytes]:
+def rows(file: ParquetSource, images: str) -> Iterator[bytes]:
     """The encoded image of each row; empty where there is none."""
     for part in _batches(file, images):
         for cell in part:
@@ -106,18 +141,18 @@ def rows(file: Path, images: str) -> Iterator[bytes]:
             yield bytes(content or b"")
 
 
-def uncompressed(file: Path, column: str) -> int:
+def uncompressed(file: ParquetSource, column: str) -> int:
     """Bytes of a column as the file says; cells that are the same may be counted once."""
     return sum(int(each.total_uncompressed_size) for each in _chunks(file, column))
 
 
-def _is_full(file: Path, column: str) -> bool:
+def _is_full(file: ParquetSource, column: str) -> bool:
     """Whether the statistics of the file say that every row has content in a column."""
     found = [each.statistics for each in _chunks(file, column) if not each.path_in_schema.endswith(".path")]
     return all(each is not None and each.has_null_count and each.null_count == 0 for each in found)
 
 
-def _chunks(file: Path, column: str) -> list[Any]:
+def _chunks(file: ParquetSource, column: str) -> list[Any]:
     """The metadata of all parts of a column."""
     from pyarrow import parquet
 
@@ -127,7 +162,7 @@ def _chunks(file: Path, column: str) -> list[Any]:
     return [each for each in every if each.path_in_schema.split(".")[0] == column]
 
 
-def _batches(file: Path, column: str) -> Iterator[pyarrow.ChunkedArray]:
+def _batches(file: ParquetSource, column: str) -> Iterator[pyarrow.ChunkedArray]:
     from pyarrow import chunked_array, parquet
 
     with parquet.ParquetFile(file) as opened:

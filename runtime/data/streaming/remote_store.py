@@ -6,10 +6,12 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from runtime.data.streaming import shard_list
 from runtime.data.streaming.local_store import changed, usable
+from runtime.data.streaming.ranged_file import RangedFile
 from runtime.data.streaming.shard import IMAGES, Accepted, Shard
 from runtime.errors import DataError
 from runtime.storage.object_store import ObjectStore, Patience
@@ -68,6 +70,21 @@ class RemoteStore:
         """None: all are fetched."""
         return None
 
+    def ranged(self, shard: Shard) -> RangedFile | None:
+        """A shard that is read by ranges."""
+        return RangedFile(shard.size, partial(self._store().get_range, shard.name))
+
+    def check(self, shard: Shard) -> None:
+        """By size and ETag of the object."""
+        try:
+            now = self._store().head(shard.name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                raise changed(shard, "is not there any more") from None
+            raise
+        if (now.bytes, now.tag) != (shard.size, shard.stamp):
+            raise changed(shard, "has changed since it was indexed")
+
     def fetch(self, shard: Shard, path: Path) -> None:
         """Download a shard."""
         store = self._store()
@@ -77,15 +94,13 @@ class RemoteStore:
                 for piece in store.stream(shard.name):
                     file.write(piece)
                     digest.update(piece)
-            now = store.head(shard.name)
         except RemoteError as error:
             if error.trouble is Trouble.MISSING:
                 raise changed(shard, "is not there any more") from None
             raise
         except OSError as error:
             raise storage_error(path, error) from None
-        if (now.bytes, now.tag) != (shard.size, shard.stamp):
-            raise changed(shard, "has changed since it was indexed")
+        self.check(shard)
         if shard.sha256 and digest.hexdigest() != shard.sha256:
             raise changed(shard, f"has another content than {shard_list.NAME} says")
         if (size := path.stat().st_size) != shard.size:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from runtime.data.streaming.ranged_file import RangedFile
+
 TAR, PARQUET, JSONL = ".tar", ".parquet", ".jsonl"
 ENDINGS = {
     TAR: TAR,
@@ -95,6 +97,19 @@ class ShardStore(Protocol):
 
     def local(self, shard: Shard) -> Path | None:
         """The file of a shard on this machine; None if it has to be fetched."""
+        ...
+
+    def ranged(self, shard: Shard) -> RangedFile | None:
+        """A shard of which only what is read is fetched; None if it is a file of this machine."""
+        ...
+
+    def check(self, shard: Shard) -> None:
+        """Check that a shard is still as it was listed, by what the store says of it.
+
+        Raises:
+            DataError: if it has changed or is gone.
+            StorageError: if the store cannot be reached.
+        """
         ...
 
     def fetch(self, shard: Shard, path: Path) -> None:

@@ -119,6 +119,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
             ),
             *notes,
             *(note for head in heads.values() for note in open_stream.unseen_notes(head, splits, "texts")),
+            *text_shards.shared(train.index, kept, own.index, held),
             *open_stream.shuffle_notes(order, _classes(splits[0], heads)),
             *open_stream.check_cache(job, stream, readers[0]),
             f"vocabulary and lengths are those of {len(rows):,} training texts",
@@ -152,7 +153,9 @@ def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
     store, columns = open_stream.open_store(job, text, key), list(job.data.labels)
     classes = store.class_names()
     look = partial(text_shards.look, texts=job.data.text, labels=columns, key=key, classes=classes)
-    index = indices.read(store, cache, look, ["texts", *job.data.text, "labels", *columns, *map(str, classes.items())])
+    index = indices.read(
+        store, cache, look, ["texts with hashes", *job.data.text, "labels", *columns, *map(str, classes.items())]
+    )
     empty = {" and ".join(job.data.text): index.rows[text_shards.SIZE].to_numpy() == 0}
     empty |= {name: index.rows[name].is_null().to_numpy() for name in columns}
     good = ~np.logical_or.reduce(list(empty.values()))

@@ -13,7 +13,8 @@ import numpy as np
 
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import flat_file, parquet_index
-from runtime.data.streaming.index import TAKEN
+from runtime.data.streaming import index as indices
+from runtime.data.streaming.index import TAKEN, Index
 from runtime.data.streaming.reader import limited
 from runtime.data.streaming.shard import Shard
 from runtime.data.text import shard_texts
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 SIZE = "\x00size"
 """Column of an index: bytes of all texts of a row; 0 if none of them says anything."""
+CONTENT = indices.UNLISTED + "content"
+"""Column of an index: 64 bits of a hash of the texts of a row, by which equal ones are found."""
 TOKEN = np.dtype("<i4")
+BETWEEN = "\x1f"
+"""Between the texts of a row where rows are compared."""
 
 
 def look(
@@ -50,12 +55,16 @@ def look(
     Raises:
         DataError: if it cannot be read, lacks a column, or has one that does not hold text.
     """
-    from pyarrow import array, int64
+    from pyarrow import array, int64, uint64
 
     found = shard_texts.labels(file, shard, labels, texts, key, classes)
-    sizes = [size for part in shard_texts.columns(file, texts, shard, key) for size in _sizes(part)]
+    sizes, contents = list[int](), list[int]()
+    for part in shard_texts.columns(file, texts, shard, key):
+        sizes += _sizes(part)
+        contents += _contents(part)
     taken = sum(sizes) + flat_file.overhead(len(sizes))
-    return found.append_column(SIZE, array(sizes, int64())).replace_schema_metadata({TAKEN: str(taken)})
+    found = found.append_column(SIZE, array(sizes, int64())).append_column(CONTENT, array(contents, uint64()))
+    return found.replace_schema_metadata({TAKEN: str(taken)})
 
 
 def _sizes(part: pyarrow.Table) -> list[int]:
@@ -68,6 +77,27 @@ def _sizes(part: pyarrow.Table) -> list[int]:
         full |= compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy()
     found: list[int] = np.where(full, total, 0).tolist()
     return found
+
+
+def _contents(part: pyarrow.Table) -> list[int]:
+    """A number for the texts of each row; equal ones have the same, others almost surely another one."""
+    rows = zip(*(column.to_pylist() for column in part.columns), strict=True)
+    hashes = (hashlib.blake2b(BETWEEN.join(texts).encode(), digest_size=8).digest() for texts in rows)
+    return [int.from_bytes(each, "little") for each in hashes]
+
+
+def shared(train: Index, kept: Ids, own: Index, held: Ids) -> list[str]:
+    """A note on texts that are in both parts, which makes validation scores too good.
+
+    Args:
+        train: has the training texts.
+        kept: their rows.
+        own: has the validation texts.
+        held: their rows.
+    """
+    known, new = (index.rows[CONTENT].to_numpy()[rows] for index, rows in ((train, kept), (own, held)))
+    twice = int(np.isin(new, known).sum())
+    return [f"{twice:,} of {len(held):,} validation texts are identical to training texts"] * bool(twice)
 
 
 @dataclass(frozen=True)

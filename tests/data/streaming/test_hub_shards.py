@@ -11,10 +11,13 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from runtime.data.images import label_form, load_streamed
 from runtime.data.load import load
 from runtime.data.loader.batches import Batches
+from runtime.data.streaming import open_stream
 from runtime.errors import DrivetrainError
 from runtime.job import Job
+from runtime.job.images import ImageJob
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.spec_source import SpecSource
 from runtime.pretrained import hub_connection
@@ -181,3 +184,48 @@ def test_validate_without_a_network(hub: Hub, tmp_path: Path) -> None:
     path.write_text(JOB.format(train=f"hf://datasets/{NAME}", cache=""))
     assert job_spec.load(path).data.train == f"hf://datasets/{NAME}"
     assert hub.asked == []
+
+
+IMAGES = """
+name: t
+task: image-classification
+data: {{train: 'hf://datasets/{name}', image_size: 8, stream: {{streams: 2, window: 1}}}}
+model: {{name: small-cnn, width: 4}}
+train: {{epochs: 2, batch_size: 12}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("whole", "faults", "glanced"),
+    [
+        (False, [], 12),
+        (False, [Fault(cut=100, times=2, path=".parquet"), Fault(status=503, times=1, path=".parquet")], 12),
+        (True, [], 0),
+    ],
+    ids=["ranges", "cut", "no ranges"],
+)
+def test_the_labels_of_images_come_without_the_images(
+    hub: Hub, tmp_path: Path, whole: bool, faults: list[Fault], glanced: int
+) -> None:
+    """A mirror that sends whole files for parts of them is no error."""
+    for file in shards.folder(tmp_path / "s", ".parquet", COUNT, 60, side=64).iterdir():
+        number = int(file.stem)
+        hub.files[f"pictures/train-{number:05}-of-{COUNT:05}.parquet"] = file.read_bytes()
+    hub.whole = whole
+    hub.faults.extend(faults)
+    (tmp_path / "t.yaml").write_text(IMAGES.format(name=f"{NAME}/pictures"))
+    job = SpecSource(tmp_path / "t.yaml").load()
+    assert isinstance(job, ImageJob)
+    assert job.data.stream
+    store = open_stream.open_store(job, job.data.train, "data.train")
+    index = load_streamed._read(
+        job,
+        job.data.train,
+        label_form.of_job(job.data, ask=True),
+        "data.train",
+        open_stream.open_cache(job.data.stream),
+    ).index
+    assert (index.made, index.glanced) == (12, glanced)
+    size = sum(shard.size for shard in store.shards())
+    assert (hub.sent < size / 5) is not whole
+    assert index.rows["label"].to_pylist() == [("dark", "bright")[n % 2] for n in range(12 * 60 - 3)]

@@ -162,7 +162,10 @@ def test_workers_processes_and_kills_give_the_same_batches(
     assert finished(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == whole
     for count in (2, 3):
         proxy.seen.clear()
-        parts = [finished(each) for each in [run(tmp_path / "t.yaml", n, count, 0, 1, 0) for n in range(count)]]
+        place = tmp_path / f"together-{count}"
+        place.mkdir()
+        started = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(place)) for n in range(count)]
+        parts = [finished(each) for each in started]
         for lines in zip(whole, *parts, strict=True):
             assert lines[0][2] == ",".join(line[2] for line in lines[1:])
         # Together they have fetched each shard about once, besides the sample for mean and deviation.

@@ -194,3 +194,25 @@ def test_kinds_by_names() -> None:
         "a.gz": "",
         "b": "",
     }
+
+
+@pytest.mark.parametrize("text", ["text", "[title, text]"])
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".tar"])
+def test_texts_that_are_in_both_parts_are_told_as_in_memory(tmp_path: Path, ending: str, text: str) -> None:
+    """Validation scores would be too good, and nothing said so for streamed texts."""
+    train, held = text_shards.table(range(40)), text_shards.table([3, 100, 7, 101, 7])
+    for number in range(2):
+        (tmp_path / "s").mkdir(exist_ok=True)
+        text_shards.write(tmp_path / f"s/{number}{ending}", train.slice(20 * number, 20))
+    (tmp_path / "v").mkdir()
+    # In a tar, the name of a sample is its id, which must not be there twice.
+    numbered = held.set_column(0, "id", pyarrow.array(range(5)))
+    text_shards.write(tmp_path / f"v/0{ending}", numbered)
+    text_shards.write(tmp_path / "all.parquet", train), text_shards.write(tmp_path / "held.parquet", held)
+    said = "3 of 5 validation texts are identical to training texts"
+    streamed = load(text_shards.job(tmp_path, "s", text=text, data="validation: v"))
+    resident = load(text_shards.job(tmp_path, "all.parquet", text=text, stream="", data="validation: held.parquet"))
+    assert said in resident.notes
+    assert said in streamed.notes
+    other = load(text_shards.job(tmp_path, "s", text=text))
+    assert not any("identical" in note for note in other.notes)

@@ -1,0 +1,139 @@
+"""Every optimization with streamed data: the same choice and the same losses, or off with a reason that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import optimizations
+from runtime.data.load import load
+from runtime.hardware import facts as hardware
+from runtime.job import Job
+from runtime.job.model import Freeze
+from runtime.models.build import build
+from runtime.models.inspection import inspect_workload
+from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.phase_timer import PhaseTimer
+from tests import paths, tiny
+from tests.data.streaming import shards, text_shards
+
+MACHINES = sorted(paths.MACHINES.glob("*.json"))
+ALL = optimizations.every()
+NEEDS_ALL_SAMPLES = {"decode_cache", "feature_cache", "gpu_resident_data"}
+"""They keep all samples somewhere, which is what streamed data is not for."""
+TOLERANCE = {Effect.EXACT: 0.0, Effect.ROUNDING: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def images(path: Path) -> Job:
+    shards.folder(path / "s", shards=6)
+    return shards.job(path, "s", streams=2)
+
+
+def texts(path: Path) -> Job:
+    text_shards.folder(path / "s", shards=6)
+    return text_shards.job(path, "s", stream=", stream: {streams: 2, window: 2}")
+
+
+TASKS = pytest.mark.parametrize("task", [images, texts], ids=["images", "texts"])
+
+
+def resident(job: Job) -> Job:
+    """The same job without the stream; only asked for choices, its data is not read."""
+    return job.model_copy(update={"data": job.data.model_copy(update={"stream": None})})
+
+
+@TASKS
+@pytest.mark.parametrize("optimization", ALL, ids=[each.name for each in ALL])
+def test_chosen_as_for_data_in_memory_or_off_with_the_reason(
+    tmp_path: Path, task: Callable[[Path], Job], optimization: Optimization
+) -> None:
+    job = task(tmp_path)
+    data = load(job)
+    facts = inspect_workload(data, build(job, data).module)
+    for path in MACHINES:
+        machine = hardware.load(path)
+        for workload in (None, facts):
+            choice = optimization.choose(job, machine, workload)
+            assert choice.reason
+            assert optimization.refuse(job, machine, workload, choice.value) is None
+            if optimization.name not in NEEDS_ALL_SAMPLES:
+                other = optimization.choose(resident(job), machine, workload).value
+                assert choice.value == other or optimization.name == "loader_workers", (path.stem, workload is None)
+                continue
+            assert choice.value == optimization.off
+            refused = optimization.refuse(job, machine, workload, True) or ""
+            applies = optimization.refuse(resident(job), machine, workload, True) is None
+            assert "are streamed" in refused or not applies, (path.stem, refused)
+
+
+@TASKS
+def test_workers_prepare_batches_where_the_samples_are_not_on_the_gpu(
+    tmp_path: Path, task: Callable[[Path], Job]
+) -> None:
+    """Data in memory goes to the GPU and needs none; streamed data has what else is read from files has."""
+    job = task(tmp_path)
+    for path in MACHINES:
+        machine = hardware.load(path)
+        workers = plan.resolve(job, machine, None).row("loader_workers").value
+        assert (workers == 0) is (machine.gpu is None or machine.cpu.budget < 2), path.stem
+
+
+@TASKS
+@pytest.mark.parametrize("name", sorted(NEEDS_ALL_SAMPLES))
+def test_the_plan_names_the_stream(tmp_path: Path, task: Callable[[Path], Job], name: str) -> None:
+    job = task(tmp_path)
+    if name == "decode_cache" and task is texts:
+        pytest.skip("texts are not decoded")
+    frozen = job.model.model_copy(update={"freeze": Freeze(layers=1)})
+    asked = job.model_copy(update={"model": frozen})
+    row = plan.resolve(asked, hardware.load(paths.MACHINES / "h100.json"), None).row(name)
+    assert row.value is False
+    assert "are streamed" in row.reason, row.reason
+
+
+def assembled(folder: Path, job: Job, settings: dict[str, Value]) -> run.Run:
+    """A run with everything off but these values."""
+    here, data = tiny.machine(), load(job)
+    network = build(job, data)
+    made = plan.resolve(job, here, inspect_workload(data, network.module), plain=True)
+    rows = [
+        plan.Decision(each.name, settings[each.name], "job", "for the test", each.effect)
+        if each.name in settings
+        else each
+        for each in made.decisions
+    ]
+    final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
+    return run.assemble(job, here, final, folder, data, network, tiny.Quiet(), PhaseTimer())
+
+
+@TASKS
+def test_what_is_on_trains_to_the_same_losses(tmp_path: Path, task: Callable[[Path], Job]) -> None:
+    job, here = task(tmp_path), tiny.machine()
+    data = load(job)
+    facts = inspect_workload(data, build(job, data).module)
+    plain, tried = tiny.losses(assembled(tmp_path / "plain", job, {}), 4), []
+    for optimization in ALL:
+        if optimization.stage is Stage.PROCESS or optimization.name == "compile":  # of the process; takes minutes
+            continue
+        extra: list[Value] = {"loader_workers": [2], "micro_batch": [4]}.get(optimization.name, [])  # type: ignore[assignment]
+        for value in [*optimization.candidates(job, here, facts), *extra]:
+            if value == optimization.off or optimization.refuse(job, here, facts, value) is not None:
+                continue
+            made = assembled(tmp_path / f"{optimization.name}-{value}", job, {optimization.name: value})
+            assert optimization.effective(made) == value
+            tried.append(optimization.name)
+            effect = optimization.effect(facts)
+            if effect is not Effect.TRAINING:
+                tolerance = TOLERANCE[effect]
+                assert tiny.losses(made, 4) == pytest.approx(plain, rel=tolerance, abs=tolerance), optimization.name
+    assert "loader_workers" in tried
+    assert ("unpadding" in tried) is (task is texts)
