@@ -61,6 +61,7 @@ def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) 
     while reason is None and run.counters.epoch < run.job.train.epochs:
         try:
             _epoch(run, saver, records, profiler)
+            _tell_shards(run)
             with run.clock.phase("evaluate"):
                 run.last, confusion = evaluate(run)
             agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
@@ -78,6 +79,13 @@ def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) 
         reason = _ended(run)
     epochs = run.job.train.epochs
     return reason or ("1 epoch trained" if epochs == 1 else f"all {epochs} epochs trained")
+
+
+def _tell_shards(run: Run) -> None:
+    """Say how many shards are fetched at the same time, and by what it was decided, when that has changed."""
+    fetched = run.readable.fetched
+    if fetched and fetched.width.news():
+        run.events.add("shards", f"fetched ahead as far as the cache has space: {fetched.width.reason}")
 
 
 def _ended(run: Run) -> str | None:

@@ -108,6 +108,7 @@ def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
             counts = fetched.to_json()
             values |= {f"shard_{key}": round(value - known.get(key, 0), 3) for key, value in counts.items()}
             known.update(counts)
+            values["shard_at_once"] = fetched.width.width
         before[:] = [now, samples, waited]
         return values
 

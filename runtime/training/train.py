@@ -209,7 +209,7 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
         "stopped_because": reason,
         "phases": {name: round(value, 4) for name, value in spent.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
-        "shards": run.readable.fetched.to_json() if run.readable.fetched else None,
+        "shards": run.readable.fetched.record() if run.readable.fetched else None,
         "efficiency": efficiency.measured(run),
         "data": [*run.dataset.notes, *trained_layers.unfrozen(run), *trained_layers.rates(run)],
         "model": operations.note(run.network),

@@ -14,16 +14,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from runtime.data.stateless_random import Ids
+from runtime.data.streaming.fetch_width import MOST, START
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.reader import ShardReader
 from runtime.errors import DrivetrainError, StorageError
 
-AT_ONCE = 4
-"""Shards that are fetched at the same time."""
 LOOK = 0.1
 """Seconds between two looks for what can be fetched."""
 AGAIN = 5.0
 """Seconds after which a shard that could not be fetched is tried again."""
+SHARE = 4
+"""Shards that are being fetched may take 1/SHARE of the cache; more take the place of what is needed soon."""
 GAP = 64
 """Batches without a shard after which its next use counts as another one."""
 
@@ -42,8 +43,11 @@ class FetchAhead:
         self.lease = Lease(reader.cache.folder)
         self.running: dict[int, Future[bool]] = {}
         self.lock = threading.Lock()
-        self.beside = AT_ONCE * max((reader.beside(shard) for shard in reader.cached()), default=0)
-        """Bytes that stay free for the shards that are unpacked at the same time: else they push out what is needed soon."""
+        self.largest = max((reader.beside(shard) for shard in reader.cached()), default=0)
+        """Bytes that a shard takes beside what stays in the cache, while it is unpacked."""
+        taken = max((reader.size(shard) + reader.beside(shard) for shard in reader.cached()), default=1)
+        self.most = min(MOST, max(START, reader.cache.limit // (SHARE * taken)))
+        """Shards at the same time for which the cache has space."""
         self.passed = 0
         """Uses from the beginning on that are over."""
         self.wanted: tuple[list[str], list[str]] = [], []
@@ -79,17 +83,24 @@ class FetchAhead:
         self.lease.end()
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(self.most) as pool:
             while not self.ended.is_set():
                 self.changed.clear()
                 for shard in list(self.reader.ranks):
-                    if len(self.running) == AT_ONCE:
+                    if len(self.running) >= self.width:
                         break
                     if shard not in self.running and self._may_try(shard):
                         self.running[shard] = pool.submit(self.reader.fetch, shard, urgent=False)
                 self.changed.wait(LOOK)
                 for shard in [shard for shard, future in self.running.items() if future.done()]:
                     self._finish(shard, self.running.pop(shard))
+                counts = self.reader.cache.counts
+                counts.width.decide(counts.to_json(), time.monotonic(), self.most)
+
+    @property
+    def width(self) -> int:
+        """How many shards are fetched at the same time."""
+        return min(self.reader.cache.counts.width.width, self.most)
 
     def _may_try(self, shard: int) -> bool:
         if shard in self.failed and time.monotonic() - self.failed[shard][0] < AGAIN:
@@ -129,7 +140,9 @@ class FetchAhead:
         """Find out what is needed soon, as far as the cache has space, in the order of need; write the lease."""
         while self.passed < len(self.uses) and self.uses[self.passed][1] < self.position:
             self.passed += 1
-        room, ranks, ending = self.reader.cache.limit - self.beside, dict[int, int](), list[int]()
+        # What is unpacked at the same time needs space, too: else it pushes out what is needed soon.
+        beside = self.width * self.largest
+        room, ranks, ending = self.reader.cache.limit - beside, dict[int, int](), list[int]()
         for first, last, shard in self.uses[self.passed :]:
             if last < self.position or shard in ranks:
                 continue

@@ -6,6 +6,11 @@ import mmap
 import os
 import struct
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runtime.data.streaming.fetch_width import FetchWidth
 
 _SLOTS = 512
 _NUMBER = struct.Struct("d")
@@ -21,6 +26,15 @@ class FetchCounts:
         """How many did."""
         self.again = 0
         """How many of them had been fetched before: the cache had no space for them."""
+        self.busy = 0.0
+        """Seconds in which at least one was fetched or unpacked."""
+        self.received = 0.0
+        """Seconds of all requests, summed: several run at the same time."""
+        self.unpacked = 0.0
+        """Seconds in which shards were unpacked or tokenized, summed."""
+        self.width = FetchWidth()
+        """How many are fetched at the same time."""
+        self._running, self._since = 0, 0.0
         self._known: set[str] = set()
         self._lock = threading.Lock()
         # A place for each process: a lock in shared memory would stay locked by a worker that is killed.
@@ -42,6 +56,31 @@ class FetchCounts:
             self.again += name in self._known
             self._known.add(name)
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While a shard is fetched and unpacked."""
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self.busy += time.monotonic() - self._since
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of a part of the work to `received` or `unpacked`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                setattr(self, name, getattr(self, name) + time.monotonic() - start)
+
     def add_wait(self, seconds: float) -> None:
         """Count seconds for which this process could not read a shard."""
         place = os.getpid() % _SLOTS * _NUMBER.size
@@ -49,4 +88,18 @@ class FetchCounts:
 
     def to_json(self) -> dict[str, int | float]:
         """The numbers, for records."""
-        return {"bytes": self.bytes, "fetches": self.fetches, "again": self.again, "waited": round(self.waited, 3)}
+        with self._lock:
+            busy = self.busy + (time.monotonic() - self._since if self._running else 0.0)
+        return {
+            "bytes": self.bytes,
+            "fetches": self.fetches,
+            "again": self.again,
+            "waited": round(self.waited, 3),
+            "busy": round(busy, 3),
+            "received": round(self.received, 3),
+            "unpacked": round(self.unpacked, 3),
+        }
+
+    def record(self) -> dict[str, int | float | str]:
+        """The numbers, and how many shards were fetched at the same time in the end and why."""
+        return {**self.to_json(), "at_once": self.width.width, "why": self.width.reason}

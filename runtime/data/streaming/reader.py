@@ -144,21 +144,27 @@ class ShardReader:
 
     def _made(self, shard: Shard, local: Path | None, room: int, new: Path) -> None:
         """Write what is in the cache of a shard."""
-        if not self.rows.unpacked:
-            self.store.fetch(shard, new)
-            self.cache.counts.add(shard.address, shard.size)
-            return
-        whole = local or new.with_suffix(WHOLE)
-        try:
-            if not local:
-                self.store.fetch(shard, whole)
-                self.cache.counts.add(shard.address, shard.size)
-            self.rows.write(whole, shard, new, room)
-        finally:
-            if not local:
-                whole.unlink(missing_ok=True)
+        counts = self.cache.counts
+        with counts.working():
+            if not self.rows.unpacked:
+                self._fetched(shard, new)
+                return
+            whole = local or new.with_suffix(WHOLE)
+            try:
+                if not local:
+                    self._fetched(shard, whole)
+                with counts.timed("unpacked"):
+                    self.rows.write(whole, shard, new, room)
+            finally:
+                if not local:
+                    whole.unlink(missing_ok=True)
         if local:
             local_store.check(shard)
+
+    def _fetched(self, shard: Shard, path: Path) -> None:
+        with self.cache.counts.timed("received"):
+            self.store.fetch(shard, path)
+        self.cache.counts.add(shard.address, shard.size)
 
     @contextlib.contextmanager
     def _opened(self, shard: int) -> Iterator[int]:

@@ -95,6 +95,10 @@ def _starved(found: CpuStarvation | None) -> Iterator[str]:
         )
 
 
+LITTLE = 0.05
+"""Share of the time in which shards came for which batches may stand still before it is told what held them up."""
+
+
 def _shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
     """What was fetched from stores, over all starts of the run."""
     size, count, again, waited = (
@@ -105,7 +109,24 @@ def _shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
         yield (
             f"Shards: {format_bytes(int(size))} fetched from the store ({count:,.0f} shards{more}). "
             f"The processes that prepare batches stood still for shards for {duration(waited)} in all."
+            f"{_limit(telemetry, size, waited)}"
         )
+
+
+def _limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
+    """At which rate shards came, and what held them up if batches stood still for them."""
+    busy, received, unpacked = (
+        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("busy", "received", "unpacked")
+    )
+    if busy <= 0:
+        return ""
+    width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
+    came = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
+    if waited < LITTLE * busy:
+        return f"{came} Fetching them was not the limit."
+    if unpacked > received:
+        return f"{came} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."
+    return f"{came} Receiving them was the limit: the link, or the store."
 
 
 def _efficiency(summary: Summary) -> str:
