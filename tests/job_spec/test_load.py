@@ -212,6 +212,7 @@ def not_for_the_schema(row: Row) -> bool:
         "for image-",
         "nesterov",
         "smaller one first",
+        "which is nodes.least",
         "a part has one sample",
         "next to the job",
         "finite",

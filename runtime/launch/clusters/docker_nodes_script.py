@@ -28,7 +28,8 @@ stopped=
 
 remove() { local i; for i in "${numbers[@]}"; do on "$i" rm --force "$name-$i" > /dev/null 2>&1; done; }
 stop() { stopped=yes; local i; for i in "${numbers[@]}"; do on "$i" stop --time "$grace" "$name-$i" > /dev/null 2>&1 & done; }
-trap 'rm -rf "$ends"; remove' EXIT
+# Not in a child that is ended before it has reset its traps.
+trap 'if [ "$BASHPID" = "$$" ]; then rm -rf "$ends"; remove; fi' EXIT
 trap stop TERM INT HUP
 
 # The end of one node into a file; a connection that breaks is no end.
