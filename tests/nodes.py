@@ -33,6 +33,13 @@ class Node:
         """Pull its cable."""
         _ip("-n", self.space, "link", "set", "eth0", "down")
 
+    def lose(self, share: float) -> None:
+        """Lose this share of what it sends and of what it is sent; many kernels lack tc's netem, which could, too."""
+        for chain in ("INPUT", "OUTPUT"):
+            lost = ["-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP"]
+            command = ["ip", "netns", "exec", self.space, "iptables", "-A", chain, *lost]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+
     def command(self, words: Sequence[str]) -> list[str]:
         """A command line that runs another one on this machine."""
         inside = ["sh", "-c", f'hostname {self.name}; exec "$@"', "sh", *words]

@@ -88,7 +88,7 @@ def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("fault", ["frozen", "cut off"])
+@pytest.mark.parametrize("fault", ["frozen", "cut off", "lossy"])
 def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path, fault: str) -> None:  # noqa: F811
     with nodes.network(3) as machines:
         cluster = Cluster(machines, job, tmp_path)
@@ -97,8 +97,10 @@ def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path
         if fault == "frozen":
             trainer = psutil.Process(started[1].pid).children(recursive=True)[-1]
             trainer.send_signal(signal.SIGSTOP)
-        else:
+        elif fault == "cut off":
             machines[1].cut()
+        else:
+            machines[1].lose(0.6)
         begin = time.monotonic()
         assert [process.wait(90) for process in started] == [8, 8, 8], cluster.logs()
         print(f"{fault}: all ended after {time.monotonic() - begin:.0f} s")
