@@ -73,6 +73,8 @@ def gravity(trouble: BaseException | None) -> int:
     if trouble is None:
         return 0
     kind = MemoryError if torch_errors.is_out_of_memory(trouble) else type(trouble)
+    if issubclass(kind, KeyboardInterrupt):
+        kind = Interrupted  # Ctrl-C in a Python program, whose handlers are not ours
     return next(place for place, (known, _) in enumerate(KINDS, 1) if issubclass(kind, known))
 
 

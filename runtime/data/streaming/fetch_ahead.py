@@ -18,6 +18,7 @@ from runtime.data.streaming.fetch_width import MOST, START
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.reader import ShardReader
 from runtime.errors import DrivetrainError, StorageError
+from runtime.system.units import format_bytes
 
 LOOK = 0.1
 """Seconds between two looks for what can be fetched."""
@@ -102,6 +103,19 @@ class FetchAhead:
         """How many shards are fetched at the same time."""
         return min(self.reader.cache.counts.width.width, self.most)
 
+    def _too_small(self, shard: int) -> StorageError | None:
+        """The error of a cache that cannot hold all shards of the present batch: its worker would wait for ever."""
+        due = {use[2] for use in self.uses[self.passed :] if use[0] <= self.position <= use[1]}
+        taken = sum(map(self.reader.size, due)) + self.reader.beside(shard)
+        if shard not in due or taken <= self.reader.cache.limit:
+            return None
+        return StorageError(
+            f"data.stream.cache is {format_bytes(self.reader.cache.limit)}, and the {len(due)} shards of one batch take "
+            f"{format_bytes(taken)} while one of them is unpacked",
+            f"{format_bytes(taken)} or more for loader workers",
+            "raise data.stream.cache, write smaller shards, or set optimize.loader_workers: 0",
+        )
+
     def _may_try(self, shard: int) -> bool:
         if shard in self.failed and time.monotonic() - self.failed[shard][0] < AGAIN:
             return False
@@ -111,8 +125,10 @@ class FetchAhead:
         """Keep an error for the worker processes that need the shard; this process meets it by itself."""
         before = len(self.failed)
         try:
-            future.result()
-            self.failed.pop(shard, None)
+            if future.result():
+                self.failed.pop(shard, None)
+            elif why := self._too_small(shard):
+                self.failed[shard] = time.monotonic(), why
         except Exception as error:  # whatever it is: this thread must live, and no worker wait for ever
             self.failed[shard] = time.monotonic(), self._told(shard, error)
         if before or self.failed:

@@ -191,7 +191,7 @@ def test_texts_through_a_cache_of_a_part(
     tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
 ) -> None:
     """The cache holds tokens, which are made again when their shard comes again."""
-    kilobytes = 160 if ending == ".tar" else 64  # a tar file has a kilobyte for each member
+    kilobytes = 256 if ending == ".tar" else 64  # a tar file has a kilobyte for each member
     stream = ", stream: {streams: 2, window: 2, cache: %s}"
     local = epochs(text_shards.job(tmp_path / "a", texts[ending], stream=stream % "10m"))
     job = text_shards.job(tmp_path / "b", f"s3://bucket/texts-{ending.split('.')[1]}", stream=stream % f"{kilobytes}k")
@@ -204,6 +204,18 @@ def test_texts_through_a_cache_of_a_part(
     assert sizes[-1] <= limit
     shown = [path for path in fetched(proxy) if "/texts-" in path]
     assert len(shown) == 24
+
+
+def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
+    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore
+) -> None:
+    """A worker would wait for ever: all shards of its batch stay until it has read them."""
+    job = text_shards.job(tmp_path, "s3://bucket/texts-tar", stream=", stream: {streams: 2, window: 2, cache: 160k}")
+    with pytest.raises(StorageError) as refused:
+        epochs(job, workers=2)
+    assert refused.value.given.startswith("data.stream.cache is 160 KiB, and the ")
+    assert "shards of one batch take" in refused.value.given
+    assert "or set optimize.loader_workers: 0" in refused.value.action
 
 
 def first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, str], Fault | None]:

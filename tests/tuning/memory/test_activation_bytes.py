@@ -139,7 +139,7 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gradient_checkpointing, "room", lambda job, machine: room)
-    monkeypatch.setattr(gradient_checkpointing, "_fixed", lambda job, facts: 0)
+    monkeypatch.setattr(gradient_checkpointing, "fixed", lambda job, facts: 0)
     made = settled(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
