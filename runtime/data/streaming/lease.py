@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 from runtime.system.files import storage_error
 
 SUFFIX = ".lease"
+AGAIN, PATIENCE = 0.0005, 0.5
+"""Seconds between two looks at a lease that is being written, and until its writer counts as stopped in the middle."""
 
 
 class Lease:
@@ -29,6 +32,7 @@ class Lease:
                 self.handle = _locked(self.path)
         except OSError as error:
             raise storage_error(folder, error) from None
+        self.write(())
 
     def write(
         self, names: Sequence[str], ending: Sequence[str] = (), errors: Mapping[str, Sequence[str]] | None = None
@@ -44,7 +48,7 @@ class Lease:
             StorageError: if it cannot be written.
         """
         text = json.dumps({"names": list(names), "ending": list(ending), "errors": dict(errors or {})}).encode()
-        # A new file would have no lock. A reader that sees it half written skips it, which costs a fetch at most.
+        # A new file would have no lock. Who reads it half written reads it again.
         try:
             os.truncate(self.handle, 0)
             os.pwrite(self.handle, text, 0)
@@ -92,11 +96,18 @@ def _locked(path: Path) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """What a lease says; nothing if it is gone, or stays half written."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            found = json.loads(path.read_bytes())
+            return found if isinstance(found, dict) else {}
+        except OSError:
+            return {}
+        except ValueError:
+            if time.monotonic() > end:
+                return {}
+            time.sleep(AGAIN)
 
 
 def _is_dead(path: Path) -> bool:

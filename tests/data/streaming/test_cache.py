@@ -114,3 +114,30 @@ def test_a_lease_that_cannot_be_written_is_an_error_of_the_disk(tmp_path: Path) 
     with pytest.raises(StorageError):
         lease.write(["a"])
     lease.end()
+
+
+def test_a_lease_that_is_being_written_counts(tmp_path: Path) -> None:
+    """Another process would else remove what a run needs at once, and the run would fetch it again."""
+    lease, over = Lease(tmp_path), threading.Event()
+    names = [f"shard-{number}" for number in range(50)]
+    lease.write(names)
+
+    def write() -> None:
+        while not over.is_set():
+            lease.write(names)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {len(needed(tmp_path)[0]) for _ in range(2000)} == {50}
+    finally:
+        over.set()
+        writer.join()
+        lease.end()
+
+
+def test_a_lease_that_stays_half_written_is_passed_over(tmp_path: Path) -> None:
+    lease = Lease(tmp_path)
+    os.pwrite(lease.handle, b'{"names": ["a', 0)
+    assert needed(tmp_path) == ({}, set())
+    lease.end()
