@@ -1,4 +1,4 @@
-"""`drivetrain fetch`: downloads what a job names on the Hugging Face hub, before its network is closed."""
+"""`drivetrain fetch`: downloads what a job names on the Hugging Face hub, in stores and on the web, before its network is closed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from runtime.system.units import format_bytes
 if TYPE_CHECKING:
     from runtime.pretrained.hub_dataset import HubData
     from runtime.pretrained.hub_download import HubFile
+    from runtime.storage.stored_copy import StoredCopy
 
 SHOWN = 30
 """Largest number of files that are listed."""
@@ -32,24 +33,35 @@ def fetch(given: argparse.Namespace) -> int:
     """
     if given.container and "DRIVETRAIN_IMAGE" not in os.environ:
         return _contained(given)
-    from runtime.job_spec import hub_data
+    from runtime.job_spec import hub_data, stored_data
     from runtime.job_spec import load as job_spec
 
     found: list[HubData] = []
+    copies: list[StoredCopy] = []
 
     def located(job: Job) -> Job:
         job, data = hub_data.locate(job, say, update=given.update)
         found.extend(data)
+        job, stored = stored_data.locate(job, say)
+        copies.extend(stored)
         return job
 
     job = job_spec.load(given.job, given.set, locate=located)
     for data in found:
         _tell_data(data)
+    for copy in copies:
+        _tell_copy(copy)
     if (name := hub_name.of_hub(job)) is not None:
         _network(job, name, update=given.update)
-    elif not found:
-        print(f"{given.job}: the job needs nothing from the Hugging Face hub")
+    elif not found and not copies:
+        print(f"{given.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
+
+
+def _tell_copy(copy: StoredCopy) -> None:
+    state = copy.note or ("downloaded" if copy.downloaded else "everything is there, and has not changed")
+    print(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
+    print(f"in {copy.path}")
 
 
 def _tell_data(data: HubData) -> None:

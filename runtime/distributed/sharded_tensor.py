@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from runtime.errors import CheckpointError
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether each process holds a part of this tensor."""
@@ -31,11 +33,21 @@ def local_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_local_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `local_state` has returned."""
+    """Load what `local_state` has returned.
+
+    Raises:
+        CheckpointError: if the names are not those of the network.
+    """
     own = model.state_dict()
     if not any(is_sharded(value) for value in own.values()):
         model.load_state_dict(state)
         return
+    if other := sorted(own.keys() ^ state.keys()):
+        raise CheckpointError(
+            f"the saved weights are not those of this network: {', '.join(other[:3])}",
+            "the tensors of the network as it was",
+            "restore the code of the network, or train anew with --new",
+        )
     for name, value in own.items():
         local(value).copy_(state[name])
 

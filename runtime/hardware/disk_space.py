@@ -14,8 +14,11 @@ from runtime.system.files import is_private
 DECODED = "decoded"
 """Folder of decoded images in the cache."""
 SHARDS = "shards"
-RUNS = "runs"
 """Folder of streamed shards in the cache."""
+RUNS = "runs"
+"""Folder of runs of object stores in the cache."""
+FETCHED = "fetched"
+"""Folder of data and weights of object stores in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
 
@@ -51,6 +54,11 @@ def shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for runs of object stores that are looked at here."""
     return _cache(environ) / RUNS
+
+
+def fetched_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for data and weights of object stores and web servers that are read whole."""
+    return _cache(environ) / FETCHED
 
 
 def _cache(environ: Mapping[str, str]) -> Path:

@@ -165,8 +165,13 @@ def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -
         tally.add(outputs, {name: y[index] for name, y in targets.items()})
 
 
-def stored_job(run: Path) -> Job:
-    """The run's spec; relative paths start from the folder of the original spec."""
+def stored_job(run: Path, *, download: bool = True) -> Job:
+    """The run's spec; relative paths start from the folder of the original spec.
+
+    Args:
+        run: its folder.
+        download: whether data that it names elsewhere is brought here.
+    """
     from runtime.job_spec import load as job_spec
     from runtime.job_spec.spec_source import fetched
 
@@ -179,7 +184,7 @@ def stored_job(run: Path) -> Job:
         )
     source = (read_json(run / "state.json") or {}).get("source", "")
     try:
-        return job_spec.load(written, folder=Path(source).parent, locate=fetched)
+        return job_spec.load(written, folder=Path(source).parent, locate=fetched if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError
+from runtime.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
 from runtime.inference import thread_limits
 from runtime.system.files import storage_error, write_json
 
@@ -105,7 +105,7 @@ def _examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list
         return made(TRACED), [made(count) for count in TRIED], "random samples"
     try:
         split, prepare, source = _samples(trained, request)
-    except (DataError, SpecError) as error:
+    except (DataError, SpecError, StorageError) as error:
         if request.data is not None:
             raise
         print(f"export: compared with random samples, since {_joined(error)}", file=sys.stderr, flush=True)

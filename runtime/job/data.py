@@ -29,8 +29,9 @@ class Data(Spec):
     """Keys that all tasks share."""
 
     train: FilePath = Field(
-        description="training data: a folder or file, relative to the job's folder, then the project; or "
-        "`hf://datasets/OWNER/NAME` on the Hugging Face hub, with @REVISION and a path if wanted"
+        description="training data: a folder or file, relative to the job's folder, then the project; "
+        "`hf://datasets/OWNER/NAME` on the Hugging Face hub, with @REVISION and a path if wanted; or a file or folder in an "
+        "object store, s3://BUCKET/PATH, gs:// or az://, or a file at https://"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     test: FilePath | None = Field(

@@ -28,6 +28,7 @@ from runtime.job.values import (
     Spec,
     VariableName,
 )
+from runtime.storage.remote_address import is_remote
 
 Setting = bool | int | float | str
 LABEL_METRICS = ("micro_f1", "map")
@@ -92,6 +93,7 @@ class Job(Spec):
     _folder: Path = PrivateAttr(default_factory=Path)
     _pretrained_commit: str = PrivateAttr("")
     _hub_folders: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _copies: dict[str, Path] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(())
     _parameters: tuple[Parameter, ...] = PrivateAttr(())
 
@@ -153,8 +155,10 @@ class Job(Spec):
 
     def resolve(self, path: str) -> Path:
         """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
-        folder; of an address on the Hugging Face hub the path in the cache, once it was fetched.
+        folder; of an address on the Hugging Face hub, in a store or on the web the path in the cache, once it was fetched.
         """
+        if (there := self._copy(path)) is not None:
+            return there
         if is_on_hub(path):
             address = parse(path)
             folder = self._hub_folders.get(address.root) if address else None
@@ -166,6 +170,13 @@ class Job(Spec):
         beside = self._folder / given
         return beside if os.path.exists(beside) or not os.path.exists(given) else given
 
+    def _copy(self, path: str) -> Path | None:
+        """Where the copy of something in a store is, or of a part of it; None if there is none."""
+        for address, there in self._copies.items():
+            if path == address or path.startswith(f"{address}/"):
+                return there / path.removeprefix(address).lstrip("/")
+        return None
+
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path in the spec, with its key."""
         paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
@@ -176,15 +187,18 @@ class Job(Spec):
         return paths
 
     def unfetched(self) -> list[tuple[tuple[str, ...], str]]:
-        """Addresses on the Hugging Face hub among `data_paths` that are not in the cache, with their keys; nor is what is
-        streamed from there.
+        """Addresses among `data_paths`, of the Hugging Face hub or a store, that are not in the cache, with their keys; nor
+        is what is streamed from there.
         """
-        found = [(key, text, parse(text)) for key, text in self.data_paths() if is_on_hub(text)]
-        return [
-            (key, text)
-            for key, text, address in found
-            if self.streams(key) or not address or address.root not in self._hub_folders
-        ]
+        return [(key, text) for key, text in self.data_paths() if not self._is_here(key, text)]
+
+    def _is_here(self, key: tuple[str, ...], text: str) -> bool:
+        if is_remote(text):
+            return self._copy(text) is not None
+        if not is_on_hub(text):
+            return True
+        address = parse(text)
+        return address is not None and address.root in self._hub_folders and not self.streams(key)
 
     def streams(self, key: tuple[str, ...]) -> bool:
         """Whether the data at a key is in shards that are fetched when they are needed."""

@@ -1,4 +1,4 @@
-"""Data in an object store: which keys may name an address, and what is wrong with one."""
+"""What a job reads from an object store or a web server: which keys name an address, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ _ALMOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """The data of a job that is in an object store, with its keys."""
-    return [(key, text) for key, text in job.data_paths() if is_remote(text)]
+    """The data and the weights of a job that are in a store, with their keys."""
+    return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
+
+
+def is_streamed(job: Job, key: tuple[str, ...]) -> bool:
+    """Whether what is at a key is fetched while the job trains, shard by shard."""
+    return key[0] == "data" and job.streams(key)
+
+
+def whole_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+    """Those that are fetched whole before the job starts."""
+    return [(key, text) for key, text in remote_paths(job) if not is_streamed(job, key)]
 
 
 def schemes(job: Job) -> list[str]:
@@ -32,8 +42,14 @@ def local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     return [(key, text) for key, text in job.data_paths() if not is_remote(text)]
 
 
+def readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+    """The data of a job but what is in a store and has no copy here, with its keys."""
+    absent = job.unfetched()
+    return [(key, text) for key, text in job.data_paths() if not is_remote(text) or (key, text) not in absent]
+
+
 def problems(job: Job) -> Iterator[Problem]:
-    """Addresses that cannot be streamed from, and what looks like one and is none."""
+    """Addresses that cannot be read, and what looks like one and is none."""
     for key, text in local_paths(job):
         if _ALMOST.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
             yield job.problem(
@@ -48,16 +64,7 @@ def problems(job: Job) -> Iterator[Problem]:
         except BadAddress as error:
             yield job.problem(key, error.given, error.possible, error.action)
             continue
-        if key[-1] == "test" or not getattr(job.data, "stream", None):
-            yield job.problem(
-                key,
-                f"is {shown(text)}, in an object store",
-                "shards for training and validation, with `stream: true`",
-                "add `stream: true` to data"
-                if key[-1] != "test"
-                else "copy the data of the final test to this machine",
-            )
-        elif not address.writable:
+        if is_streamed(job, key) and not address.writable:
             yield job.problem(
                 key,
                 f"is {shown(text)}, and the files of a web server cannot be listed",

@@ -60,8 +60,13 @@ def check(job: Job) -> list[str]:
     known: dict[str, set[str]] = {}
     for key, text in job.data_paths():
         path, label = job.resolve(text), dotted(key)
-        if is_remote(text):
+        if is_remote(text) and job.streams(key):
             told.append(f"{label}: {text} is in an object store; what is in it is checked when training starts")
+        elif is_remote(text) and (key, text) in job.unfetched():
+            told.append(
+                f"{label}: {text} has no copy here; `drivetrain fetch {job.document.name}` downloads it, and so does "
+                "`train`; what is in it is checked then"
+            )
         elif is_on_hub(text) and job.streams(key):
             told.append(f"{label}: {text} is on the Hugging Face hub; what is in it is checked when training starts")
         elif (key, text) in job.unfetched():

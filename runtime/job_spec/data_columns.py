@@ -14,7 +14,7 @@ from runtime.errors import DataError, nearest
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
 from runtime.job.images import ImageJob
-from runtime.job.remote_data import local_paths
+from runtime.job.remote_data import readable_paths
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
@@ -47,7 +47,7 @@ def check(job: Job) -> None:
     """
     missing: list[Missing] = []
     files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
-    for key, text in local_paths(job):
+    for key, text in readable_paths(job):
         path = job.resolve(text)
         label = f"{job.document.place(key)}: {dotted(key)}"
         if path.is_dir() and isinstance(job, TABLES) and not getattr(job.data, "stream", None):

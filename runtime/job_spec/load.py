@@ -12,11 +12,10 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from runtime import optimizations
 from runtime.data.sample_data.write import command
 from runtime.errors import DataError, Problem, SpecError, nearest
-from runtime.job import JOBS, Document, Job, dotted
+from runtime.job import JOBS, Document, Job, dotted, remote_data
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
 from runtime.job.hub_address import is_on_hub
-from runtime.job.remote_data import local_paths
 from runtime.job.user_files import find_trouble, nearby, nearest_path
 from runtime.job.values import Spec
 from runtime.job_spec import data_columns, earlier_run_keys, named_splits, sweep_space
@@ -24,6 +23,7 @@ from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.spec_file import read_spec
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.pretrained import earlier_run
+from runtime.storage.remote_address import is_remote
 
 
 def load(
@@ -41,8 +41,8 @@ def load(
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
         batch_size: the measured number in place of `train.batch_size: auto`.
-        locate: finds the data of a job that names some on the Hugging Face hub; None: it is looked for in the cache alone,
-            and what is not there is not checked.
+        locate: finds what a job names on the Hugging Face hub, in stores and on the web; None: it is looked for in the
+            caches alone, and what is not there is not checked.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
@@ -64,18 +64,27 @@ def _checked(document: Document, folder: Path, locate: Callable[[Job], Job] | No
     """Build a Job from a document, and check what it names."""
     job = check(document)
     job._folder = folder
-    if any(is_on_hub(text) for _, text in job.data_paths()):
-        # Only such jobs need the code of the hub.
-        from runtime.job_spec import hub_data
-
-        job = locate(job) if locate else hub_data.locate(job)[0]
+    job = _located(job, locate)
     job = named_splits.named(job)
     _check_paths(job)
     named_splits.check_test(job)
-    if earlier := earlier_run.find(job):
+    away = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
+    if not away and (earlier := earlier_run.find(job)):
         earlier_run_keys.check(earlier)
     data_columns.check(job)
     return job
+
+
+def _located(job: Job, locate: Callable[[Job], Job] | None) -> Job:
+    """The job with its data on the hub and in stores. Only such jobs need the code of these."""
+    on_hub = any(is_on_hub(text) for _, text in job.data_paths())
+    if not on_hub and not remote_data.whole_paths(job):
+        return job
+    if locate:
+        return locate(job)
+    from runtime.job_spec import hub_data, stored_data
+
+    return stored_data.locate(hub_data.locate(job)[0])[0]
 
 
 def load_unseen(path: Path, assignments: Sequence[str] = ()) -> Job:
@@ -197,9 +206,9 @@ def _typed(kind: type[Job]) -> type[Job]:
 def _check_paths(job: Job) -> None:
     if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
-    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights"]
     absent = job.unfetched()
-    paths = [*(named for named in local_paths(job) if named not in absent), *weights]
+    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
+    paths = [*(named for named in job.data_paths() if named not in absent and not is_remote(named[1])), *weights]
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)

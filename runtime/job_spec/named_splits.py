@@ -13,11 +13,10 @@ from runtime.job import Job, dotted
 from runtime.job.data import Data
 from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
-from runtime.job.remote_data import local_paths
+from runtime.job.remote_data import readable_paths
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
-from runtime.storage.remote_address import is_remote
 
 TABLES = (TableJob, TextJob, SeriesJob)
 
@@ -37,7 +36,7 @@ def named(job: Job) -> Job:
         return job
     if not job.data.stream:
         job = _tables(job, lambda path: os.path.isdir(path) and table_splits.has_images(path))
-    if is_on_hub(job.data.train) or is_remote(job.data.train):
+    if is_on_hub(job.data.train) or ("data", "train") not in dict(readable_paths(job)):
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
@@ -55,7 +54,7 @@ def _has_train(path: Path) -> bool:
 def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
     """The job with the tables of the folders that it names, of those that `holds` says have some."""
     update: dict[str, str] = {}
-    for key, text in local_paths(job):
+    for key, text in readable_paths(job):
         path = job.resolve(text)
         if is_on_hub(text) or not holds(path):
             continue

@@ -23,15 +23,23 @@ class SpecSource:
     """The measured number in place of `train.batch_size: auto`; None if there is none."""
     folder: Path | None = None
     """Where relative paths start; the folder of the file if None."""
+    is_child: bool = False
+    """Whether the parent of this process has downloaded what the job names; it is then read as it was."""
 
     def load(self) -> Job:
-        """Read and check the spec, and download its data if that is on the Hugging Face hub and not in the cache.
+        """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.
 
         Raises:
             SpecError: with all problems.
             DataError: if a path in the spec does not exist.
         """
-        return load(self.spec, self.assignments, folder=self.folder, batch_size=self.batch_size, locate=fetched)
+        return load(
+            self.spec,
+            self.assignments,
+            folder=self.folder,
+            batch_size=self.batch_size,
+            locate=_at_hand if self.is_child else fetched,
+        )
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
@@ -42,14 +50,21 @@ class SpecSource:
     @classmethod
     def from_arguments(cls, given: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
-        return cls(given.spec, given.set, given.batch_size, given.paths_from)
+        return cls(given.spec, given.set, given.batch_size, given.paths_from, is_child=True)
 
 
 def fetched(job: Job) -> Job:
-    """The job with its data on the Hugging Face hub, downloaded if it is not in the cache."""
-    from runtime.job_spec import hub_data
+    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    from runtime.job_spec import hub_data, stored_data
 
-    return hub_data.locate(job, say)[0]
+    return stored_data.locate(hub_data.locate(job, say)[0], say)[0]
+
+
+def _at_hand(job: Job) -> Job:
+    """The same without asking a store again: all processes of a run read one version."""
+    from runtime.job_spec import hub_data, stored_data
+
+    return stored_data.locate(hub_data.locate(job, say)[0])[0]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
 from runtime.job.remote_data import local_paths
 from runtime.launch.project import PROJECT
+from runtime.storage.remote_address import is_remote
 
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
@@ -157,7 +158,8 @@ def _homes() -> set[Path]:
 def named_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every existing path in the spec, with its key: data, and pretrained weights."""
     yield from ((key, text) for key, text in local_paths(job) if not is_on_hub(text))
-    yield from ((key, text) for key, text in job.model_paths() if os.path.exists(job.resolve(text)))
+    own = ((key, text) for key, text in job.model_paths() if not is_remote(text))
+    yield from ((key, text) for key, text in own if os.path.exists(job.resolve(text)))
 
 
 def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from runtime.errors import DataError, DeviceError, SpecError
 from runtime.inference.predict import STDIN, TERMINAL
 from runtime.job import Job
+from runtime.job.remote_data import whole_paths
 from runtime.launch import mounts, output_folder
 from runtime.launch.project import PROJECT, image
 from runtime.system.files import read_json
@@ -128,11 +129,12 @@ def _needs(given: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
     needs = _Needs([mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)])
     for path, job in _jobs(given):
         needs.mounts += mounts.of_job(path, job, PROJECT)
-        if given.command in WITH_JOB:
+        if given.command in WITH_JOB or whole_paths(job):
             needs.network |= network.told(job)[0]
             found, lines = run_secrets.collect(job, needs.network)
             needs.secrets |= found
             print(*lines, sep="\n", end="\n" if lines else "")
+        if given.command in WITH_JOB:
             needs.limits = needs.limits or container_limits.variables(info, job)
     if needs.network:
         print("network: on, the job needs a download")
@@ -237,13 +239,13 @@ def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
     ):
         from runtime.inference import evaluate as evaluating
 
-        yield given.run / "job.yaml", evaluating.stored_job(given.run)
+        yield given.run / "job.yaml", evaluating.stored_job(given.run, download=False)
     elif given.command == "export" and (given.run / "job.yaml").is_file():
         from runtime.inference import evaluate as evaluating
 
         # Without its data, which may be gone, a model is compared on random samples.
         with contextlib.suppress(DataError, SpecError):
-            yield given.run / "job.yaml", evaluating.stored_job(given.run)
+            yield given.run / "job.yaml", evaluating.stored_job(given.run, download=False)
 
 
 def _named(given: argparse.Namespace) -> Iterator[Path]:

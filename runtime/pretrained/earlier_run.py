@@ -13,6 +13,7 @@ from runtime.job import Job
 from runtime.job.model import EarlierRun, Freeze
 from runtime.job.user_files import nearest_path
 from runtime.pretrained import families
+from runtime.storage.remote_address import is_remote
 from runtime.system.files import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -114,6 +115,13 @@ def _folder(job: Job, name: str) -> Path:
             f"{given} is a file",
             POSSIBLE,
             "name its folder, or, for weights of a network that you name, write `weights:`",
+        )
+    if is_remote(name) and not given.exists():
+        _refuse(
+            job,
+            f"{name} has no copy here",
+            "a copy on this machine, which `train` makes, too",
+            f"`drivetrain fetch {job.document.name}` downloads it",
         )
     if not given.exists():
         _refuse(

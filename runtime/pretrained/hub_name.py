@@ -7,6 +7,7 @@ import os
 from runtime.job import Job, dotted
 from runtime.job.hub_address import is_on_hub
 from runtime.job.model import RESNET_WEIGHTS, ImageNetwork, ImageTimm
+from runtime.storage.remote_address import is_remote
 
 
 def given(job: Job) -> str:
@@ -26,7 +27,7 @@ def key(job: Job) -> tuple[str, ...]:
 def of_hub(job: Job) -> str | None:
     """The name on the hub; None if the job needs nothing from there."""
     name = given(job)
-    return name if name and not os.path.exists(job.resolve(name)) else None
+    return name if name and not is_remote(name) and not os.path.exists(job.resolve(name)) else None
 
 
 def data_of_hub(job: Job) -> list[tuple[str, str]]:

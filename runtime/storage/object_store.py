@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class StoredObject:
     """Relative to the place that was opened."""
     bytes: int
     tag: str
-    """Changes with the content (ETag); empty if the store gives none."""
+    """Changes with the content: the ETag, or of a web server without one the time; empty if there is neither."""
     revision: str = ""
     """What `replace` takes; empty in a list of Google's."""
 
@@ -103,6 +104,34 @@ class ObjectStore:
         pieces = self._asked("read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART)))
         while (piece := self._asked("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
+
+    def get_file(self, name: str, path: Path, over: threading.Event | None = None, *, whole: bool = True) -> int:
+        """Write the content of an object to a file; returns its bytes.
+
+        Args:
+            name: of the object.
+            path: of the file; its folders are made.
+            over: set to stop in the middle; the file is then as it was.
+            whole: whether it is replaced at once when all of it is there, since others may read it.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        beside = path.with_name(f".tmp-{path.name}") if whole else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = 0
+        with beside.open("wb") as file:
+            for piece in self.stream(name):
+                if over is not None and over.is_set():
+                    break
+                size += file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        if over is not None and over.is_set():
+            beside.unlink()
+        elif whole:
+            beside.replace(path)
+        return size
 
     def head(self, name: str) -> StoredObject:
         """Size and tag of an object."""
@@ -209,7 +238,11 @@ class ObjectStore:
 
     def _object(self, found: Mapping[str, Any]) -> StoredObject:
         revision = str(found[self._mark] or "")
-        return StoredObject(str(found["path"]), int(found["size"]), str(found["e_tag"] or ""), revision)
+        tag = found["e_tag"] or ""
+        # The client gives the year 1970 where a web server gives no time.
+        if not tag and not self.address.writable and found["last_modified"].timestamp():
+            tag = found["last_modified"].isoformat()
+        return StoredObject(str(found["path"]), int(found["size"]), str(tag), revision)
 
     def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
         """The same, for an answer of which the client does not take up the rest if it is cut."""

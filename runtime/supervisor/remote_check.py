@@ -12,7 +12,8 @@ from runtime.data.streaming.shard import Accepted
 from runtime.errors import DrivetrainError
 from runtime.job import Job, dotted, remote_data
 from runtime.job.hub_address import is_on_hub
-from runtime.storage import store_variables
+from runtime.job_spec import stored_data
+from runtime.storage import store_variables, stored_copy
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import RemoteAddress, parse
 from runtime.storage.write_probe import check_writable
@@ -31,7 +32,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """
     wrong = list[DrivetrainError]()
     uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
-        (key, text, partial(_read, accepted.of_task(job))) for key, text in remote_data.remote_paths(job)
+        (key, text, _look(job, key)) for key, text in remote_data.remote_paths(job)
     ]
     if job.checkpoint.copy_to:
         uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))
@@ -40,7 +41,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
         try:
             found = use(address, dotted(key))
         except DrivetrainError as error:
-            wrong.append(_placed(job, key, error))
+            wrong.append(stored_data.placed(job, key, error))
         else:
             say(f"{dotted(key)}: {address}: {found} ({_access(address)})")
     hub = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
@@ -51,12 +52,27 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     return wrong
 
 
+def _look(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
+    """How what a job reads is tried."""
+    if remote_data.is_streamed(job, key):
+        return partial(_read, accepted.of_task(job))
+    return partial(_find, stored_data.wanted(job, key))
+
+
 def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
     store = RemoteStore(address, key, kinds, patience=PATIENCE)
     shards = store.shards()
     store.check_read(shards[0])
     size = format_bytes(sum(each.size for each in shards))
     return f"{len(shards):,} shard{'s' * (len(shards) != 1)}, {size}, listed and read"
+
+
+def _find(wanted: Callable[[str], bool], address: RemoteAddress, key: str) -> str:
+    store = ObjectStore(address.parent, PATIENCE)
+    files = stored_copy.listed(store, address, wanted)
+    store.get_range(files[0].name, 0, min(files[0].bytes, 1))
+    size = format_bytes(sum(each.bytes for each in files))
+    return f"{len(files):,} file{'s' * (len(files) != 1)}, {size}, found and read"
 
 
 def _write(address: RemoteAddress, key: str) -> str:
@@ -68,11 +84,3 @@ def _access(address: RemoteAddress) -> str:
     """From where credentials and endpoint come."""
     given = store_variables.known(address.scheme, os.environ)
     return f"set here: {', '.join(given)}" if given else "nothing set: by the role of this machine"
-
-
-def _placed(job: Job, key: tuple[str, ...], error: DrivetrainError) -> DrivetrainError:
-    """The same error with the place in the spec before it."""
-    given = error.given.removeprefix(f"{dotted(key)}: ")
-    error.given = f"{job.document.place(key)}: {dotted(key)}: {given}"
-    error.args = ("\n".join(error.lines()),)
-    return error

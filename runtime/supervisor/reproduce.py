@@ -12,6 +12,7 @@ from runtime.errors import CheckpointError
 from runtime.hardware.detect import detect
 from runtime.job import Job, extension
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import fetched
 from runtime.supervisor import provenance, run_folder, same_inputs, supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
@@ -37,7 +38,7 @@ def reproduce(request: ReproduceRequest) -> int:
     run = request.run
     _check_finished(run)
     folder = Path((read_json(run / "state.json") or {}).get("source", "")).parent
-    job = job_spec.load(run / "job.yaml", folder=folder)
+    job = job_spec.load(run / "job.yaml", folder=folder, locate=fetched)
     _check_inputs(run, job)
     unlike = list(_differences(run, request.runs))
     for line in unlike:
@@ -124,6 +125,8 @@ def _batch_size(run: Path, job: Job) -> int | None:
 def _first_difference(run: Path, again: Path) -> str:
     """The first row of the metrics that differs, or else the weights; empty if all is the same."""
     for old, new in zip_longest(*(read_lines(each / "metrics.jsonl") for each in (run, again)), fillvalue={}):
+        if "batch" not in old:  # an older run has no digests of its batches
+            new.pop("batch", None)
         if old != new and not _equal_with_nan(old, new):
             names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
             values = ", ".join(f"{name} {old.get(name)} and {new.get(name)}" for name in names[:3])

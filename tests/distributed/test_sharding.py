@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from runtime.errors import RestartSmaller
+from runtime.distributed import sharded_tensor
+from runtime.errors import CheckpointError, RestartSmaller
 from runtime.hardware.facts import load as load_facts
 from runtime.job.workload import Workload
 from runtime.optimizations import channels_last, compile, feature_cache, sharding
@@ -250,3 +253,15 @@ def test_what_needs_whole_weights_is_refused_beside_it(keys: str, why: str) -> N
     two = replace(tiny.machine(), shared_by=1)
     asked = tiny.job(optimize=keys, more="limits: {processes: 2}")
     assert why in str(sharding.refuse(asked, two, None, True))
+
+
+def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whole ones are: a tensor that is missing, and one too many."""
+    monkeypatch.setattr(sharded_tensor, "is_sharded", lambda tensor: True)
+    monkeypatch.setattr(sharded_tensor, "local", lambda tensor: tensor)
+    network = nn.Linear(2, 2)
+    state = {name: value.clone() for name, value in sharded_tensor.local_state(network).items()}
+    sharded_tensor.load_local_state(network, state)
+    for wrong in (state | {"more": torch.zeros(1)}, {"weight": state["weight"]}):
+        with pytest.raises(CheckpointError, match="not those of this network"):
+            sharded_tensor.load_local_state(network, wrong)

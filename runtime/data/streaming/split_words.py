@@ -23,8 +23,10 @@ def check(names: Sequence[str], where: str, key: str) -> None:
         DataError: if they speak of several: all of them would be trained on.
     """
     found: dict[str, str] = {}
-    for name in names:
-        for split in _splits(name):
+    words = [set(_PARTS.split(name.lower())) for name in names]
+    common = set.intersection(*words) if words else set()  # such as those of the data set's own name
+    for name, each in zip(names, words, strict=True):
+        for split in _splits(each - common):
             found.setdefault(split, name)
     if len(found) > 1:
         raise DataError(
@@ -34,6 +36,5 @@ def check(names: Sequence[str], where: str, key: str) -> None:
         )
 
 
-def _splits(name: str) -> list[str]:
-    words = set(_PARTS.split(name.lower()))
+def _splits(words: set[str]) -> list[str]:
     return [split for split, known in WORDS.items() if words & set(known)]

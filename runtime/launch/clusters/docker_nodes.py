@@ -9,6 +9,8 @@ from pathlib import Path
 
 from runtime.distributed.placement import parse_meet
 from runtime.errors import SpecError
+from runtime.job import dotted
+from runtime.job.remote_data import remote_paths
 from runtime.job.values import duration_seconds
 from runtime.launch import run_secrets
 from runtime.launch.clusters import grace_period, mounted_files, store_access
@@ -30,6 +32,8 @@ WAIT = (
     f"[ -e {secrets.FOLDER}/{READY} ] || {{ echo 'the starter handed over no variables within a minute'; exit 8; }}"
 )
 """A container begins when it has the variables: `docker run` could give them only where `docker inspect` shows them."""
+CACHE = "/cache/compile"
+"""What a job fetches and compiles, in a container."""
 PIDS = 512
 """Largest number of processes and threads of a container."""
 
@@ -55,6 +59,11 @@ def check(work: ClusterJob, here: NodesSite, named: str) -> list[str]:
             f"environment: {', '.join(given)} (handed to each container, into its memory; the script takes the values "
             "from the environment in which it is started)"
         )
+    lines += [
+        f"{dotted(key)}: {text} is fetched into memory, below limits.memory, unless nodes.mounts has a folder for {CACHE}"
+        for key, text in remote_paths(work.job)
+        if CACHE not in here.mounts
+    ]
     return [*lines, grace_period.check(work.job, work.folder / "runs", here.grace, f"{named}: nodes")]
 
 

@@ -11,6 +11,7 @@ from runtime.job import dotted
 from runtime.job.hub_address import is_on_hub
 from runtime.job.remote_data import local_paths
 from runtime.launch.clusters.cluster_job import ClusterJob
+from runtime.storage.remote_address import is_remote
 
 
 def check(work: ClusterJob, runs: str, volumes: Sequence[str], where: str) -> None:
@@ -39,7 +40,7 @@ def check(work: ClusterJob, runs: str, volumes: Sequence[str], where: str) -> No
 def _named(work: ClusterJob) -> Iterator[tuple[str, str, str]]:
     """The paths of the job: place, key, path."""
     job = work.job
-    for key, text in (*local_paths(job), *job.model_paths()):
+    for key, text in (*local_paths(job), *(named for named in job.model_paths() if not is_remote(named[1]))):
         network = key[-1] in ("name", "pretrained") and not text.startswith(("/", ".", "~"))
         if not is_on_hub(text) and not network:
             yield job.document.place(key), dotted(key), text

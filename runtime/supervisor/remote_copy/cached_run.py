@@ -9,7 +9,7 @@ from runtime.errors import Busy, CheckpointError, SpecError
 from runtime.hardware import disk_space
 from runtime.storage.object_store import ObjectStore, StoredObject
 from runtime.storage.remote_address import RemoteAddress
-from runtime.supervisor.remote_copy.fetch_run import download, is_small
+from runtime.supervisor.remote_copy.fetch_run import is_small
 from runtime.system import file_lock
 from runtime.system.console import say_aside
 from runtime.system.files import make_folder, read_json, storage_error, write_json
@@ -75,7 +75,7 @@ def _update(store: ObjectStore, found: list[StoredObject], folder: Path) -> int:
     size = 0
     for each in found:
         if not each.tag or known.get(each.name) != each.tag or not (folder / each.name).is_file():
-            size += download(store, each.name, folder, whole=True)
+            size += store.get_file(each.name, folder / each.name)
     for name in known.keys() - {each.name for each in found}:
         (folder / name).unlink(missing_ok=True)
     write_json(folder / INDEX, {each.name: each.tag for each in found})

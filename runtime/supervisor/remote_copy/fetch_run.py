@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +41,7 @@ def fetch_run(store: ObjectStore, final: Path, tell: Callable[[str], None], abov
         if found is None and above >= 0:
             tell(f"{store.address}: using step-{above}, which is on this disk")
             return
-        size = sum(download(store, name, place) for name in sizes if is_small(name))
+        size = sum(store.get_file(name, place / name, whole=False) for name in sizes if is_small(name))
         _put(place, final)
     except OSError as error:
         raise storage_error(final, error) from None
@@ -106,34 +105,7 @@ def _wrong_there(store: ObjectStore, sizes: Mapping[str, int], name: str) -> str
 
 def _checkpoint(store: ObjectStore, sizes: Mapping[str, int], name: str, place: Path) -> int:
     parts = [each for each in sizes if each.startswith(f"{CHECKPOINTS}/{name}/") and is_portable(each)]
-    return sum(download(store, part, place.parent) for part in parts)
-
-
-def download(store: ObjectStore, name: str, place: Path, *, whole: bool = False) -> int:
-    """Write one object to the same name below a folder; returns its bytes.
-
-    Args:
-        store: opened at the run.
-        name: of the object.
-        place: the folder.
-        whole: whether a file of this name must be replaced at once, since others may read it.
-
-    Raises:
-        RemoteError: if the store does not give it.
-        OSError: if it cannot be written.
-    """
-    path = place / name
-    beside = path.with_name(f".tmp-{path.name}") if whole else path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = 0
-    with beside.open("wb") as file:
-        for piece in store.stream(name):
-            size += file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    if whole:
-        beside.replace(path)
-    return size
+    return sum(store.get_file(part, place.parent / part, whole=False) for part in parts)
 
 
 def is_small(name: str) -> bool:

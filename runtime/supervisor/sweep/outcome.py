@@ -19,6 +19,7 @@ from runtime.job_spec.spec_source import SpecSource
 from runtime.job_spec.yaml_file import dump, put_value
 from runtime.report import swept
 from runtime.report.swept import State, SweepResult, Trial
+from runtime.storage.remote_address import is_remote
 from runtime.supervisor.sweep.folder import SweepFolder, trial_folder
 from runtime.system.files import read_json, write_text
 
@@ -82,7 +83,8 @@ def _write_best(path: Path, best: Job, number: int) -> str:
     document = best.document
     for key, text in (*best.data_paths(), *best.model_paths()):
         there = best.resolve(text)
-        if not is_on_hub(text) and not Path(os.path.expanduser(text)).is_absolute() and there.exists():
+        elsewhere = is_on_hub(text) or is_remote(text) or Path(os.path.expanduser(text)).is_absolute()
+        if not elsewhere and there.exists():
             put_value(document, key, os.path.relpath(os.path.abspath(there), os.path.abspath(path.parent)), "")
     del document.data["sweep"]
     write_text(path, f"# Trial {number} of the sweep in this folder, the best one.\n{dump(document.data)}")

@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 
 from runtime.data.load import load
+from runtime.data.streaming import split_words
 from runtime.data.streaming.shard import kind
 from runtime.errors import DataError
 from tests.data.streaming import shards, text_shards
@@ -180,6 +181,14 @@ def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) ->
     assert "are of several splits: train-00.jsonl.gz, test-00.jsonl.gz" in refused(tmp_path).replace(
         "test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"
     )
+
+
+def test_words_in_the_name_of_a_data_set_are_no_splits() -> None:
+    """`crash-test` is not for the final test."""
+    split_words.check(["crash-test-train-0.tar", "crash-test-train-1.tar"], "s3://b", "data.train")
+    split_words.check(["dev-kit-train.tar"], "s3://b", "data.train")
+    with pytest.raises(DataError, match=r"crash-test-train-0\.tar, crash-test-val-0\.tar"):
+        split_words.check(["crash-test-train-0.tar", "crash-test-val-0.tar"], "s3://b", "data.train")
 
 
 def test_kinds_by_names() -> None:
