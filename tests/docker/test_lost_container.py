@@ -145,6 +145,29 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(
         assert KEY not in text
 
 
+def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: None) -> None:
+    """Fetched in the container, which has the network and the credentials because the job names the address."""
+    here = checkout(tmp_path / "drivetrain")
+    log = here.parent / "job.log"
+    rows = "".join(f"{number % 7},{number % 5},{'yes' if number % 2 else 'no'}\n" for number in range(60))
+    ObjectStore(parse("s3://bucket/tables")).put("t.csv", f"a,b,y\n{rows}".encode())
+    job = tmp_path / "t.yaml"
+    data = 'data: {train: "s3://bucket/tables/t.csv", target: y, validation: 0.2}'
+    job.write_text(f"name: t\ntask: tabular-classification\n{data}\ntrain: {{epochs: 2}}\n")
+    try:
+        assert start(here, job).wait(PATIENT) == 0, log.read_text()
+        run = here / "runs/t-001"
+        words = [sys.executable, "-c", NO_TORCH, "evaluate", str(run)]
+        environment = {**os.environ, "PYTHONPATH": str(here)}
+        done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        remove(here)
+    assert done.returncode == 0, done.stderr
+    assert "network: on, for data.train: s3://bucket/tables/t.csv is in a store or on the web" in log.read_text()
+    assert json.loads((run / "result.json").read_text())["status"] == "done"
+    assert holding_files(here / "runs") == []
+
+
 def saved(store: ObjectStore) -> list[str]:
     """The manifests of checkpoints there, oldest first; those of best ones are not among them."""
     return [each.name for each in store.objects("checkpoints") if "/step-" in each.name and "MANIFEST" in each.name]

@@ -35,8 +35,9 @@ def train(container: Run, job: Path, *options: str, settings: tuple[str, ...] = 
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.cgroup
-@pytest.mark.parametrize("size", ["1m", pytest.param("64m", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", ["1m", "64m"])
 def test_little_shared_memory(container: Run, job: Path, size: str) -> None:
     """By itself it trains without workers; workers that it has no room for are refused, and those that fit are used."""
     code, log = train(container, job, f"--shm-size={size}")

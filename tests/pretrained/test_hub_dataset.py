@@ -419,6 +419,7 @@ def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
     spec(tmp_path)
     first = trained(tmp_path, "--set", "train.max_time=0.01s")

@@ -263,6 +263,7 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     assert "extension.json is damaged" in refused(job, capsys, *sets("train.epochs=8"), code=4)
 
 
+@pytest.mark.nightly
 def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Path) -> None:
     said = trained.finish(job, *sets("train.epochs=7"))
     line = f"{first(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"

@@ -270,6 +270,7 @@ def _stop_at(made: run.Run, step: int) -> None:
         raise Stopped("a stop")
 
 
+@pytest.mark.nightly
 def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has already been rolled back once"):
         fit(tmp_path, outlier((15, 2), (17, 0)), BACK, epochs=20)

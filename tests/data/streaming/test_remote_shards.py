@@ -153,23 +153,23 @@ def finished(process: subprocess.Popen[str]) -> list[list[str]]:
     return [line.split() for line in out.splitlines()]
 
 
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_workers_processes_and_kills_give_the_same_batches(
-    tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore
+    tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, count: int
 ) -> None:
     job = shards.job(tmp_path, "s3://bucket/tar", streams=3, window=1, stream="cache: 1m")
     whole = finished(run(tmp_path / "t.yaml", 0, 1, 0, 1, 0))
     assert len(whole) == len(Batches(load(job).train, 12, 0, load(job).order).order(1))
     assert finished(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == whole
-    for count in (2, 3):
-        proxy.seen.clear()
-        place = tmp_path / f"together-{count}"
-        place.mkdir()
-        started = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(place)) for n in range(count)]
-        parts = [finished(each) for each in started]
-        for lines in zip(whole, *parts, strict=True):
-            assert lines[0][2] == ",".join(line[2] for line in lines[1:])
-        # Together they have fetched each shard about once, besides the sample for mean and deviation.
-        assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.SAMPLED
+    proxy.seen.clear()
+    place = tmp_path / f"together-{count}"
+    place.mkdir()
+    started = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(place)) for n in range(count)]
+    parts = [finished(each) for each in started]
+    for lines in zip(whole, *parts, strict=True):
+        assert lines[0][2] == ",".join(line[2] for line in lines[1:])
+    # Together they have fetched each shard about once, besides the sample for mean and deviation.
+    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.SAMPLED
     killed = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
     assert killed.stdout is not None
     seen = [killed.stdout.readline().split() for _ in range(5)]

@@ -67,6 +67,7 @@ def steps(place: str) -> list[int]:
     return [int(name.removeprefix("step-")) for name in there(opened(place)) if name.startswith("step-")]
 
 
+@pytest.mark.nightly  # the image test of a lost container runs with every change
 def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     proxy: FaultyStore, peaceful: Path, tmp_path: Path
 ) -> None:
