@@ -1,7 +1,8 @@
 """Signs of life: each process says every second where it is and what it has done, so that a lost one is named within a minute.
 
 A collective of torch waits half an hour for a process that is frozen or cut off, and then does not say which one it was. The
-sign is given by a thread, so a long save or a slow batch does not silence it.
+sign is given by a thread, so a long save or a slow batch does not silence it. A network that loses most of what is sent lets a
+sign through now and then, while an exchange stands still: that is told by who waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from runtime.distributed import store as stores
@@ -27,6 +28,8 @@ SILENCE = 45.0
 SUSPECT = 4 * EVERY
 """Seconds without a sign that tell who is gone when a connection has broken."""
 ACTION = "run the same command again; it resumes from the last checkpoint; the log of that node says more"
+SLOWEST = 1e6
+"""Bytes a second below which an exchange stands still: SILENCE is so much longer for what it carries."""
 LEAVES = 2 * SUSPECT
 """Seconds for which rank 0 waits at the end until the others have left."""
 LEFT = "left"
@@ -53,6 +56,10 @@ class Heartbeat:
         """In rank 0: the last record of every other process."""
         self.waited: dict[str, float] = {}
         """Seconds in collectives, by the phase in which they were called."""
+        self._waits_since: float | None = None
+        """Since when this process waits in a collective; None if it does not."""
+        self._travelling = 0
+        """Bytes of the collectives that have begun and not ended."""
         self._over = threading.Event()
         self._published = False
         """Whether this process has told the others who is lost; it then ends by itself, in order."""
@@ -74,10 +81,22 @@ class Heartbeat:
         self._over.set()
         self._thread.join(EVERY if self.rank else EVERY + LEAVES)
 
-    def count_wait(self, seconds: float) -> None:
-        """Add the time of a collective."""
-        phase = self.phase()
-        self.waited[phase] = self.waited.get(phase, 0.0) + seconds
+    @contextlib.contextmanager
+    def waiting(self, travels: int) -> Iterator[None]:
+        """A block that begins or ends a collective; its time is added to that of the phase.
+
+        Args:
+            travels: bytes that begin to travel, or less than zero for those that have arrived at its end.
+        """
+        begun = self._waits_since = time.monotonic()
+        self._travelling += max(0, travels)
+        try:
+            yield
+        finally:
+            self._waits_since = None
+            self._travelling = max(0, self._travelling + min(0, travels))
+            phase = self.phase()
+            self.waited[phase] = self.waited.get(phase, 0.0) + time.monotonic() - begun
 
     def lost(self) -> str:
         """Who is gone, after a connection has broken: waits until the silence tells."""
@@ -101,7 +120,7 @@ class Heartbeat:
                     return
                 where = "rank 0, the leader, is lost" if self.rank else "the store of the starter is lost"
                 self._die(f"{where}: its store does not answer ({str(error).splitlines()[0][:100]})")
-            if found := self._found(SILENCE):
+            if found := self._found(SILENCE) or self._stuck():
                 self._die(found)
         with contextlib.suppress(RuntimeError):  # the leader may have left before us
             self._store.set(f"sign/{self.rank}", f"{LEFT}\n{self.record()}")
@@ -120,14 +139,15 @@ class Heartbeat:
         """End this process if the store is silent: a question to a host that is frozen or cut off never returns."""
         while not self._over.wait(EVERY):
             silent = time.monotonic() - self._answered
-            if silent > SILENCE:
-                _, node, where = self._seen.get(0, ("0 ? its start", 0.0))[0].split(" ", 2)
+            if silent > SILENCE or (silent > 2 * SUSPECT and self._waits_too_long()):
+                node, _, where = _parts(self._seen.get(0, ("0 ? - its start", 0.0))[0])
                 lost = f"rank 0 on node {node} is lost or cut off from node {stores.node_name()}"
                 lost = lost if self.rank else "the store of the starter is lost"
                 self._die(f"{lost}: its store has not answered for {silent:.0f} s, last seen in {where}", told=False)
 
     def _say(self, number: int) -> None:
-        self._store.set(f"sign/{self.rank}", f"{number} {stores.node_name()} {self.status()}\n{self.record()}")
+        waits = "waits" if self._waits_since else "-"
+        self._store.set(f"sign/{self.rank}", f"{number} {stores.node_name()} {waits} {self.status()}\n{self.record()}")
 
     def _look(self) -> None:
         """Note which signs are new."""
@@ -153,8 +173,28 @@ class Heartbeat:
         if not silent:
             return ""
         since, rank, text = min(silent)
-        _, node, where = text.split(" ", 2)
+        node, _, where = _parts(text)
         return f"rank {rank} on node {node} is lost: no sign of life for {now - since:.0f} s, last seen in {where}"
+
+    def _waits_too_long(self) -> bool:
+        """Whether the present collective has taken longer than any network that is worth training over."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since > SILENCE + self._travelling / SLOWEST
+
+    def _stuck(self) -> str:
+        """In rank 0: who was heard last, if all wait in a collective and nothing arrives; empty if one of them computes."""
+        if self.rank or not self._waits_too_long():
+            return ""
+        now = time.monotonic()
+        heard = {rank: now - since for rank, (_, since) in self._seen.items()}
+        if any(not _parts(text)[1] and heard[rank] < 2 * SUSPECT for rank, (text, _) in self._seen.items()):
+            return ""
+        rank = max(heard, key=lambda rank: heard[rank])
+        node, _, where = _parts(self._seen[rank][0])
+        return (
+            f"an exchange stands still: all processes have waited for it for {SILENCE:.0f} s, so the network loses what they send; "
+            f"rank {rank} on node {node} is the one that was heard last, {heard[rank]:.0f} s ago, last seen in {where}"
+        )
 
     def _die(self, text: str, *, told: bool = True) -> None:
         """End this process at once: its main thread may wait in a collective that never ends."""
@@ -174,3 +214,9 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):
             self._store.set("lost", text)
             time.sleep(2 * EVERY)
+
+
+def _parts(sign: str) -> tuple[str, bool, str]:
+    """Of a sign of life: the node, whether the process waits in a collective, and where it is."""
+    _, node, waits, where = sign.split(" ", 3)
+    return node, waits == "waits", where

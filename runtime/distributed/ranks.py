@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,8 +82,9 @@ class Ranks:
             PeerError: if another process is gone.
         """
         begun: list[torch.distributed.Work] = []
-        self._call(lambda: begun.append(torch.distributed.all_reduce(flat, async_op=True)))
-        return lambda: self._call(begun[0].wait)
+        size = flat.numel() * flat.element_size()
+        self._call(lambda: begun.append(torch.distributed.all_reduce(flat, async_op=True)), size)
+        return lambda: self._call(begun[0].wait, -size)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
@@ -132,7 +132,7 @@ class Ranks:
         sent = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         size = int(self.all_gather([float(len(sent))])[source][0])
         sent = sent if self.number == source else torch.empty(size, dtype=torch.uint8)
-        self._call(torch.distributed.broadcast, sent, source)
+        self._call(lambda: torch.distributed.broadcast(sent, source))
         return bytes(sent.numpy()).decode()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
@@ -159,11 +159,11 @@ class Ranks:
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
         begun: list[torch.distributed.Work] = []
-        self._call(lambda: begun.append(torch.distributed.broadcast(sent, 0, async_op=True)))
+        self._call(lambda: begun.append(torch.distributed.broadcast(sent, 0, async_op=True)), len(sent))
 
         @torch.no_grad()
         def filled() -> None:
-            self._call(begun[0].wait)
+            self._call(begun[0].wait, -len(sent))
             if self.is_rank0:
                 return
             sizes = [tensor.numel() * tensor.element_size() for tensor in held]
@@ -202,15 +202,13 @@ class Ranks:
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _call(self, collective: object, *given: object) -> None:
-        begun = time.monotonic()
+    def _call(self, collective: Callable[[], object], travels: int = 0) -> None:
+        """Begin a collective, or wait for it; `travels` as in `Heartbeat.waiting`."""
         try:
-            collective(*given)  # type: ignore[operator]
+            with self.heartbeat.waiting(travels) if self.heartbeat else contextlib.nullcontext():
+                collective()
         except RuntimeError as error:
             raise self._lost(error) from None
-        finally:
-            if self.heartbeat:
-                self.heartbeat.count_wait(time.monotonic() - begun)
 
     def _lost(self, error: RuntimeError) -> PeerError:
         """Who is gone, after an exchange has failed with this error."""

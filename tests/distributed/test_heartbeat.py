@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 
+import pytest
+
+from runtime.distributed.heartbeat import Heartbeat
 from tests import ranks_start
 
 START = """
@@ -81,3 +85,35 @@ time.sleep(60)
     assert codes == [8, 8]
     assert said[0] == "written\n"
     assert "rank 1 is lost" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("waited", "travelling", "other", "heard", "stands"),
+    [
+        (50.0, 0, "waits", 1.0, True),
+        (50.0, 0, "waits", 20.0, True),
+        (50.0, 0, "-", 20.0, True),
+        # It computes, saves or decodes.
+        (50.0, 0, "-", 1.0, False),
+        # A slow link: 25 MB take 25 s more.
+        (60.0, 25_000_000, "waits", 1.0, False),
+        (80.0, 25_000_000, "waits", 1.0, True),
+        (30.0, 0, "waits", 20.0, False),
+    ],
+)
+def test_an_exchange_that_stands_still(waited: float, travelling: int, other: str, heard: float, stands: bool) -> None:
+    now = time.monotonic()
+    found = object.__new__(Heartbeat)
+    found.rank, found._waits_since, found._travelling = 0, now - waited, travelling
+    found._seen = {
+        1: ("7 node1 waits step 5, exchange", now - 0.5),
+        2: (f"9 node2 {other} step 5, exchange", now - heard),
+    }
+    said = found._stuck()
+    assert bool(said) == stands
+    if stands:
+        assert (
+            f"rank {2 if heard > 0.5 else 1} on node node{2 if heard > 0.5 else 1} is the one that was heard last"
+            in said
+        )
+        assert "last seen in step 5, exchange" in said
