@@ -62,7 +62,7 @@ def main() -> None:
     found: Found = {}
     roots = [root.resolve() for root in given.root]
     with tempfile.TemporaryDirectory() as folder:
-        requests = {job: _request(job, Path(folder)) for job in given.jobs.split(",")}
+        requests = {job: requested(job, Path(folder)) for job in given.jobs.split(",")}
         for number in range(given.rounds):
             for job, request in requests.items():
                 steps = f"train.steps={given.steps or STEPS.get(job, FEW)}"
@@ -104,7 +104,7 @@ def _spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
-def _request(job: str, folder: Path) -> list[str]:
+def requested(job: str, folder: Path) -> list[str]:
     """A job file and its overrides; writes the data."""
     if job == "images":
         noise = np.random.default_rng(0)

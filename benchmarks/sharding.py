@@ -1,9 +1,9 @@
 """The same network with whole and with divided weights: memory of all processes, and samples per second.
 
-    python -m benchmarks.sharding [--counts 2,3] [--rounds 3] [--width 256]
+    python -m benchmarks.sharding [--counts 2,3] [--rounds 3] [--layers 12] [--width 512]
 
-A network of convolutions of the digits job, so wide that weights, gradients and moments are most of its memory. The ways take
-turns; medians. Memory is that of benchmarks.processes: the largest sum over all processes while they train.
+The encoder of the reports job, so deep and wide that weights, gradients and moments are most of its memory. The ways take turns;
+medians. Memory is that of benchmarks.processes: the largest sum over all processes while they train.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.processes import MIB, ROOT, Trained, trained
+from benchmarks.processes import MIB, ROOT, Trained, requested, trained
 
 WAYS = {"whole": "false", "divided": "true"}
 
@@ -24,13 +24,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="2,3")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
     given = parser.parse_args()
     found: dict[tuple[int, str], list[Trained]] = {}
-    request = [str(ROOT / "jobs/digits.yaml"), "train.epochs=1", f"train.steps={given.steps}", "data.validation=0.01"]
-    request += [f"model.width={given.width}", "optimize.channels_last=false", "checkpoint.keep=1"]
     with tempfile.TemporaryDirectory() as folder:
+        request = [*requested("reports", Path(folder)), f"train.steps={given.steps}", "data.validation=0.01"]
+        request += [f"model.layers={given.layers}", f"model.width={given.width}", "checkpoint.keep=1"]
         for number in range(given.rounds):
             for count in map(int, given.counts.split(",")):
                 for way in list(WAYS)[:: -1 if number % 2 else 1]:
