@@ -94,7 +94,7 @@ def _table(network: Network) -> Iterator[str]:
     yield f"**{network.name}**: {network.source}; {4 * network.parameters / 1e6:,.0f} MB of gradients in fp32, {way}."
     yield ""
     links = (f"{link / 1e9:.0f} Gbit/s a node" for link in LINKS)
-    yield f"| GPUs | state in each | {' | '.join(links)} |"
+    yield f"| GPUs | weights, gradients and moments in each | {' | '.join(links)} |"
     yield "|---" * (2 + len(LINKS)) + "|"
     for gpus in GPUS:
         made = network.on(gpus)

@@ -77,8 +77,9 @@ def _measured(job: Job, runs: Path) -> scaling.OneMachine:
             4 * (result.parameters or result.trainable) + (2 if job.train.optimizer.name == "sgd" else 3) * gradients
         )
         return scaling.OneMachine(run.name, job.train.batch, step - updating, updating, gradients, state)
+    alone = "".join(f" --set limits.{key}=null" for key in ("nodes", "processes") if job.document.has(("limits", key)))
     raise SpecError(
         f"--nodes, and no finished run of {job.name} in one process is in {runs}",
         "a run on one machine, which has measured a step and counted the gradients",
-        f"train it for a moment: drivetrain train {job.document.name} --set train.steps=100 --set name={job.name}",
+        f"train it for a moment: drivetrain train {job.document.name} --set train.steps=100 --set name={job.name}{alone}",
     )

@@ -76,10 +76,10 @@ def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: b
     """The files of one address; None if they are not in the cache, and nobody may download."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
-        if job.streams(key):
-            return
         kept = _used(job, key, _splits(job, address, paths, readme))
         for split, files in kept.items():
+            if job.streams(("data", split or key[-1])):
+                continue
             one = _representative(split, files, address)
             yield from files if "" not in kept else shards.siblings(one, paths)
             if isinstance(job, ImageJob) and one.endswith(MANIFESTS):

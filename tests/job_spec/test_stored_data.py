@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from runtime.cli.main import main
+from runtime.data import load_tested
 from runtime.data.load import load as load_data
 from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
 from runtime.job import Job
@@ -93,11 +94,12 @@ def spec(folder: Path, text: str, train: str, more: str = "") -> Path:
 def content(job: Job) -> list[object]:
     """What a training would see of its data."""
     data = load_data(job)
+    load_tested.add(job, data)
     return [
         [[each.tolist() for each in split.gather(np.arange(len(split)))] for split in (data.train, data.validation)],
         {name: values.tolist() for name, values in data.train.targets.items()},
         data.heads,
-        len(data.test) if data.test else 0,
+        [data.test.split.gather(np.arange(len(data.test.split)))[0].tolist()] if data.test else [],
     ]
 
 

@@ -43,8 +43,8 @@ GPUS = ("--nodes", "2", "--device", "gpu", "--per-node", "4")
 def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(*GPUS) == 0
     out = capsys.readouterr().out
-    assert "submit it from where HF_TOKEN is set: --secret HF_TOKEN" in out
-    assert f"to submit it: sky jobs launch {folder}/tiny.sky.yaml" in out
+    assert "submit it from where HF_TOKEN is set\n" in out
+    assert f"to submit it: sky jobs launch --secret HF_TOKEN {folder}/tiny.sky.yaml" in out
     made = yaml.safe_load((folder / "tiny.sky.yaml").read_text())
     assert (made["name"], made["num_nodes"], made["volumes"]) == ("tiny", 2, {"/data": "datasets"})
     assert made["secrets"] == {"HF_TOKEN": None}

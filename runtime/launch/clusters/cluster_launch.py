@@ -29,7 +29,7 @@ class Engine(Generic[Section]):
     """Takes the job, the section, and how messages name its file; refuses what would fail there; returns lines for the user."""
     text: Callable[[ClusterJob, Section], str]
     """The content of the file."""
-    submit: Callable[[Path], list[str]]
+    submit: Callable[[ClusterJob, Path], list[str]]
     follow: Callable[[ClusterJob], str]
     """What shows its progress, for the user."""
     unseen: bool = True
@@ -76,7 +76,7 @@ def launch(request: ClusterRequest) -> int:
         print(line)
     path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
     print(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}", flush=True)
-    words = engine.submit(path)
+    words = engine.submit(work, path)
     if not request.submit:
         print(f"to submit it: {shlex.join(words)}")
         return 0

@@ -129,7 +129,7 @@ def _options(work: ClusterJob, here: NodesSite) -> list[str]:
     return [*made, *here.options]
 
 
-def submit(path: Path) -> list[str]:
+def submit(work: ClusterJob, path: Path) -> list[str]:
     """The command that runs the script."""
     return ["bash", str(path)]
 

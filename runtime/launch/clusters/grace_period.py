@@ -9,6 +9,7 @@ from runtime.job import Job
 from runtime.job.values import duration_seconds, interval
 from runtime.report.record import read
 from runtime.report.summary import Summary, summarize
+from runtime.supervisor.remote_copy.copy_child import STOPPED_REST
 from runtime.supervisor.run_folder import numbered
 from runtime.supervisor.supervisor import STOPPED_REPORT
 
@@ -25,6 +26,7 @@ def check(job: Job, runs: Path, grace: str, place: str) -> str:
     Raises:
         SpecError: if an earlier run needed longer.
     """
+    more = f"; and up to {STOPPED_REST:.0f} s for checkpoint.copy_to" if job.checkpoint.copy_to else ""
     for run in reversed(numbered(runs, job.name) if runs.is_dir() else []):
         try:
             needed = _needed(job, summarize(read(run)))
@@ -38,8 +40,8 @@ def check(job: Job, runs: Path, grace: str, place: str) -> str:
                 f"more than {needed:.0f} s; what has happened since the last checkpoint would be lost each time",
                 f"set grace: {2 * needed:.0f}s",
             )
-        return f"grace period {grace}: a step and a save took about {needed:.0f} s in {run.name}"
-    return f"grace period {grace}: not compared with a step and a save, since no earlier run of {job.name} is in {runs}"
+        return f"grace period {grace}: a step and a save took about {needed:.0f} s in {run.name}{more}"
+    return f"grace period {grace}: not compared with a step and a save, since no earlier run of {job.name} is in {runs}{more}"
 
 
 def _needed(job: Job, result: Summary) -> float | None:

@@ -214,7 +214,7 @@ def _bytes(size: str) -> str:
     return f"{math.ceil(parse_bytes(size) / 2**20)}Mi"
 
 
-def submit(path: Path) -> list[str]:
+def submit(work: ClusterJob, path: Path) -> list[str]:
     """The command that submits the manifest."""
     return ["kubectl", "create", "-f", str(path)]
 

@@ -37,8 +37,7 @@ def check(work: ClusterJob, here: SkyPilotSite, named: str) -> list[str]:
     _check_gpus(work, here, named)
     store_access.refuse_files(work, "SkyPilot")
     secrets = _secrets(work)
-    given = " ".join(f"--secret {name}" for name in secrets)
-    lines = [f"submit it from where {', '.join(secrets)} is set: {given}"] if secrets else []
+    lines = [f"submit it from where {', '.join(secrets)} is set"] if secrets else []
     return lines + store_access.missing(work, secrets)
 
 
@@ -124,9 +123,10 @@ def block(work: ClusterJob, here: SkyPilotSite) -> str:
     return "\n".join(lines) + "\n"
 
 
-def submit(path: Path) -> list[str]:
-    """The command that submits the task."""
-    return ["sky", "jobs", "launch", str(path)]
+def submit(work: ClusterJob, path: Path) -> list[str]:
+    """The command that submits the task; it takes the values of secrets from where it is called."""
+    named = [word for name in _secrets(work) for word in ("--secret", name)]
+    return ["sky", "jobs", "launch", *named, str(path)]
 
 
 def follow(work: ClusterJob) -> str:

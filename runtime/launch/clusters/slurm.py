@@ -80,7 +80,7 @@ def script(work: ClusterJob, here: SlurmSite) -> str:
     lines = [
         "#!/bin/bash",
         f"# Trains {work.job.name} on {work.node_words()}; written by `drivetrain launch --on slurm`.",
-        "# Exit codes of training decide: 0 done; 75 stopped early, queued again; 8 and kills, once more in this allocation;",
+        "# Exit codes of training decide: 0 done; 75 stopped early, queued again; 8 and kills, three attempts in this allocation;",
         "# 2 to 7 and 9 would end in the same way.",
         *(f"#SBATCH {shlex.quote(flag(name, value))}" for name, value in _options(work, here).items()),
         "",
@@ -125,6 +125,6 @@ def log(work: ClusterJob) -> str:
     return f"{work.job.name}-%j.log"
 
 
-def submit(path: Path) -> list[str]:
+def submit(work: ClusterJob, path: Path) -> list[str]:
     """The command that submits the script."""
     return ["sbatch", str(path)]

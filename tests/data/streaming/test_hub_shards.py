@@ -11,6 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from runtime.data import load_tested
 from runtime.data.images import label_form, load_streamed
 from runtime.data.load import load
 from runtime.data.loader.batches import Batches
@@ -80,6 +81,21 @@ def found(folder: Path, train: str = f"hf://datasets/{NAME}", cache: str = "") -
     path = folder / "t.yaml"
     path.write_text(JOB.format(train=train, cache=cache and f", cache: {cache}"))
     return SpecSource(path).load()
+
+
+def test_the_split_for_the_final_test_is_read_whole(hub: Hub, tmp_path: Path) -> None:
+    test = "data/test-00000-of-00001.parquet"
+    hub.files |= {
+        test: content(900),
+        "README.md": README.replace("]\n", ", {split: test, path: data/test-*}]\n", 1).encode(),
+    }
+    job = found(tmp_path)
+    assert job.data.test == f"hf://datasets/{NAME}@{COMMIT}/{test}"
+    assert set(hub.paths(".parquet")) == {f"/datasets/{NAME}/resolve/{COMMIT}/{test}"}
+    data = load(job)
+    load_tested.add(job, data)
+    assert data.test is not None
+    assert len(data.test.split) == ROWS
 
 
 def test_nothing_is_downloaded_before_it_is_needed(hub: Hub, tmp_path: Path) -> None:
