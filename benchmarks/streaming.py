@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -296,8 +297,9 @@ def epoch(spec: Path, processes: int, workers: int) -> tuple[list[str], float, i
         for rank in range(processes)
     ]
     parts, memory = [], 0.0
-    for process in started:
-        out, error = process.communicate()
+    with ThreadPoolExecutor(processes) as pool:  # one that is not read would stop at a full pipe, and the others with it
+        outputs = list(pool.map(subprocess.Popen.communicate, started))
+    for process, (out, error) in zip(started, outputs, strict=True):
         assert process.returncode == 0, error
         memory = max(memory, int(error.split()[-1]) / 1024)
         parts.append([line.split() for line in out.splitlines()])
