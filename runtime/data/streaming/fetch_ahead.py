@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from runtime.data.stateless_random import Ids
+from runtime.data.streaming import lease
 from runtime.data.streaming.fetch_width import MOST, START
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.reader import ShardReader
@@ -158,7 +159,9 @@ class FetchAhead:
             self.passed += 1
         # What is unpacked at the same time needs space, too: else it pushes out what is needed soon.
         beside = self.width * self.largest
-        room, ranks, ending = self.reader.cache.limit - beside, dict[int, int](), list[int]()
+        # Processes that look as far ahead as the whole cache reaches would push out what the others have just fetched.
+        share = self.reader.cache.limit // max(1, lease.count(self.reader.cache.folder))
+        room, ranks, ending = share - beside, dict[int, int](), list[int]()
         for first, last, shard in self.uses[self.passed :]:
             if last < self.position or shard in ranks:
                 continue

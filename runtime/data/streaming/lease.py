@@ -83,6 +83,11 @@ def needed(folder: Path) -> tuple[dict[str, int], set[str]]:
     return soon, soon.keys() - lasting
 
 
+def count(folder: Path) -> int:
+    """How many processes read; those that were killed a moment ago may be among them."""
+    return sum(1 for _ in folder.glob(f"*{SUFFIX}"))
+
+
 def unlock(handle: int) -> None:
     """Close a locked file. A worker process that was forked meanwhile has the lock too, so closing alone would not end it."""
     fcntl.flock(handle, fcntl.LOCK_UN)

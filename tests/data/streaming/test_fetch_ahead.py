@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from runtime.data.load import load
+from runtime.data.streaming.cache import ShardCache
+from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.open_stream import fetching
 from runtime.data.streaming.reader import ShardReader
 from runtime.tracking.metrics_log import MetricsLog
@@ -71,3 +73,21 @@ def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
             assert not left.path.exists()
             old(1)
     assert reader.lease is None
+
+
+def test_processes_look_ahead_into_their_share_of_the_cache(tmp_path: Path, cache: Path) -> None:
+    """Three that looked as far as all of it pushed out at their horizon what the others had just fetched: 1.3 times the data."""
+    shards.folder(tmp_path / "s", ".parquet", 24)
+    reader = reader_of(load(shards.job(tmp_path, "s")))
+    largest = max(reader.size(shard) + reader.beside(shard) for shard in reader.cached())
+    reader.cache = ShardCache(cache, 12 * largest)
+    groups = np.array_split(np.arange(int(reader.index.starts[-1])), 24)
+    with fetching(reader, groups) as advance:
+        alone = len(reader.ranks)
+        others = [Lease(cache) for _ in range(2)]
+        advance(1)
+        assert 1 < len(reader.ranks) <= alone // 3 + 1
+        for each in others:
+            each.end()
+        advance(2)
+        assert len(reader.ranks) == alone
