@@ -136,15 +136,15 @@ TRAINED = {
 }
 """The files of your-data.md, and the name of the spec that trains on each."""
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
-ON_THE_HUB = {"imdb"}
-"""Specs of data that is not on this machine: tests/pretrained/test_hub_dataset.py has a hub of its own."""
+ELSEWHERE = {"imdb", "sensors"}
+"""Specs of data that is not on this machine: test_hub_dataset.py and test_stored_data.py have a hub and a store of their own."""
 MADE_OTHERWISE = ("data/parts", "data/shards", "data/texts", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 
 
 def test_every_file_and_every_spec_is_run() -> None:
     assert set(FILES) == {file for file in TRAINED if file not in MADE_OTHERWISE} | {"new.npz"}
-    assert set(SPECS) == {name for _, name in PAIRS} | ON_THE_HUB
+    assert set(SPECS) == {name for _, name in PAIRS} | ELSEWHERE
 
 
 def job_of_images(text: str) -> bool:

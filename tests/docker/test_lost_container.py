@@ -164,7 +164,7 @@ def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: No
         remove(here)
     assert done.returncode == 0, done.stderr
     assert "network: on, for data.train: s3://bucket/tables/t.csv is in a store or on the web" in log.read_text()
-    assert json.loads((run / "result.json").read_text())["status"] == "done"
+    assert json.loads((run / "state.json").read_text())["status"] == "done"
     assert holding_files(here / "runs") == []
 
 

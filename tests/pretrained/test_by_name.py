@@ -174,7 +174,10 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
     assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
     reports.job(tmp_path)
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/job.yaml: the job needs nothing from the Hugging Face hub\n"
+    assert (
+        capsys.readouterr().out
+        == f"{tmp_path}/job.yaml: the job needs nothing from the Hugging Face hub, a store or the web\n"
+    )
 
 
 def test_fetch_of_a_name_that_is_nowhere(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

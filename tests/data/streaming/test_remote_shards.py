@@ -343,16 +343,6 @@ def test_addresses_that_cannot_be(tmp_path: Path, train: str, said: str) -> None
     assert "word" not in str(error.value).partition("user or password")[0]
 
 
-def test_addresses_need_a_stream(tmp_path: Path) -> None:
-    shards.job(tmp_path, "s3://bucket/tar")
-    text = (tmp_path / "t.yaml").read_text().replace("stream: {streams: 4, window: 2}, ", "")
-    (tmp_path / "t.yaml").write_text(text)
-    from runtime.job_spec import load as job_spec
-
-    with pytest.raises(SpecError, match=r"add `stream: true` to data"):
-        job_spec.load(tmp_path / "t.yaml")
-
-
 def test_nothing_at_an_address(tmp_path: Path, server: str) -> None:
     with pytest.raises(DataError, match=r"data.train: no shards in s3://bucket/nothing"):
         load(shards.job(tmp_path, "s3://bucket/nothing"))
