@@ -137,7 +137,7 @@ TRAINED = {
 """The files of your-data.md, and the name of the spec that trains on each."""
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
 ELSEWHERE = {"imdb", "sensors"}
-"""Specs of data that is not on this machine: test_hub_dataset.py and test_stored_data.py have a hub and a store of their own."""
+"""Specs of data that is not on this machine: pretrained/test_hub_dataset.py and job_spec/test_stored_data.py have a hub and a store of their own."""
 MADE_OTHERWISE = ("data/parts", "data/shards", "data/texts", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 

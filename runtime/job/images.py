@@ -13,6 +13,9 @@ from runtime.job.formatting import shown
 from runtime.job.job import LABEL_METRICS, Job
 from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
 
+MANIFESTS = (".csv", ".tsv", ".jsonl")
+"""Tables that name image files beside them."""
+
 
 class ImageJob(Job):
     """Keys that both image tasks share."""

@@ -202,7 +202,7 @@ class Job(Spec):
 
     def streams(self, key: tuple[str, ...]) -> bool:
         """Whether the data at a key is in shards that are fetched when they are needed."""
-        return bool(getattr(self.data, "stream", None)) and key[-1] != "test"
+        return bool(getattr(self.data, "stream", None)) and key in (("data", "train"), ("data", "validation"))
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""

@@ -21,14 +21,9 @@ def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
 
 
-def is_streamed(job: Job, key: tuple[str, ...]) -> bool:
-    """Whether what is at a key is fetched while the job trains, shard by shard."""
-    return key[0] == "data" and job.streams(key)
-
-
 def whole_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """Those that are fetched whole before the job starts."""
-    return [(key, text) for key, text in remote_paths(job) if not is_streamed(job, key)]
+    return [(key, text) for key, text in remote_paths(job) if not job.streams(key)]
 
 
 def schemes(job: Job) -> list[str]:
@@ -64,7 +59,7 @@ def problems(job: Job) -> Iterator[Problem]:
         except BadAddress as error:
             yield job.problem(key, error.given, error.possible, error.action)
             continue
-        if is_streamed(job, key) and not address.writable:
+        if job.streams(key) and not address.writable:
             yield job.problem(
                 key,
                 f"is {shown(text)}, and the files of a web server cannot be listed",

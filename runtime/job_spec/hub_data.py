@@ -14,7 +14,7 @@ from runtime.data.streaming import shard
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
 from runtime.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
-from runtime.job.images import ImageJob
+from runtime.job.images import MANIFESTS, ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
@@ -27,8 +27,6 @@ from runtime.pretrained.hub_error import HubError
 Key = tuple[str, ...]
 Say = Callable[[str], None]
 USES = {"train": "for training", "validation": "for validation", "test": "for the final test"}
-MANIFESTS = (".csv", ".tsv", ".jsonl")
-"""Tables that name image files beside them."""
 
 
 def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[HubData]]:

@@ -55,16 +55,18 @@ class SpecSource:
 
 def fetched(job: Job) -> Job:
     """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
-    from runtime.job_spec import hub_data, stored_data
-
-    return stored_data.locate(hub_data.locate(job, say)[0], say)[0]
+    return _located(job, ask=True)
 
 
 def _at_hand(job: Job) -> Job:
     """The same without asking a store again: all processes of a run read one version."""
+    return _located(job, ask=False)
+
+
+def _located(job: Job, *, ask: bool) -> Job:
     from runtime.job_spec import hub_data, stored_data
 
-    return stored_data.locate(hub_data.locate(job, say)[0])[0]
+    return stored_data.locate(hub_data.locate(job, say)[0], say if ask else None)[0]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NoReturn
 
 from runtime.data.formats import shards
 from runtime.data.streaming.shard import TAR
 from runtime.errors import DataError, DrivetrainError
 from runtime.hardware.disk_space import fetched_folder
 from runtime.job import Job, dotted
-from runtime.job.images import ImageJob
+from runtime.job.images import MANIFESTS, ImageJob
 from runtime.job.model import EarlierRun
 from runtime.job.remote_data import whole_paths
 from runtime.storage import stored_copy
@@ -23,8 +22,6 @@ from runtime.storage.stored_copy import StoredCopy
 from runtime.system.units import format_bytes
 
 Key = tuple[str, ...]
-MANIFESTS = (".csv", ".tsv", ".jsonl")
-"""Tables that name image files beside them."""
 Say = Callable[[str], None]
 
 
@@ -47,7 +44,7 @@ def locate(job: Job, say: Say | None = None) -> tuple[Job, list[StoredCopy]]:
                 stored_copy.fetch(address, cache, say, wanted(job, key)) if say else stored_copy.cached(address, cache)
             )
         except DrivetrainError as error:
-            refuse(job, key, error)
+            raise placed(job, key, error) from None
         if one is None:
             continue
         found.append(one)
@@ -91,11 +88,6 @@ def wanted(job: Job, key: Key) -> Callable[[str], bool]:
         return not (is_run and name.startswith("checkpoints/"))
 
     return needed
-
-
-def refuse(job: Job, key: Key, error: DrivetrainError) -> NoReturn:
-    """Raise an error again, with the place of a key of the spec before it."""
-    raise placed(job, key, error) from None
 
 
 def placed(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:

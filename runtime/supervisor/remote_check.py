@@ -13,7 +13,7 @@ from runtime.errors import DrivetrainError
 from runtime.job import Job, dotted, remote_data
 from runtime.job.hub_address import is_on_hub
 from runtime.job_spec import stored_data
-from runtime.storage import store_variables, stored_copy
+from runtime.storage import store_variables, stored_files
 from runtime.storage.object_store import ObjectStore, Patience
 from runtime.storage.remote_address import RemoteAddress, parse
 from runtime.storage.write_probe import check_writable
@@ -54,7 +54,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
 
 def _look(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
     """How what a job reads is tried."""
-    if remote_data.is_streamed(job, key):
+    if job.streams(key):
         return partial(_read, accepted.of_task(job))
     return partial(_find, stored_data.wanted(job, key))
 
@@ -69,7 +69,7 @@ def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
 
 def _find(wanted: Callable[[str], bool], address: RemoteAddress, key: str) -> str:
     store = ObjectStore(address.parent, PATIENCE)
-    files = stored_copy.listed(store, address, wanted)
+    files = stored_files.listed(store, address, wanted)
     store.get_range(files[0].name, 0, min(files[0].bytes, 1))
     size = format_bytes(sum(each.bytes for each in files))
     return f"{len(files):,} file{'s' * (len(files) != 1)}, {size}, found and read"

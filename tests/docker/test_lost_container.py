@@ -1,4 +1,4 @@
-"""A container that is lost with its volumes and its disk: the same command elsewhere ends with the same bits.
+"""Containers and an object store: one that is lost with its volumes and its disk ends elsewhere with the same bits.
 
 The run is started as users start it. What it was given to reach its store is in no file, log or setting.
 """

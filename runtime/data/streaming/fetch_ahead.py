@@ -23,6 +23,8 @@ from runtime.system.units import format_bytes
 
 LOOK = 0.1
 """Seconds between two looks for what can be fetched."""
+COUNT = 1.0
+"""Seconds between two looks how many processes share the cache: the folder can have thousands of files."""
 AGAIN = 5.0
 """Seconds after which a shard that could not be fetched is tried again."""
 SHARE = 4
@@ -50,6 +52,8 @@ class FetchAhead:
         taken = max((reader.size(shard) + reader.beside(shard) for shard in reader.cached()), default=1)
         self.most = min(MOST, max(START, reader.cache.limit // (SHARE * taken)))
         """Shards at the same time for which the cache has space."""
+        self.share, self.counted = 0, 0.0
+        """Bytes of the cache for this process, and when that was found out."""
         self.passed = 0
         """Uses from the beginning on that are over."""
         self.wanted: tuple[list[str], list[str]] = [], []
@@ -159,9 +163,8 @@ class FetchAhead:
             self.passed += 1
         # What is unpacked at the same time needs space, too: else it pushes out what is needed soon.
         beside = self.width * self.largest
-        # Processes that look as far ahead as the whole cache reaches would push out what the others have just fetched.
-        share = self.reader.cache.limit // max(1, lease.count(self.reader.cache.folder))
-        room, ranks, ending = share - beside, dict[int, int](), list[int]()
+        self._find_share()
+        room, ranks, ending = self.share - beside, dict[int, int](), list[int]()
         for first, last, shard in self.uses[self.passed :]:
             if last < self.position or shard in ranks:
                 continue
@@ -175,6 +178,12 @@ class FetchAhead:
         if wanted != self.wanted:
             self.wanted = wanted
             self._write()
+
+    def _find_share(self) -> None:
+        """Processes that look as far ahead as the whole cache reaches would push out what the others have just fetched."""
+        if time.monotonic() - self.counted > COUNT:
+            self.share = self.reader.cache.limit // max(1, lease.count(self.reader.cache.folder))
+            self.counted = time.monotonic()
 
 
 def uses(reader: ShardReader, groups: Sequence[Ids]) -> list[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from runtime.data.load import load
+from runtime.data.streaming import fetch_ahead
 from runtime.data.streaming.cache import ShardCache
 from runtime.data.streaming.lease import Lease
 from runtime.data.streaming.open_stream import fetching
@@ -75,8 +76,11 @@ def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
     assert reader.lease is None
 
 
-def test_processes_look_ahead_into_their_share_of_the_cache(tmp_path: Path, cache: Path) -> None:
+def test_processes_look_ahead_into_their_share_of_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three that looked as far as all of it pushed out at their horizon what the others had just fetched: 1.3 times the data."""
+    monkeypatch.setattr(fetch_ahead, "COUNT", -1.0)
     shards.folder(tmp_path / "s", ".parquet", 24)
     reader = reader_of(load(shards.job(tmp_path, "s")))
     largest = max(reader.size(shard) + reader.beside(shard) for shard in reader.cached())

@@ -1,0 +1,113 @@
+"""Tables and images at an address, and jobs that read them there."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from runtime.data import load_tested
+from runtime.data.load import load as load_data
+from runtime.job import Job
+from runtime.storage import stored_copy
+from runtime.storage.object_store import Patience
+from tests.object_store import FaultyStore
+from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+
+TABLE = """
+name: t
+task: tabular-classification
+data: {{train: "{train}", target: y{more}}}
+model: {{name: mlp}}
+train: {{epochs: 2, batch_size: 16}}
+"""
+IMAGES = """
+name: p
+task: image-classification
+data: {{train: "{train}", image_size: 8}}
+model: {{name: small-cnn, width: 4}}
+"""
+
+
+@contextmanager
+def a_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """A store, and a cache of copies below the folder; nothing is waited for long."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv(stored_copy.VERSIONS, "{}")
+    for name in ("PATIENCE", "HASTE"):
+        monkeypatch.setattr(stored_copy, name, Patience(retries=1.5, silence=1.0, connect=1.0))
+    with faulty_store(s3) as found:
+        yield found
+
+
+def table(path: Path, seed: int = 0, rows: int = 80) -> Path:
+    values = np.random.default_rng(seed).normal(size=(rows, 2))
+    lines = [f"{a:.5f},{b:.5f},{'yes' if a > b else 'no'}" for a, b in values]
+    path.write_text("\n".join(["a,b,y", *lines]) + "\n")
+    return path
+
+
+def photos(folder: Path, count: int = 6) -> Path:
+    for split in ("train", "val", "test"):
+        for label in ("bright", "dark"):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((8, 8, 3), 40 * (label == "bright") + number, np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{number}.png")
+    return folder
+
+
+def put_folder(place: str, folder: Path) -> None:
+    store = opened(place)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.put(str(path.relative_to(folder)), path.read_bytes())
+
+
+def spec(folder: Path, text: str, train: str, more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "t.yaml"
+    path.write_text(text.format(train=train, more=more))
+    return path
+
+
+def content(job: Job) -> list[object]:
+    """What a training would see of its data."""
+    data = load_data(job)
+    load_tested.add(job, data)
+    return [
+        [[each.tolist() for each in split.gather(np.arange(len(split)))] for split in (data.train, data.validation)],
+        {name: values.tolist() for name, values in data.train.targets.items()},
+        data.heads,
+        [data.test.split.gather(np.arange(len(data.test.split)))[0].tolist()] if data.test else [],
+    ]
+
+
+class web:
+    """A web server with the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        handler = functools.partial(Quiet, directory=str(folder))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def __exit__(self, *error: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words: object) -> None:
+        pass
