@@ -81,13 +81,17 @@ def confusion(classes: list[str]) -> dict[str, Any]:
     return {"classes": classes, "matrix": matrix}
 
 
+BEST_METRICS = {"validation/loss": 0.0587, "validation/accuracy": 0.9861, "validation/f1": 0.9858}
+"""Of the model; the last epoch is a little worse."""
+
+
 def result(classes: list[str]) -> dict[str, Any]:
     return {
         "steps": STEPS,
         "epochs": 12,
         "seconds": 41.6,
         "samples_per_second": 518.3,
-        "best": {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11},
+        "best": {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11, "metrics": BEST_METRICS},
         "last": {"validation/loss": 0.0642, "validation/accuracy": 0.9833, "validation/f1": 0.9829},
         "confusion": {"": confusion(classes)},
         "peak_memory": 620_000_000,

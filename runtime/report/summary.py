@@ -25,6 +25,8 @@ class Best:
     value: float
     step: int | None
     epoch: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics of the evaluation that gave it, which are those of the model; empty if they were not recorded."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Summary:
     def to_json(self) -> dict[str, object]:
         """Plain JSON data."""
         return asdict(self)
+
+    def evaluation(self) -> tuple[Mapping[str, float], str]:
+        """Metrics, and of what they are: of the model, or of the last epoch if the run has recorded none of a model."""
+        metrics = self.best.metrics if self.best else {}
+        return (metrics, "model") if metrics else (self.last, "last epoch")
 
     def meaning(self) -> str:
         """The meaning of the exit code."""
@@ -114,7 +121,8 @@ def summarize(record: Record) -> Summary:
 def _best(record: Record) -> Best | None:
     best = record.result.get("best")
     if isinstance(best, Mapping) and (value := number(best, "value")) is not None:
-        return Best(shown(best.get("metric")), value, _whole(best, "step"), number(best, "epoch"))
+        metrics = _numbers(best.get("metrics"))
+        return Best(shown(best.get("metric")), value, _whole(best, "step"), number(best, "epoch"), metrics)
     metric = _watched(record)
     series = record.metrics.get(metric) if metric else None
     if not metric or not series:

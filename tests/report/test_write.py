@@ -17,7 +17,7 @@ from runtime import optimizations
 from runtime.report.__main__ import main
 from runtime.report.write import write
 from tests.paths import ROOT
-from tests.report_folder import STEPS, change, confusion, make, rows
+from tests.report_folder import BEST_METRICS, STEPS, change, confusion, make, rows
 from tests.report_page import page_of
 
 
@@ -91,7 +91,8 @@ def test_time_outside_of_all_phases_is_shown(finished: Path) -> None:
 
 def test_json(finished: Path) -> None:
     data = json.loads((finished / "report.json").read_text(encoding="utf-8"))
-    assert data["best"] == {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
+    chosen = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
+    assert data["best"] == chosen | {"metrics": BEST_METRICS}
     assert (data["status"], data["exit_code"], data["exit_meaning"]) == ("done", 0, "done")
     assert data["differences"] == ["allocator"]
     assert data["curves"]["validation/accuracy"][-1][0] == STEPS

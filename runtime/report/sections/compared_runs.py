@@ -88,8 +88,12 @@ def _results(entries: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
             f"best {metric}",
             (number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries),
         )
-    for name in dict.fromkeys(name for s in summaries for name in s.last):
-        yield row(f"last {name}", (number(s.last[name]) if name in s.last else ABSENT for s in summaries))
+    evaluations = [
+        {f"{name} ({source})": value for name, value in metrics.items()}
+        for metrics, source in (s.evaluation() for s in summaries)
+    ]
+    for name in dict.fromkeys(name for each in evaluations for name in each):
+        yield row(name, (number(each[name]) if name in each else ABSENT for each in evaluations))
     for name in dict.fromkeys(name for s in summaries for name in s.test):
         yield row(name, (number(s.test[name]) if name in s.test else ABSENT for s in summaries))
     yield row("time", (duration(s.seconds) for s in summaries))

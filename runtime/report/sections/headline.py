@@ -85,7 +85,9 @@ def _tiles(summary: Summary, record: Record) -> list[Tile]:
         frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
         remark = "all trainable" if not frozen else f"{number(summary.trainable)} trainable"
         tiles.append(Tile("parameters", number(summary.parameters), remark))
-    return tiles + [Tile(name, number(value), "last") for name, value in summary.last.items()]
+    # Beside a model stand its own metrics; the last epoch can be worse or better.
+    metrics, remark = summary.evaluation()
+    return tiles + [Tile(name, number(value), remark) for name, value in metrics.items()]
 
 
 def _memory(summary: Summary, record: Record) -> Tile:
