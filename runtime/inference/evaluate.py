@@ -14,7 +14,7 @@ from runtime.hardware import device_check
 from runtime.inference import evaluation_folder, thread_limits
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.labels import HEADER, LabelTable, label_tables
-from runtime.system.files import read_json
+from runtime.system.run_files import RunFiles
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def stored_job(run: Path, *, download: bool = True) -> Job:
             "your own labeled data",
             "pass it with --data PATH",
         )
-    source = (read_json(run / "state.json") or {}).get("source", "")
+    source = RunFiles(run).read_object("state.json").get("source", "")
     try:
         return job_spec.load(written, folder=Path(source).parent, locate=fetched if download else None)
     except DataError as error:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runtime.errors import CheckpointError
-from runtime.system.files import read_json, write_json
+from runtime.system.run_files import RunFiles
 
 FILE = "extension.json"
 
@@ -33,9 +33,9 @@ def read(folder: Path) -> Extension | None:
     Raises:
         CheckpointError: if the record is damaged. Without it the schedule would count from the wrong step.
     """
-    if not (folder / FILE).exists():
+    if not RunFiles(folder).is_file(FILE):
         return None
-    found = read_json(folder / FILE)
+    found = RunFiles(folder).read_json(FILE)
     kinds = {"run": str, "step": int, "epoch": int, "schedule": str, "origin": int}
     if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != kinds:
         raise CheckpointError(
@@ -52,7 +52,7 @@ def write(folder: Path, extension: Extension) -> None:
     Raises:
         StorageError: if that fails.
     """
-    write_json(folder / FILE, asdict(extension))
+    RunFiles(folder).write_json(FILE, asdict(extension))
 
 
 def unfinished(folder: Path) -> str:

@@ -15,6 +15,7 @@ from runtime.data.custom import user_code
 from runtime.errors import CheckpointError
 from runtime.pretrained.earlier_run import CONFIG
 from runtime.system.files import is_private, read_json, sha256
+from runtime.system.run_files import RunFiles
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
@@ -81,7 +82,7 @@ def agreed(model: Path, *, consent: bool = False) -> dict[str, str]:
     Raises:
         CheckpointError: if it may not be run.
     """
-    config = read_json(model / CONFIG)
+    config = RunFiles(model).read_json(CONFIG)
     digests = config.get("code") if isinstance(config, dict) else None
     digests = digests if isinstance(digests, dict) else {}
     stored(model, digests, consent=consent)

@@ -23,7 +23,8 @@ from runtime.models import safetensors_file
 from runtime.models.builders import BUILDERS
 from runtime.models.networks import user_network
 from runtime.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
-from runtime.system.files import read_json, storage_error, sync_folder, write_json
+from runtime.system.files import read_json, storage_error, sync_folder
+from runtime.system.run_files import RunFiles, refuse_links
 from runtime.system.version import VERSION
 
 FORMAT = 1
@@ -67,7 +68,7 @@ def commit(
         for name, content in code.items():
             (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / "code" / name).write_bytes(content)
-        write_json(beside / CONFIG, {"format": FORMAT, "drivetrain": VERSION, **config})
+        RunFiles(beside).write_json(CONFIG, {"format": FORMAT, "drivetrain": VERSION, **config})
         if final.exists():
             shutil.rmtree(final)
         beside.rename(final)
@@ -82,9 +83,10 @@ def find(path: Path) -> Path:
     """The model folder in a run folder, or the path itself if it is one.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is none, or a link is in it.
     """
     if folder := model_folder(path):
+        refuse_links(folder)
         return folder
     given = f"{path} has no trained model"
     if not path.is_dir():
@@ -125,7 +127,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / CONFIG)
+    config = RunFiles(folder).read_json(CONFIG)
     if not isinstance(config, dict):
         _refuse(folder, f"{CONFIG} is incomplete")
     if config.get("format") != FORMAT:

@@ -14,7 +14,8 @@ from runtime.job.model import EarlierRun, Freeze
 from runtime.job.user_files import nearest_path
 from runtime.pretrained import families
 from runtime.storage.remote_address import is_remote
-from runtime.system.files import read_json
+from runtime.system import run_files
+from runtime.system.run_files import RunFiles
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
@@ -65,7 +66,7 @@ def find(job: Job) -> EarlierModel | None:
     if not isinstance(spec, EarlierRun):
         return None
     folder = _folder(job, spec.name)
-    config = read_json(folder / CONFIG)
+    config = RunFiles(folder).read_json(CONFIG)
     damaged = [
         name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
     ]
@@ -108,6 +109,8 @@ def model_folder(path: Path) -> Path | None:
 def _folder(job: Job, name: str) -> Path:
     given = job.resolve(name)
     if folder := model_folder(given):
+        if link := next(run_files.links(folder), None):
+            _refuse(job, link, run_files.POSSIBLE, run_files.ACTION)
         return folder
     if given.is_file():
         _refuse(
@@ -132,7 +135,7 @@ def _folder(job: Job, name: str) -> Path:
             or "correct the path; it is relative to the job's folder, then to the working folder",
         )
     if (given / "state.json").exists():
-        status = (read_json(given / "state.json") or {}).get("status", "broken")
+        status = RunFiles(given).read_object("state.json").get("status", "broken")
         _refuse(
             job, f"{given} has no trained model: the run is {status}", POSSIBLE, "finish that run, or use another one"
         )

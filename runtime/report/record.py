@@ -14,6 +14,7 @@ from runtime.plan.plan import Decision, Plan
 from runtime.report.formatting import clean
 from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json, parse_row
+from runtime.system.run_files import RunFiles
 from runtime.tracking import rank_record
 from runtime.tracking.rank_record import RankRecord
 
@@ -117,7 +118,7 @@ def _gap(record: Record, path: Path, wrong: str, lost: str | None = None) -> Non
 
 def _text(record: Record, path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return RunFiles(path.parent).read_text(path.name, errors="replace")
     except FileNotFoundError:
         _gap(record, path, "missing")
     except OSError as error:
@@ -144,7 +145,7 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
     bad: list[int] = []
     line = 0
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with RunFiles(path.parent).open(path.name, errors="replace") as file:
             for line, text in enumerate(file, start=1):
                 row = parse_row(text)
                 if row is None:

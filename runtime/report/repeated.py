@@ -13,7 +13,8 @@ from runtime.report.formatting import aligned, clean, duration, number, plain, s
 from runtime.report.record import read
 from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
 from runtime.report.summary import summarize
-from runtime.system.files import make_folder, write_json, write_text
+from runtime.system.files import make_folder
+from runtime.system.run_files import RunFiles
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     spreads, left_out = list(_spreads(entries)), list(_left_out(entries))
     head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
     make_folder(folder)
-    write_json(folder / "repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
-    write_text(folder / "repeat.md", clean(markdown(head, below)))
-    write_text(folder / "repeat.html", clean(page(head, below)))
+    RunFiles(folder).write_json("repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
+    RunFiles(folder).write_text("repeat.md", clean(markdown(head, below)))
+    RunFiles(folder).write_text("repeat.html", clean(page(head, below)))
     return Repetition(tuple(spreads), tuple(left_out))
 
 

@@ -14,7 +14,7 @@ from runtime.job.sweep import Parameter
 from runtime.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
 from runtime.report.formatting import aligned, clean, duration, number, plain, shown
 from runtime.report.sections.compared_runs import ABSENT
-from runtime.system.files import write_json, write_text
+from runtime.system.run_files import RunFiles
 
 State = Literal["done", "ended early", "failed"]
 KINDS = (("ended early", Tone.QUIET), ("done", Tone.PLAIN), ("best", Tone.GOOD))
@@ -104,9 +104,9 @@ def write(folder: Path, result: SweepResult) -> None:
     from runtime.report.render.page import page
 
     head, below = _headline(result), _sections(result)
-    write_json(folder / "sweep.json", plain(_data(result)))
-    write_text(folder / "sweep.md", clean(markdown(head, below)))
-    write_text(folder / "sweep.html", clean(page(head, below)))
+    RunFiles(folder).write_json("sweep.json", plain(_data(result)))
+    RunFiles(folder).write_text("sweep.md", clean(markdown(head, below)))
+    RunFiles(folder).write_text("sweep.html", clean(page(head, below)))
 
 
 def _data(result: SweepResult) -> dict[str, object]:

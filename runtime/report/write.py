@@ -23,7 +23,7 @@ from runtime.report.sections.body import sections
 from runtime.report.sections.headline import alerts, headline
 from runtime.report.sections.plan import differences
 from runtime.report.summary import Summary, summarize
-from runtime.system.files import write_json, write_text
+from runtime.system.run_files import RunFiles
 
 __all__ = ["write"]
 
@@ -38,11 +38,11 @@ def write(run: Path) -> None:
     record = read(run)
     summary = summarize(record)
     head, below = headline(record, summary), sections(record, summary)
-    write_json(run / "report.json", plain(_data(record, summary)))
-    write_text(run / "report.md", clean(markdown(head, below)))
-    write_text(run / "report.html", clean(page(head, below)))
+    RunFiles(run).write_json("report.json", plain(_data(record, summary)))
+    RunFiles(run).write_text("report.md", clean(markdown(head, below)))
+    RunFiles(run).write_text("report.html", clean(page(head, below)))
     if card := model_card.model_card(record, summary):
-        write_text(run / model_card.FILE, clean(card))
+        RunFiles(run).write_text(model_card.FILE, clean(card))
 
 
 def _data(record: Record, summary: Summary) -> dict[str, object]:

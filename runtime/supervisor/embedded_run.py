@@ -34,7 +34,7 @@ from runtime.plan.effective_plan import PlanRequest
 from runtime.supervisor import embedded_call, embedded_parts, extended_run, host_process, run_folder, run_lifecycle
 from runtime.supervisor.extended_run import ExtendRequest
 from runtime.system.console import say
-from runtime.system.files import read_json
+from runtime.system.run_files import RunFiles
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.tracking import tracker_child
 from runtime.training import effective_settings
@@ -235,7 +235,7 @@ def _assembled(call: Call, machine: Hardware, place: run_folder.RunFolder, datas
 
 def _finished(call: Call, folder: Path, reason: str) -> Trained:
     """Load the best weights into the network, and call `on_end`."""
-    done = read_json(folder / "result.json")
+    done = RunFiles(folder).read_json("result.json")
     call.model.load_state_dict(safetensors.torch.load_file(folder / "model" / "model.safetensors"))
     call.model.eval()
     best, train = done["best"], call.job.train

@@ -25,7 +25,8 @@ from runtime.supervisor.finished_run import MAY_CHANGE, FinishedRun
 from runtime.supervisor.run_folder import RECORDS, RunFolder
 from runtime.supervisor.spec_difference import difference, spec_text, stored_job
 from runtime.system.console import say
-from runtime.system.files import make_folder, read_json, sha256, storage_error, sync_folder, write_json, write_text
+from runtime.system.files import make_folder, sha256, storage_error, sync_folder
+from runtime.system.run_files import RunFiles, refuse_links
 from runtime.tracking.event_log import EventLog
 from runtime.training.checkpoints.manifest import MANIFEST, verify
 
@@ -53,11 +54,12 @@ def open_extended(
         Busy: if another process is extending a run of this name, or training in the unfinished one.
     """
     make_folder(runs)
+    refuse_links(request.run)
     last = None if new else run_folder.unfinished(runs, job.name)
     if last and last.resolve() != request.run.resolve():
         return _resumed(runs, last, job, request)
     done = finished_run.find(request.run, job)
-    state = read_json(done.path / "state.json")
+    state = RunFiles(done.path).read_json("state.json")
     requested = asked.resumed(done.path, state, effective_plan.plan_of(done.path), under_another_plan(request))
     extension = extension_rules.decide(done, job, restart=request.restart)
     return _begun(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan}, after)
@@ -99,11 +101,11 @@ def _begun(
                 shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
         _copy(done, beside, extension_rules.kept_watch(done, job, extension))
         records.write(beside, extension)
-        write_json(beside / "state.json", {"status": "stopped", "attempts": 0, **requested})
+        RunFiles(beside).write_json("state.json", {"status": "stopped", "attempts": 0, **requested})
         events = EventLog(beside)
         for line in extension_rules.told(done, job, extension, path.name):
             events.add("extend", line, extension.step)
-        write_text(beside / "job.yaml", spec_text(job))
+        RunFiles(beside).write_text("job.yaml", spec_text(job))
         beside.rename(path)
         sync_folder(runs)
     except (OSError, StorageError) as error:
@@ -126,10 +128,10 @@ def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
     _copy_files(done.checkpoint, copy)
     if watch != done.state["watch"]:
         # As checkpoint.save writes it: not write_json, which would not keep infinity.
-        write_text(copy / "state.json", json.dumps({**done.state, "watch": watch}, indent=1) + "\n")
-        manifest = read_json(copy / MANIFEST)
+        RunFiles(copy).write_text("state.json", json.dumps({**done.state, "watch": watch}, indent=1) + "\n")
+        manifest = RunFiles(copy).read_json(MANIFEST)
         entry = {"bytes": (copy / "state.json").stat().st_size, "sha256": sha256(copy / "state.json")}
-        write_json(copy / MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
+        RunFiles(copy).write_json(MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
     for file in to.rglob("*"):
         _sync(file)
 
@@ -179,7 +181,7 @@ def offer(runs: Path, job: Job, command: str) -> str | None:
         return None  # its spec cannot be read, so nothing is known about it
     if before is None or (job.train.epochs, job.train.steps) == (before.train.epochs, before.train.steps):
         return None
-    done = read_json(last / "result.json")
+    done = RunFiles(last).read_json("result.json")
     epochs = done.get("epochs") if isinstance(done, dict) else None
     stopped_early = before.train.steps is None and epochs != before.train.epochs
     if not isinstance(epochs, int) or stopped_early or job.train.epochs < epochs:

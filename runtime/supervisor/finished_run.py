@@ -12,7 +12,8 @@ from runtime.job_spec.yaml_file import parse
 from runtime.supervisor import run_folder
 from runtime.supervisor.spec_difference import FREE, difference, stored_job
 from runtime.system.console import say
-from runtime.system.files import parse_json, read_json
+from runtime.system.files import parse_json
+from runtime.system.run_files import RunFiles
 from runtime.training.checkpoints.manifest import is_divided, listed, verify
 
 MAY_CHANGE = (
@@ -50,7 +51,7 @@ class FinishedRun:
 
     def within_epoch(self) -> bool:
         """Whether `train.steps` ended the run within an epoch."""
-        ahead = read_json(self.path / "progress.json")
+        ahead = RunFiles(self.path).read_json("progress.json")
         each = ahead.get("steps_per_epoch") if isinstance(ahead, dict) else None
         ended = self.job.train.steps is not None and self.step >= self.job.train.steps
         return ended and not (isinstance(each, int) and each > 0 and self.step % each == 0)
@@ -79,7 +80,7 @@ def find(path: Path, job: Job) -> FinishedRun:
             "undo the change, or train without --extend; model: {from: FOLDER} starts a new training from its model",
         )
     checkpoint = _checkpoint(path)
-    return FinishedRun(path, before, checkpoint, parse_json((checkpoint / "state.json").read_text(encoding="utf-8")))
+    return FinishedRun(path, before, checkpoint, parse_json(RunFiles(checkpoint).read_text("state.json")))
 
 
 def _check_finished(path: Path) -> None:
@@ -87,7 +88,7 @@ def _check_finished(path: Path) -> None:
     if status == "done":
         return
     try:
-        epochs = parse((path / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data["train"]["epochs"]
+        epochs = parse(RunFiles(path).read_text("job.yaml"), "job.yaml").data["train"]["epochs"]
         again = f"train it to its end first: the same command without --extend, with --set train.epochs={int(epochs)}"
     except (DrivetrainError, LookupError, TypeError, ValueError):
         again = "train it to its end first: `drivetrain train JOB` resumes it"

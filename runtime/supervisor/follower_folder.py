@@ -12,7 +12,8 @@ from pathlib import Path
 from runtime.job import Job
 from runtime.supervisor.run_folder import LOCK, RunFolder, lock_folder
 from runtime.supervisor.spec_difference import spec_text
-from runtime.system.files import make_folder, storage_error, write_text
+from runtime.system.files import make_folder, storage_error
+from runtime.system.run_files import RunFiles
 
 FOLDER = "followers"
 
@@ -33,7 +34,7 @@ def opened(runs: Path, job: Job, index: int) -> RunFolder:
                 shutil.rmtree(rest)
             elif rest.name != LOCK:
                 rest.unlink()
-        write_text(path / "job.yaml", spec_text(job))
+        RunFiles(path).write_text("job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)

@@ -10,6 +10,7 @@ from runtime.job import Job
 from runtime.job.hub_address import HubAddress, parse
 from runtime.supervisor import run_folder
 from runtime.system.console import say
+from runtime.system.run_files import RunFiles
 
 
 def kept(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
@@ -61,7 +62,7 @@ def _value(job: Job, key: tuple[str, ...]) -> object:
 def _addresses(run: Path) -> dict[str, HubAddress]:
     """The data of a run on the hub, by key of `data:`; none if its spec cannot be read, which is reported elsewhere."""
     try:
-        spec = yaml.safe_load((run / "job.yaml").read_text(encoding="utf-8"))
+        spec = yaml.safe_load(RunFiles(run).read_text("job.yaml"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     data = spec.get("data") if isinstance(spec, dict) else None

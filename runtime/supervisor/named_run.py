@@ -10,6 +10,7 @@ from runtime.storage.remote_address import BadAddress, RemoteAddress, is_remote
 from runtime.storage.remote_address import parse as parse_address
 from runtime.supervisor.remote_copy import cached_run
 from runtime.system.installation import TRAIN_CPU
+from runtime.system.run_files import refuse_links
 
 RUNS = Path("runs")
 SWEEP = "sweep.yaml"
@@ -59,9 +60,10 @@ def existing(path: Path) -> Path:
     """The path, if it exists.
 
     Raises:
-        CheckpointError: if it does not, with the run whose name is most similar.
+        CheckpointError: if it does not, with the run whose name is most similar; or if a link is in it.
     """
     if path.exists():
+        refuse_links(path)
         return path
     known = [run.name for run in by_age()]
     here = (

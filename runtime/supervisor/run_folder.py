@@ -14,7 +14,8 @@ from runtime.errors import Busy, CheckpointError, DataError, SpecError
 from runtime.job import Job
 from runtime.supervisor.spec_difference import difference, spec_text
 from runtime.system import file_lock
-from runtime.system.files import make_folder, read_json, storage_error, write_text
+from runtime.system.files import make_folder, storage_error
+from runtime.system.run_files import RunFiles, refuse_links
 
 RECORDS = (
     "plan.json",
@@ -62,7 +63,7 @@ class RunFolder:
 
     def state(self) -> dict[str, Any]:
         """The state that the supervisor wrote last."""
-        return read_json(self.path / "state.json") or {}
+        return RunFiles(self.path).read_object("state.json")
 
 
 def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunFolder:
@@ -77,7 +78,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     Raises:
         StorageError: if the folder cannot be written.
         Busy: if another process is training in it.
-        CheckpointError: if the unfinished run was started with another spec.
+        CheckpointError: if the unfinished run was started with another spec, or a link is in its folder.
     """
     make_folder(runs)
     last = None if new else unfinished(runs, job.name)
@@ -91,16 +92,23 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     path = next_path(runs, job.name, after)
     try:
         path.mkdir()
-        write_text(path / "job.yaml", spec_text(job))
+        RunFiles(path).write_text("job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock_folder(path))
 
 
 def unfinished(runs: Path, name: str) -> Path | None:
-    """The last run folder of a name, if its run has not finished."""
+    """The last run folder of a name, if its run has not finished.
+
+    Raises:
+        CheckpointError: if a link is in it.
+    """
     last = next(reversed(numbered(runs, name)), None)
-    return last if last and _of_a_run(last) and status(last) != "done" else None
+    if last is None or status(last) == "done":
+        return None
+    refuse_links(last)
+    return last if _of_a_run(last) else None
 
 
 def finished(runs: Path, job: Job) -> Path | None:
@@ -112,7 +120,7 @@ def finished(runs: Path, job: Job) -> Path | None:
 
 def status(path: Path) -> str | None:
     """The status of a run: running, done, stopped or failed; None if nothing recorded it."""
-    state = read_json(path / "state.json")
+    state = RunFiles(path).read_json("state.json")
     return state.get("status") if isinstance(state, dict) else None
 
 
@@ -144,7 +152,7 @@ def _anew(path: Path, job: Job, lock: int) -> RunFolder:
             else:
                 rest.unlink(missing_ok=True)
         _sweep(path)
-        write_text(path / "job.yaml", spec_text(job))
+        RunFiles(path).write_text("job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)
@@ -158,7 +166,7 @@ def _of_a_run(path: Path) -> bool:
 
 def _is_untrained(path: Path) -> bool:
     """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
-    code = (read_json(path / "state.json") or {}).get("exit_code")
+    code = RunFiles(path).read_object("state.json").get("exit_code")
     begun = any((path / name).exists() for name in ("checkpoints", "metrics.jsonl"))
     return code in (SpecError.exit_code, DataError.exit_code) and not begun
 
@@ -189,7 +197,7 @@ def lock_folder(path: Path) -> int:
         Busy: if another process holds the lock.
     """
     try:
-        handle = file_lock.acquire(path / LOCK, PATIENCE)
+        handle = file_lock.acquire(LOCK, PATIENCE, RunFiles(path).open_handle)
     except OSError as error:
         raise storage_error(path, error) from None
     if handle is None:

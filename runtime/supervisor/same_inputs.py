@@ -11,7 +11,8 @@ from runtime.data.custom import user_code
 from runtime.errors import CheckpointError
 from runtime.job import Job
 from runtime.job.formatting import dotted
-from runtime.system.files import read_json, sha256
+from runtime.system.files import sha256
+from runtime.system.run_files import RunFiles
 
 
 def changed(run: Path, job: Job, free: Collection[str] = ()) -> str:
@@ -88,12 +89,12 @@ def _data(run: Path) -> dict[str, Any]:
 
 
 def _record(run: Path, part: str) -> dict[str, Any]:
-    record = read_json(run / "data.json")
+    record = RunFiles(run).read_json("data.json")
     found = record.get(part) if isinstance(record, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def _code(run: Path) -> dict[str, str]:
     """The digests of the user's code by file name; empty without such code."""
-    record = read_json(run / user_code.RECORD)
+    record = RunFiles(run).read_json(user_code.RECORD)
     return record if isinstance(record, dict) else {}

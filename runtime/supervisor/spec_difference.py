@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from runtime.job import Job
 from runtime.job_spec.yaml_file import dump, parse
-from runtime.system.files import storage_error, write_text
+from runtime.system.files import storage_error
+from runtime.system.run_files import RunFiles
 
 # Keys that may change on a resume: they affect neither which weights are kept nor the training, but for its rounding.
 FREE = (
@@ -51,9 +52,9 @@ def difference(
         name: of the file with its spec.
     """
     try:
-        stored = (path / name).read_text(encoding="utf-8")
+        stored = RunFiles(path).read_text(name)
     except FileNotFoundError:  # killed before it was written
-        write_text(path / name, spec_text(job))
+        RunFiles(path).write_text(name, spec_text(job))
         return []
     except OSError as error:
         raise storage_error(path / name, error) from None
@@ -80,7 +81,7 @@ def stored_job(path: Path, job: Job) -> Job | None:
         OSError: if it cannot be read.
     """
     try:
-        return type(job).model_validate(parse((path / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data)
+        return type(job).model_validate(parse(RunFiles(path).read_text("job.yaml"), "job.yaml").data)
     except ValidationError:
         return None
 

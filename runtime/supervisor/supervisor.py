@@ -35,7 +35,7 @@ from runtime.supervisor.trainer_death import avoidable
 from runtime.system import child_process, exit_codes, signals
 from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 from runtime.tracking import tracker_child
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, kernel_crash
@@ -179,7 +179,7 @@ def _attempts(
     start = functools.partial(_trainers, place=place) if place else _trainers
     with signals.forwarding() as forward:
         while True:
-            write_json(run.path / "plan.json", plan.to_json())
+            RunFiles(run.path).write_json("plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
             code = start(request, count, plan.environment(machine), forward, run, words)
             # The trainer has finalized the plan since, and may have measured.

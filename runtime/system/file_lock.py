@@ -5,26 +5,28 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 EVERY = 0.1
 """Seconds between two attempts."""
 
 
-def acquire(path: Path, patience: float) -> int | None:
+def acquire(path: Path | str, patience: float, open_file: Callable[..., int] = os.open) -> int | None:
     """Lock a file, which is made if it is missing; returns the open file that holds the lock until it is closed.
 
     Args:
         path: the file.
         patience: seconds to wait for another process.
+        open_file: opens it, as `os.open` does.
 
     Returns:
         None if another process still holds it then.
 
     Raises:
-        OSError: if the file cannot be opened.
+        OSError: if the file cannot be opened, or is a symbolic link.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     end = time.monotonic() + patience
     while True:
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,22 +44,52 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         StorageError: if the folder cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    write_beside(lambda: (os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), path.name), path, text)
+
+
+def write_beside(open_parent: Callable[[], tuple[int, str]], path: Path, text: str) -> None:
+    """Write a text to a new file in an open folder, and rename that to the file's name.
+
+    Args:
+        open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
+        path: the file, for the error message.
+        text: the content.
+
+    Raises:
+        StorageError: if that fails.
+    """
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        folder, name = open_parent()
+    except OSError as error:
+        raise storage_error(path, error) from None
+    beside = f".{name}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
+        # It must be new: a link of this name would lead elsewhere.
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
-        sync_folder(path.parent)
+        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink(beside, dir_fd=folder)
         raise storage_error(path, error) from None
+    finally:
+        os.close(folder)
 
 
 def write_json(path: Path, data: object) -> None:
     """Write indented JSON atomically; NaN becomes null."""
-    write_text(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, to_json(data))
+
+
+def to_json(data: object) -> str:
+    """Indented JSON with a line break at its end; NaN becomes null."""
+    return json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: object) -> object:

@@ -6,12 +6,16 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from runtime.system.run_files import RunFiles
+
+FILE = "events.jsonl"
+
 
 class EventLog:
     """Appends one row per event."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "events.jsonl"
+        self.files = RunFiles(folder)
 
     def add(self, kind: str, text: str, step: int | None = None) -> None:
         """Print and store an event; if the disk is full, it is only printed."""
@@ -22,7 +26,6 @@ class EventLog:
         """Store an event that was printed already."""
         row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            self.files.append(FILE, json.dumps(row) + "\n")
         except OSError as error:
-            print(f"{kind}: not kept in {self.path.name}: {error.strerror}", flush=True)
+            print(f"{kind}: not kept in {FILE}: {error.strerror}", flush=True)

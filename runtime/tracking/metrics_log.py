@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.system.files import read_lines, storage_error, write_text
+from runtime.system.files import storage_error
+from runtime.system.run_files import RunFiles
 from runtime.tracking.tensorboard import TensorBoardWriter
 
+FILE = "metrics.jsonl"
 FLUSH_EVERY = 1.0
 """Seconds between two flushes; a write per step would take longer than the step of a small network."""
 
@@ -34,7 +36,7 @@ class MetricsLog:
         Raises:
             StorageError: if they cannot be opened.
         """
-        self.path = folder / "metrics.jsonl"
+        self.files = RunFiles(folder)
         self.pending: list[str] = []
         self.board = TensorBoardWriter(folder / "tensorboard", after, tell)
         self.trouble: str | None = None
@@ -45,17 +47,17 @@ class MetricsLog:
 
     def _open(self) -> None:
         try:
-            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            self.handle = self.files.open_handle(FILE, os.O_WRONLY | os.O_CREAT)
             self.size = os.lseek(self.handle, 0, os.SEEK_END)
         except OSError as error:
-            raise storage_error(self.path, error) from None
+            raise storage_error(self.files.path / FILE, error) from None
 
     def cut(self, after: int, epoch: int) -> None:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in read_lines(self.path) if _stays(row, after, epoch)]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        rows = [row for row in self.files.read_rows(FILE) if _stays(row, after, epoch)]
+        self.files.write_text(FILE, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
     def write(self, step: int, epoch: int, values: Mapping[str, float], *, batch: str = "") -> None:

@@ -64,14 +64,10 @@ class MlflowServer:
             raise self._stranger()
         return found
 
-    def put(self, path: str, file: Path) -> None:
-        """Send a file, unless it is gone."""
+    def put(self, path: str, content: bytes) -> None:
+        """Send a file."""
         address = f"{self.address}/api/2.0/mlflow-artifacts/artifacts/{quote(path)}"
-        try:
-            data = file.read_bytes()
-        except OSError:
-            return  # removed meanwhile
-        self._open(Request(address, data, {"Content-Type": "application/octet-stream"}, method="PUT"))
+        self._open(Request(address, content, {"Content-Type": "application/octet-stream"}, method="PUT"))
 
     def _open(self, request: Request) -> bytes:
         request.add_header("User-Agent", f"drivetrain/{VERSION}")

@@ -20,9 +20,11 @@ import psutil
 from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.hardware.facts import Gpu
 from runtime.system import cpu_starvation, process_tree
+from runtime.system.run_files import RunFiles
 from runtime.tracking.gpu_sensors import Sensors
 
 Sample = dict[str, float | int | str | None]
+FILE = "telemetry.jsonl"
 SHOWN_EVERY = 5
 """One in so many samples goes to TensorBoard."""
 
@@ -49,7 +51,7 @@ class Monitor:
         show: Callable[[Mapping[str, float]], None] | None = None,
         sampled: Callable[[Sample], None] | None = None,
     ) -> None:
-        self.path, self.interval = folder / "telemetry.jsonl", interval
+        self.files, self.interval = RunFiles(folder), interval
         self.progress, self.show, self.sampled = progress, show, sampled
         self.start = time.monotonic()
         self.peak = 0
@@ -92,8 +94,8 @@ class Monitor:
             if self.sampled:
                 self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
-            with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(sample) + "\n")
+            with contextlib.suppress(OSError):
+                self.files.append(FILE, json.dumps(sample) + "\n")
             self.spent = time.thread_time()
 
     def _sample(self) -> Sample:

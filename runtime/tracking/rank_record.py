@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from runtime.system.files import parse_json, read_json
+from runtime.errors import StorageError
+from runtime.system.files import parse_json
+from runtime.system.run_files import RunFiles
 
 FILE = "ranks.json"
 SLOWER = 1.15
@@ -97,16 +99,13 @@ def from_text(text: str) -> RankRecord | None:
 
 def write(folder: Path, records: Iterable[RankRecord]) -> None:
     """Replace the file; a full disk may lose it, but must not affect the run."""
-    path = folder / FILE
-    beside = path.with_name(f".{FILE}.0")
-    with contextlib.suppress(OSError):
-        beside.write_text(json.dumps([asdict(record) for record in records]), encoding="utf-8")
-        beside.replace(path)
+    with contextlib.suppress(StorageError):
+        RunFiles(folder).write_text(FILE, json.dumps([asdict(record) for record in records]))
 
 
 def read(folder: Path) -> tuple[RankRecord, ...]:
     """The records of a run; empty if one process trained it alone."""
-    found = read_json(folder / FILE)
+    found = RunFiles(folder).read_json(FILE)
     records = map(_record, found) if isinstance(found, list) else ()
     return tuple(record for record in records if record is not None)
 

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from runtime.errors import SpecError
 from runtime.job.track import MLFLOW, Track
 from runtime.job_spec.yaml_file import parse
-from runtime.system.files import parse_row, read_json
+from runtime.system.files import parse_row
+from runtime.system.run_files import RunFiles
 from runtime.system.version import VERSION
 from runtime.tracking.sent_rows import RowReader, SentRows
 from runtime.tracking.tracker import Row, RunDescription, Tracker, TrackerError
@@ -64,12 +65,12 @@ def open_tracker(run: Path, address: str, experiment: str | None = None, server:
     """
     spec = _spec(run)
     mark = address if server == MLFLOW else f"{server} {address}"
-    place = run / "tracker" / hashlib.sha256(mark.encode()).hexdigest()[:8]
-    rows = SentRows(place / "sent.jsonl")
+    place = RunFiles(run, f"tracker/{hashlib.sha256(mark.encode()).hexdigest()[:8]}")
+    rows = SentRows(place)
     try:
         name = experiment or str(spec.get("name") or run.name)
         kind = importlib.import_module(f"runtime.tracking.servers.{server}")
-        yield RunTracker(run, kind.connect(address, name, place / "run.json"), rows)
+        yield RunTracker(run, kind.connect(address, name, place), rows)
     finally:
         rows.close()
 
@@ -91,7 +92,7 @@ class RunTracker:
         self.run = run
         self.tracker = tracker
         self.sent = sent
-        self.reader = RowReader(run / "metrics.jsonl")
+        self.reader = RowReader(RunFiles(run))
         self.waiting: list[str] = []
         """Rows that were read and not sent."""
         self.page = ""
@@ -144,9 +145,13 @@ class RunTracker:
             TrackerError: as `send`.
         """
         self.tracker.describe(_tags(self.run))
-        state = read_json(self.run / "state.json") or {}
-        files = {name: self.run / name for name in FILES if (self.run / name).is_file()}
-        return self.tracker.end(str(state.get("status")), _milliseconds(state.get("ended")), files)
+        files = RunFiles(self.run)
+        state = files.read_object("state.json")
+        contents: dict[str, bytes] = {}
+        for name in FILES:
+            with contextlib.suppress(OSError):  # the run has no such file
+                contents[name] = files.read_bytes(name)
+        return self.tracker.end(str(state.get("status")), _milliseconds(state.get("ended")), contents)
 
 
 def _fitting(lines: list[str], most: int) -> int:
@@ -173,15 +178,15 @@ def _rows(lines: list[str], times: list[int]) -> Iterator[Row]:
 
 
 def _description(run: Path) -> RunDescription:
-    state = read_json(run / "state.json") or {}
+    state = RunFiles(run).read_object("state.json")
     started = _milliseconds(state.get("started")) or time.time_ns() // 1_000_000
     return RunDescription(run.name, started, dict(_flat(_spec(run))), _tags(run))
 
 
 def _tags(run: Path) -> dict[str, str]:
-    plan = (read_json(run / "plan.json") or {}).get("decisions", [])
-    hardware = read_json(run / "hardware.json") or {}
-    result = read_json(run / "result.json") or {}
+    plan = RunFiles(run).read_object("plan.json").get("decisions", [])
+    hardware = RunFiles(run).read_object("hardware.json")
+    result = RunFiles(run).read_object("result.json")
     best = result.get("best") or {}
     return {
         **_made_from(run),
@@ -194,8 +199,8 @@ def _tags(run: Path) -> dict[str, str]:
 
 def _made_from(run: Path) -> dict[str, str]:
     """Commit, image, and digests of spec, plan, data and weights, as far as they are known yet."""
-    commits = (read_json(run / "state.json") or {}).get("commits") or []
-    made = read_json(run / "provenance.json") or {}
+    commits = RunFiles(run).read_object("state.json").get("commits") or []
+    made = RunFiles(run).read_object("provenance.json")
     image = made.get("image") or {}
     found = {
         "commit": commits[0] if commits else None,
@@ -221,7 +226,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
 
 def _spec(run: Path) -> Mapping[str, Any]:
     try:
-        return parse((run / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data
+        return parse(RunFiles(run).read_text("job.yaml"), "job.yaml").data
     except (OSError, ValueError, SpecError):
         return {}
 

@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from runtime.errors import Busy
 from runtime.system import file_lock
-from runtime.system.files import make_folder, read_lines, storage_error
+from runtime.system.files import storage_error
+from runtime.system.run_files import RunFiles
 
+FILE = "sent.jsonl"
+LOCK = "lock"
 PATIENCE = 10.0
 """Seconds for a process that copies the same run to end; one whose run was killed takes five."""
 
@@ -24,21 +26,24 @@ PATIENCE = 10.0
 class SentRows:
     """The journal of one server; only one process has it open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, files: RunFiles) -> None:
         """
+        Args:
+            files: the folder of one server in the run folder.
+
         Raises:
             StorageError: if its folder cannot be written.
             Busy: if another process copies this run.
         """
-        self.path = path
+        self.files = files
         self.sent: set[str] = set()
         self.batches: dict[int, tuple[int, list[str]]] = {}
         """Time and rows of batches of which nobody knows whether the server has them, by number."""
         self.last = 0
         self.noted: list[int] = []
-        make_folder(path.parent)
-        self.lock = _locked(path.with_name("lock"))
-        for entry in read_lines(path):
+        files.make_folder()
+        self.lock = _lock(files)
+        for entry in files.read_rows(FILE):
             self._take(entry)
         self.begin = "\n"
         """Before the first entry: one that a crash cut off ends there."""
@@ -87,24 +92,24 @@ class SentRows:
 
     def _append(self, entry: dict[str, object]) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.files.open(FILE, "a") as file:
                 file.write(f"{self.begin}{json.dumps(entry)}\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise storage_error(self.path, error) from None
+            raise storage_error(self.files.path / FILE, error) from None
         self.begin = ""
 
 
-def _locked(path: Path) -> int:
-    """The open file that holds the lock."""
+def _lock(files: RunFiles) -> int:
+    """Lock the folder of a server; returns the open file that holds the lock."""
     try:
-        handle = file_lock.acquire(path, PATIENCE)
+        handle = file_lock.acquire(LOCK, PATIENCE, files.open_handle)
     except OSError as error:
-        raise storage_error(path, error) from None
+        raise storage_error(files.path / LOCK, error) from None
     if handle is None:
         raise Busy(
-            f"{path.parent.parent.parent}: another process copies this run to the same server",
+            f"{files.run}: another process copies this run to the same server",
             "one process for each run and server",
             "wait until the run or the other command has ended",
         )
@@ -118,8 +123,8 @@ def _key(line: str) -> str:
 class RowReader:
     """Reads the lines that are added to metrics.jsonl; when a resume has shortened the file, from its beginning."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
         self.place: tuple[int, int] = (0, 0)
         """Number of the file, and the bytes of it that were read."""
         self.from_beginning = True
@@ -129,7 +134,7 @@ class RowReader:
         """Complete lines since the last call."""
         self.from_beginning = False
         try:
-            with self.path.open("rb") as file:
+            with self.files.open("metrics.jsonl", "rb") as file:
                 found = os.fstat(file.fileno())
                 number, start = self.place
                 if number != found.st_ino or start > found.st_size:

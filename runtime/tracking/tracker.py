@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from runtime.errors import DrivetrainError
@@ -75,7 +74,7 @@ class Tracker(Protocol):
     def describe(self, tags: Mapping[str, str]) -> None:
         """Replace some tags."""
 
-    def end(self, status: str, ended: int | None, files: Mapping[str, Path]) -> str:
+    def end(self, status: str, ended: int | None, files: Mapping[str, bytes]) -> str:
         """Send files, by their path on the server, and the status: running, done, stopped or failed.
 
         Returns what was not sent, and why; empty if everything was.

@@ -14,7 +14,7 @@ from runtime import optimizations
 from runtime.hardware.facts import Hardware
 from runtime.models import strided_convolution
 from runtime.system import torch_settings
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 from runtime.system.units import format_bytes
 from runtime.training import trained_layers
 from runtime.training.run import Run
@@ -73,7 +73,7 @@ def record_changes(run: Run, say: Callable[[str], None]) -> None:
 
 
 def _write(run: Run) -> None:
-    write_json(run.folder / "plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
 
 
 def _warn(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:

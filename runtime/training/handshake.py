@@ -19,7 +19,8 @@ from runtime.distributed import store as stores
 from runtime.distributed.world import NODES, RANK, WORLD_SIZE
 from runtime.errors import DeviceError, DrivetrainError, PeerError, SpecError
 from runtime.job import Job
-from runtime.system.files import read_json, write_json, write_text
+from runtime.system.files import write_text
+from runtime.system.run_files import RunFiles
 from runtime.system.version import VERSION
 from runtime.training.checkpoints import checkpoint
 
@@ -94,11 +95,11 @@ def _follow(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str]
             write_text(folder / name, leader["files"][name])
         else:
             (folder / name).unlink(missing_ok=True)
-    write_json(folder / checkpoint.LEADER, {"resumes": leader["resumes"]})
+    RunFiles(folder).write_json(checkpoint.LEADER, {"resumes": leader["resumes"]})
 
 
 def _own(folder: Path, job: Job) -> dict[str, Any]:
-    machine = read_json(folder / "hardware.json")
+    machine = RunFiles(folder).read_json("hardware.json")
     gpus = sorted({gpu["name"] for gpu in machine["gpus"]})
     # Rounding depends on the processor's instructions where it computes.
     chip = ", ".join(gpus) if gpus else machine["cpu"]["model"]

@@ -13,7 +13,7 @@ import torch
 
 from runtime.errors import DrivetrainError
 from runtime.system.console import live_terminal, say
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 from runtime.tracking.live.dashboard import left_text
 from runtime.tracking.live.live_view import LINE_EVERY, LiveView
 from runtime.tracking.live.run_reader import PROGRESS
@@ -62,7 +62,7 @@ class Progress:
             "best": run.job.best(),
         }
         try:
-            write_json(run.folder / PROGRESS, ahead)
+            RunFiles(run.folder).write_json(PROGRESS, ahead)
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
         if live_terminal():

@@ -30,7 +30,8 @@ from runtime.job.extension import unfinished
 from runtime.job.formatting import dotted
 from runtime.pretrained import earlier_run, hub_name
 from runtime.pretrained import folder as pretrained
-from runtime.system.files import read_json, sha256, write_json
+from runtime.system.files import sha256, write_json
+from runtime.system.run_files import RunFiles
 from runtime.training import streamed_inputs
 from runtime.training.checkpoints import checkpoint
 
@@ -56,7 +57,7 @@ def read(job: Job, folder: Path) -> Dataset:
     """
     settled = stored(folder) if checkpoint.resumes(folder) else None
     if settled is not None:
-        _fix_commit(job, read_json(folder / RECORD))
+        _fix_commit(job, RunFiles(folder).read_json(RECORD))
     if os.environ.get(world.RANK, "0") != "0":
         return load(job, settled)
     if settled is None:
@@ -81,7 +82,7 @@ def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> D
         DataError: if it cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
-    record = read_json(folder / RECORD)
+    record = RunFiles(folder).read_json(RECORD)
     _fix_commit(job, record)
     places = _places(job)
     _check(_changed(record["files"], places), refuse)
@@ -107,10 +108,10 @@ def stored(folder: Path) -> InputRecord | None:
         return None
     name = RECORD
     try:
-        record = read_json(folder / RECORD)
+        record = RunFiles(folder).read_json(RECORD)
         {**record["files"], **record["arrays"]}
         name = SETTLED
-        found = read_json(folder / SETTLED)
+        found = RunFiles(folder).read_json(SETTLED)
         if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
             raise ValueError(SETTLED)
         return InputRecord({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
@@ -135,7 +136,7 @@ def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
             _keep(run, say)
         elif isinstance(run.job, EmbeddedJob):
             _check(
-                _differs(read_json(run.folder / RECORD), settled, run.readable),
+                _differs(RunFiles(run.folder).read_json(RECORD), settled, run.readable),
                 lambda changed: _unlike(run.folder, changed, "new=True"),
             )
     if settled is None and resumes:

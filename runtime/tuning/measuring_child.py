@@ -10,7 +10,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan.plan import Plan
 from runtime.system import child_process, signals
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 from runtime.tuning import kernel_crash
 
 
@@ -32,8 +32,8 @@ def measure(
         machine: the hardware.
         words: more arguments.
     """
-    write_json(folder / "hardware.json", machine.to_json())
-    write_json(folder / "plan.json", plan.to_json())
+    RunFiles(folder).write_json("hardware.json", machine.to_json())
+    RunFiles(folder).write_json("plan.json", plan.to_json())
     command = [sys.executable, "-m", module, str(folder), str(source.spec), *words, *source.options()]
     with signals.forwarding() as forward:
         code = child_process.child(command, plan.environment(machine), forward)
@@ -43,7 +43,7 @@ def measure(
         again = kernel_crash.without(plan, why)
         if again:
             print(f"crash: {why}; {kernel_crash.consequence(plan, 'measured again')}", flush=True)
-            write_json(folder / "plan.json", again.to_json())
+            RunFiles(folder).write_json("plan.json", again.to_json())
             code = child_process.child(command, again.environment(machine), forward)
     if code not in signals.CRASHES:
         return code

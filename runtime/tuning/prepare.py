@@ -20,7 +20,7 @@ from runtime.plan import final_plan
 from runtime.plan import plan as plans
 from runtime.system import timeout
 from runtime.system.console import say
-from runtime.system.files import read_json, write_json
+from runtime.system.run_files import RunFiles
 from runtime.system.signals import Signals
 from runtime.system.slow_start import told_if_slow
 from runtime.training import effective_settings, recorded_inputs
@@ -65,7 +65,7 @@ def assemble_run(
             plan = final_plan.settle(job, machine, stored, search.facts, say, found | fits)
         other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
         if source and (other or timeout.has_timed_out()):
-            write_json(folder / "plan.json", plan.to_json())
+            RunFiles(folder).write_json("plan.json", plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     for line in final_plan.changes(stored, plan) if resumes and run.ranks.is_rank0 else ():
@@ -81,7 +81,7 @@ def assemble_run(
 
 def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
-    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
     device_check.check_build(machine)
     with clock.phase("data"), told_if_slow("reading the data"):
         dataset = recorded_inputs.read(job, folder)

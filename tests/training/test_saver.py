@@ -115,11 +115,11 @@ def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkey
     kept.write(2, 0, {"train/loss": 2.0})
     kept.flush()
     assert kept.trouble == "No space left on device"
-    assert kept.path.read_text() == '{"step": 1, "epoch": 0, "train/loss": 1.0}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "epoch": 0, "train/loss": 1.0}\n'
     monkeypatch.setattr(os, "pwrite", real)
     kept.write(3, 0, {"train/loss": 3.0})
     kept.close()
-    assert [line[9] for line in kept.path.read_text().splitlines()] == ["1", "2", "3"]
+    assert [line[9] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == ["1", "2", "3"]
 
 
 SERVER = """
@@ -300,6 +300,12 @@ class _Disk:
             plain(one, two)
             self.renamed.append((Path(one), Path(two)))
 
+        def absolute(names: tuple[Path, Path], folders: dict[str, int]) -> list[Path]:
+            """The paths of two names in open folders."""
+            handles = (folders.get("src_dir_fd"), folders.get("dst_dir_fd"))
+            places = [Path() if each is None else Path(os.readlink(f"/proc/self/fd/{each}")) for each in handles]
+            return [place / name for place, name in zip(places, names, strict=True)]
+
         def removed(path: Path, **named: Any) -> None:
             if Path(path).exists() and self.left > 0:
                 spend()
@@ -307,7 +313,7 @@ class _Disk:
 
         patch.setattr(os, "fsync", synced)
         patch.setattr(os, "rename", lambda one, two, **named: moved(rename, one, two))
-        patch.setattr(os, "replace", lambda one, two, **named: moved(replace, one, two))
+        patch.setattr(os, "replace", lambda one, two, **folders: moved(replace, *absolute((one, two), folders)))
         patch.setattr(shutil, "rmtree", removed)
 
     def lose(self, folder: Path, renames_last: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import DataError
+from runtime.system.run_files import RunFiles
 from runtime.training import recorded_inputs, streamed_inputs
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
@@ -21,7 +22,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     recorded_inputs.begin(run, print, resumes=False)
     monkeypatch.setattr(checkpoint, "resumes", lambda folder: True)
     assert len(recorded_inputs.read(job, tmp_path).train) == len(run.dataset.train)
-    assert "0003.tar" not in str(recorded_inputs.read_json(tmp_path / recorded_inputs.RECORD)["files"])
+    assert "0003.tar" not in str(RunFiles(tmp_path).read_json(recorded_inputs.RECORD)["files"])
     shards.tar(tmp_path / "s/0003.tar", range(530, 540))
     with pytest.raises(DataError, match=r"shard 0003\.tar has changed \(data\.train\)") as error:
         recorded_inputs.read(job, tmp_path)

@@ -13,7 +13,8 @@ from runtime.supervisor import named_run, run_folder, same_inputs
 from runtime.supervisor.spec_difference import FREE, difference, spec_text
 from runtime.supervisor.sweep.study import Study
 from runtime.system.console import say
-from runtime.system.files import make_folder, write_text
+from runtime.system.files import make_folder
+from runtime.system.run_files import RunFiles, refuse_links
 
 SPEC = named_run.SWEEP
 """The spec of all trials; job.yaml would make the folder a run."""
@@ -41,6 +42,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     name = f"{job.name}-sweep"
     last = next(reversed(run_folder.numbered(runs, name)), None)
     if last and not new:
+        refuse_links(last)
         lock = run_folder.lock_folder(last)
         try:
             if found := _same(last, job, metric, plain):
@@ -52,7 +54,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     path = run_folder.next_path(runs, name)
     make_folder(path)
     lock = run_folder.lock_folder(path)
-    write_text(path / SPEC, spec_text(job))
+    RunFiles(path).write_text(SPEC, spec_text(job))
     study = Study(path, job, metric)
     study.setting("plain", plain)
     return SweepFolder(path, study, lock)
@@ -73,7 +75,7 @@ def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
     if file := _changed_file(path, study, job):
         lines.append(f"{file} has other content, or is not there any more")
     if not lines:
-        write_text(path / SPEC, spec_text(job))
+        RunFiles(path).write_text(SPEC, spec_text(job))
         return study
     if len(study.finished()) < wanted:
         raise CheckpointError(
@@ -94,7 +96,7 @@ def trial_folder(sweep: Path, number: int) -> Path | None:
 def _trials(path: Path) -> int:
     """How many trials the sweep was last asked for."""
     try:
-        stored = parse((path / SPEC).read_text(encoding="utf-8"), SPEC).data["sweep"]["trials"]
+        stored = parse(RunFiles(path).read_text(SPEC), SPEC).data["sweep"]["trials"]
         return int(stored)
     except (OSError, SpecError, LookupError, TypeError, ValueError):
         return 0  # killed before it was written

@@ -21,7 +21,8 @@ from runtime.report import swept
 from runtime.report.swept import State, SweepResult, Trial
 from runtime.storage.remote_address import is_remote
 from runtime.supervisor.sweep.folder import SweepFolder, trial_folder
-from runtime.system.files import read_json, write_text
+from runtime.system.files import write_text
+from runtime.system.run_files import RunFiles
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -59,7 +60,7 @@ def write(place: SweepFolder, spec: Path, assignments: Sequence[str], job: Job, 
 def _trial(place: SweepFolder, trial: FrozenTrial) -> Trial:
     run = trial_folder(place.path, trial.number)
     state = _STATES[trial.state.name]
-    result = (read_json(run / "result.json") if run else None) or {}
+    result = (RunFiles(run).read_json("result.json") if run else None) or {}
     epochs = len(trial.intermediate_values) or None
     return Trial(
         trial.number,

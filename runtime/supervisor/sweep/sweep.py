@@ -26,7 +26,7 @@ from runtime.supervisor.sweep import outcome, trial
 from runtime.supervisor.sweep.study import check_installed
 from runtime.system import signals
 from runtime.system.console import say
-from runtime.system.files import read_json
+from runtime.system.run_files import RunFiles
 from runtime.system.signals import SignalForwarder
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _Sweep:
 
     def _complete(self, number: int) -> int:
         folder = self._folder(number)
-        result = (read_json(folder / "result.json") if folder else None) or {}
+        result = (RunFiles(folder).read_json("result.json") if folder else None) or {}
         try:
             value = result["best"]["metrics"][self.metric]
         except (TypeError, LookupError):

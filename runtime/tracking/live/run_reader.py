@@ -7,6 +7,7 @@ follower.view           the state as of the last read
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from typing import Any
 from runtime import optimizations
 from runtime.errors import CheckpointError
 from runtime.job_spec.yaml_file import parse
-from runtime.system.files import parse_row, read_json
+from runtime.system.files import parse_row
+from runtime.system.run_files import RunFiles
 from runtime.tracking import rank_record
 from runtime.tracking.best_value import BestValue
 from runtime.tracking.live.sparkline import Sparkline
@@ -33,15 +35,15 @@ RECENT = 30
 class JsonLinesTail:
     """The rows that a JSON-lines file gained since the last read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.place, self.file = path, 0, -1
+    def __init__(self, files: RunFiles, name: str) -> None:
+        self.files, self.name, self.place, self.file = files, name, 0, -1
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(0, 2)
-                size, number = file.tell(), self.path.stat().st_ino
+            with self.files.open(self.name, "rb") as file:
+                status = os.fstat(file.fileno())
+                size, number = status.st_size, status.st_ino
                 anew = self.file not in (-1, number) or size < self.place
                 self.place, self.file = 0 if anew else self.place, number
                 file.seek(self.place)
@@ -102,12 +104,13 @@ class RunReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "job.yaml").is_file():
+        files = RunFiles(folder)
+        if not files.is_file("job.yaml"):
             what = "holds no job.yaml" if folder.is_dir() else "does not exist"
             raise CheckpointError(f"{folder} {what}", "the folder of a run", "see `ls -t runs`")
         self.view = RunView(folder)
         names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")
-        self.metrics, self.telemetry, self.events = (JsonLinesTail(folder / name) for name in names)
+        self.metrics, self.telemetry, self.events = (JsonLinesTail(files, name) for name in names)
         self.left: TimeLeft | None = None
         self.best: BestValue | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
@@ -117,11 +120,11 @@ class RunReader:
     def read(self) -> RunView:
         """Read what is new, and return the state."""
         view, folder = self.view, self.view.folder
-        state = read_json(folder / "state.json") or {}
+        state = RunFiles(folder).read_object("state.json")
         view.status = str(state.get("status", "starting"))
         if not view.plan:
             self._read_plan()
-        if self.left is None and isinstance(ahead := read_json(folder / PROGRESS), dict):
+        if self.left is None and isinstance(ahead := RunFiles(folder).read_json(PROGRESS), dict):
             view.total = int(ahead["steps"])
             view.metric = str(ahead.get("best") or view.metric)
             self.left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
@@ -147,7 +150,7 @@ class RunReader:
 
     def _read_spec(self) -> None:
         view = self.view
-        spec: Mapping[str, Any] = parse((view.folder / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data
+        spec: Mapping[str, Any] = parse(RunFiles(view.folder).read_text("job.yaml"), "job.yaml").data
         train = spec.get("train") or {}
         view.job, view.task, view.epochs = str(spec.get("name")), str(spec.get("task")), train.get("epochs")
         view.at_most = bool(train.get("early_stopping") or train.get("max_time"))
@@ -155,12 +158,12 @@ class RunReader:
 
     def _read_plan(self) -> None:
         view = self.view
-        rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
+        rows = RunFiles(view.folder).read_object("plan.json").get("decisions", ())
         off = optimizations.off_values()
         on = [row for row in rows if row["value"] not in (False, 0, "off", "auto", off.get(row["name"]))]
         on.sort(key=lambda row: row["value"] is True)  # a value says more than a mere on
         view.plan = tuple(_short(row["name"], row["value"]) for row in on)
-        cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})
+        cpu = RunFiles(view.folder).read_object("hardware.json").get("cpu", {})
         view.cpus = cpu.get("quota") or cpu.get("budget")
 
     def _read_metrics(self) -> None:

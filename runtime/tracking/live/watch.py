@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from runtime.system.console import console, live_terminal, say
+from runtime.system.run_files import RunFiles
 from runtime.tracking.live.dashboard import line, screen
 from runtime.tracking.live.live_view import LINE_EVERY, PAINT_EVERY
 from runtime.tracking.live.run_reader import RunReader, RunView
@@ -80,18 +81,14 @@ def look(follower: RunReader) -> RunView:
 
 def quiet(folder: Path) -> float:
     """Seconds since supervisor or sensors last wrote."""
-    times = [
-        path.stat().st_mtime
-        for name in ("job.yaml", "state.json", "telemetry.jsonl")
-        if (path := folder / name).exists()
-    ]
-    return time.time() - max(times, default=0.0)
+    times = map(RunFiles(folder).modified, ("job.yaml", "state.json", "telemetry.jsonl"))
+    return time.time() - max(moment or 0.0 for moment in times)
 
 
 def alive(folder: Path) -> bool:
     """Whether a supervisor or trainer holds the run's lock; works across containers, which share the file."""
     try:
-        handle = os.open(folder / ".lock", os.O_RDONLY)
+        handle = RunFiles(folder).open_handle(".lock", os.O_RDONLY)
     except OSError:
         return False
     try:

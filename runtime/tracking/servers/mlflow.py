@@ -10,17 +10,17 @@ import os
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from runtime.system.files import read_json, write_json
+from runtime.system.run_files import RunFiles
 from runtime.system.secrets import masked
 from runtime.tracking.mlflow_server import Missing, MlflowServer
 from runtime.tracking.tracker import MADE_FROM_COMMIT, Row, RunDescription, TrackerError
 
 POINTS, PARAMETERS, TAGS = 1000, 100, 100
 LONGEST_PARAMETER, LONGEST_TAG, LONGEST_KEY = 6000, 5000, 250
+IDENTITY = "run.json"
 STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _KEY = "drivetrain.key"
 """The tag by which a run is found that was created just before a crash."""
@@ -30,9 +30,9 @@ _SOURCE = "mlflow.source.name"
 _UNFIT = re.compile(r"[^A-Za-z0-9_\-. :/]")
 
 
-def connect(address: str, experiment: str, identity: Path) -> MlflowTracker:
+def connect(address: str, experiment: str, files: RunFiles) -> MlflowTracker:
     """One run on an MLflow server; user and password, or a token, come from the environment."""
-    return MlflowTracker(address, experiment, identity)
+    return MlflowTracker(address, experiment, files)
 
 
 class MlflowTracker:
@@ -40,19 +40,19 @@ class MlflowTracker:
 
     most = POINTS
 
-    def __init__(self, address: str, experiment: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, address: str, experiment: str, files: RunFiles, environ: Mapping[str, str] = os.environ) -> None:
         """
         Args:
             address: of the server, such as http://127.0.0.1:5000.
             experiment: its name on the server; created if it is missing.
-            identity: the file that keeps which run on the server is ours.
+            files: the folder that keeps which run on the server is ours.
             environ: where user and password, or the token, come from.
         """
-        self.server = MlflowServer(address, identity, environ)
+        self.server = MlflowServer(address, files.path / IDENTITY, environ)
         self.address = self.server.address
         self.experiment = experiment
-        self.identity = identity
-        self.known: dict[str, str] = read_json(identity) or {}
+        self.files = files
+        self.known: dict[str, str] = files.read_object(IDENTITY)
 
     @property
     def until(self) -> float | None:
@@ -93,13 +93,13 @@ class MlflowTracker:
         for start in range(0, len(items), TAGS):
             self.server.post("runs/log-batch", {"run_id": self.known["run"], "tags": items[start : start + TAGS]})
 
-    def end(self, status: str, ended: int | None, files: Mapping[str, Path]) -> str:
+    def end(self, status: str, ended: int | None, files: Mapping[str, bytes]) -> str:
         """Send files and the status; returns what was not sent, and why."""
         folder = self.known.get("files", "")
         unsent = ""
         if folder.startswith("mlflow-artifacts:"):
-            for name, path in files.items():
-                self.server.put(f"{urlsplit(folder).path.lstrip('/')}/{name}", path)
+            for name, content in files.items():
+                self.server.put(f"{urlsplit(folder).path.lstrip('/')}/{name}", content)
         elif files:
             unsent = (
                 f"files: the server keeps them at {masked(folder)}, and only a server that hands files on takes them"
@@ -161,7 +161,7 @@ class MlflowTracker:
 
     def _keep(self, **values: str) -> None:
         self.known |= values
-        write_json(self.identity, self.known)
+        self.files.write_json(IDENTITY, self.known)
 
 
 def _key(name: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.stateless_random import Ids
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Split
@@ -80,7 +80,7 @@ def write(run: Run, confusion: Mapping[str, Any]) -> None:
             head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
             for head, one in confusion.items()
         }
-        write_json(run.folder / FILE, found)
+        RunFiles(run.folder).write_json(FILE, found)
     except Exception as error:
         # The run is done and its model is written; only a part of the report is missing.
         run.events.add("report", f"the worst misclassified samples were not saved: {error}", run.counters.step)

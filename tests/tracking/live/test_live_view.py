@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runtime.errors import CheckpointError
+from runtime.system.run_files import RunFiles
 from runtime.tracking.live.dashboard import left_text, line, screen
 from runtime.tracking.live.live_view import pause
 from runtime.tracking.live.run_reader import JsonLinesTail, RunReader, RunView
@@ -89,11 +90,11 @@ def test_time_continues_after_a_restart(run: Path) -> None:
 
 
 def test_an_empty_log_and_an_invalid_one(tmp_path: Path) -> None:
-    tail = JsonLinesTail(tmp_path / "events.jsonl")
+    tail = JsonLinesTail(RunFiles(tmp_path), "events.jsonl")
     assert tail.read() == ([], False)
-    tail.path.write_text('{"a": 1}\n[2]\nnot json\n{"b": 2}\n')
+    (tmp_path / "events.jsonl").write_text('{"a": 1}\n[2]\nnot json\n{"b": 2}\n')
     assert tail.read() == ([{"a": 1}, {"b": 2}], False)
-    tail.path.write_text("")
+    (tmp_path / "events.jsonl").write_text("")
     assert tail.read() == ([], True)
 
 
