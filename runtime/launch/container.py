@@ -38,6 +38,7 @@ from runtime.launch import (
 )
 from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
+from runtime.supervisor.started_runs import StartedRuns
 from runtime.system import installation
 from runtime.system.child_process import surroundings
 from runtime.tracking import tracker_child
@@ -102,14 +103,16 @@ def launch(request: LaunchRequest) -> int:
     image = _image(client, request, override, word)
     trainer = override["services"]["trainer"]
     trainer |= container_terminal.service(info)
-    trainer["environment"] = compose_project.literal(starter_facts.variables(client, image, request.spec))
+    runs = StartedRuns(PROJECT)
+    environment = starter_facts.variables(client, image, request.spec) | runs.variables()
+    trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with (
         run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
         tracker_child.following(job.track) as opened,
     ):
         add_secrets(trainer, secrets, engine)
         project = compose_project.ComposeProject(client, job.name)
-        code = follow_container.follow(project.start(override, word, variables), secrets.remove, opened)
+        code = follow_container.follow(project.start(override, word, variables), runs, secrets.remove, opened)
         if code == 0:  # what a run that failed has left can still be looked at
             project.remove()
         return code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,24 +14,26 @@ from typing import Any
 
 from runtime.launch import container_terminal
 from runtime.launch.project import PROJECT
+from runtime.supervisor.started_runs import StartedRuns
 from runtime.system import installation
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
-
-_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on|continues \S+)\r?$", re.MULTILINE)
-"""The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
 SMALLEST = 384 << 20
 """Bytes. With less, torch and the supervisor alone reach the limit, whatever the batch."""
 
 
 def follow(
-    container: Any, begun: Callable[[], None] = lambda: None, opened: Callable[[Path], None] = lambda run: None
+    container: Any,
+    runs: StartedRuns,
+    begun: Callable[[], None] = lambda: None,
+    opened: Callable[[Path], None] = lambda run: None,
 ) -> int:
     """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code.
 
     Args:
         container: as the engine's client gives it.
+        runs: where the container announces the runs that it starts.
         begun: called when the container prints for the first time.
         opened: called with the folder of each run that the container starts.
     """
@@ -47,7 +48,7 @@ def follow(
         signal.signal(number, stop)
     container_terminal.follow_size(container)
     try:
-        _show(container, begun, opened)
+        _show(container, runs, begun, opened)
     except BrokenPipeError:
         name = container.name
         print(
@@ -56,6 +57,8 @@ def follow(
             file=sys.stderr,
         )
         raise
+    finally:
+        runs.remove()
     code = int(container.wait()["StatusCode"])
     container.reload()
     if why := ended(code, container.attrs):
@@ -63,30 +66,27 @@ def follow(
     return code
 
 
-def _show(container: Any, begun: Callable[[], None], opened: Callable[[Path], None]) -> None:
+def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: Callable[[Path], None]) -> None:
     """Print the container's log until it ends, and once the path of its run as seen from this folder."""
-    told, line, silent = Path.cwd() == PROJECT, b"", True
+    path_is_known, silent = Path.cwd() == PROJECT, True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
     for chunk in container_terminal.output(container):
         if silent:
             begun()
             silent = False
         sys.stdout.write(text.decode(chunk))
-        line += chunk
-        if line.endswith(b"\n"):
-            for run in _RUN.findall(line):
-                if not told:
-                    sys.stdout.write(f"from this folder: drivetrain watch {_from_here(run.decode())}\n")
-                told = True
-                opened(PROJECT / run.decode())
-            line = b""
+        if chunk.endswith(b"\n"):
+            for run in runs.read_new():
+                if not path_is_known:
+                    sys.stdout.write(f"from this folder: drivetrain watch {_relative_path(run)}\n")
+                path_is_known = True
+                opened(run)
         sys.stdout.flush()
 
 
-def _from_here(run: str) -> str:
-    """A path in the container, relative to the project, as seen from the working folder."""
-    path = PROJECT / run
-    return os.path.relpath(path) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(path)
+def _relative_path(run: Path) -> str:
+    """A path in the project as seen from the working folder, if one of the two lies in the other."""
+    return os.path.relpath(run) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(run)
 
 
 def ended(code: int, attributes: Any) -> str:

@@ -25,8 +25,8 @@ from runtime.job import Job
 from runtime.job.remote_data import whole_paths
 from runtime.launch import mounts, output_folder
 from runtime.launch.project import PROJECT, image
-from runtime.system.files import read_json
 from runtime.system.installation import SETUP
+from runtime.system.run_files import RunFiles
 
 WITH_JOB = ("find-lr", "memory", "bench", "fetch")
 COMMANDS = (
@@ -259,5 +259,5 @@ def _named(given: argparse.Namespace) -> Iterator[Path]:
 
 def _of_images(given: argparse.Namespace) -> bool:
     run = getattr(given, "run", None)
-    found = [read_json(folder / "config.json") for folder in (run, run / "model")] if run else []
+    found = [RunFiles(folder).read_json("config.json") for folder in (run, run / "model")] if run else []
     return any(isinstance(config, dict) and str(config.get("task")).startswith("image-") for config in found)

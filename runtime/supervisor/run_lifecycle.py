@@ -11,10 +11,10 @@ from typing import Any
 
 from runtime.errors import Stopped
 from runtime.hardware.facts import Hardware
-from runtime.supervisor import provenance
+from runtime.supervisor import provenance, started_runs
 from runtime.supervisor.run_folder import RunFolder
 from runtime.system.console import say
-from runtime.system.files import write_json
+from runtime.system.run_files import RunFiles
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""
@@ -53,15 +53,16 @@ class RunLifecycle:
 
     def begin(self, machine: Hardware) -> None:
         """Record that an attempt starts on this machine."""
-        write_json(self.run.path / "hardware.json", machine.to_json())
-        write_json(self.run.path / "state.json", self.state)
+        RunFiles(self.run.path).write_json("hardware.json", machine.to_json())
+        RunFiles(self.run.path).write_json("state.json", self.state)
+        started_runs.announce(self.run.path)
         how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
         say(f"run {self.run.path} {how}")
 
     def end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
-        write_json(self.run.path / "state.json", self.state)
+        RunFiles(self.run.path).write_json("state.json", self.state)
         if code == 0:
             provenance.write(self.run.path, self.state["commits"])
 

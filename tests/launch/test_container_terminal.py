@@ -24,6 +24,7 @@ import pytest
 
 import docker
 from runtime.launch import container_terminal, follow_container
+from runtime.supervisor.started_runs import StartedRuns
 from tests.paths import ROOT
 
 PIECES = [b"run runs/digits-001 starts\r\n", "\x1b[2F\x1b[J━".encode()[:-1], "━".encode()[-1:] + b"\r\n"]
@@ -100,7 +101,10 @@ def test_a_character_cut_in_two_stays_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert follow_container.follow(container(engine)) == 75
+    (tmp_path / "runs").mkdir()
+    runs = StartedRuns(tmp_path)
+    (tmp_path / "runs" / runs.name).write_text("digits-001\n")
+    assert follow_container.follow(container(engine), runs) == 75
     out = capsys.readouterr().out
     assert "━" in out
     assert "�" not in out

@@ -15,6 +15,7 @@ import pytest
 
 from runtime.launch import follow_container
 from runtime.launch.project import PROJECT
+from runtime.supervisor.started_runs import StartedRuns
 from tests.hardware.test_nvidia import GIB
 
 LOG = [
@@ -23,6 +24,21 @@ LOG = [
     b"arts\n",
     b"run runs/x-009 starts\nreport runs/digits-001/report.html\n",
 ]
+
+
+class Runs(StartedRuns):
+    """Runs that a container has announced before it prints."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        (folder / "runs").mkdir(exist_ok=True)
+        super().__init__(folder)
+        self.project = PROJECT
+        (folder / "runs" / self.name).write_text("".join(f"{name}\n" for name in names))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path, "digits-001")
 
 
 class Container:
@@ -56,14 +72,14 @@ def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert follow_container.follow(Container()) == 0
+    assert follow_container.follow(Container(), Runs(tmp_path, "digits-001", "digits-002")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == ["run runs/digits-001 starts", f"from this folder: drivetrain watch {PROJECT}/runs/digits-001"]
+    assert lines[1] == f"from this folder: drivetrain watch {PROJECT}/runs/digits-001"
     assert len(lines) == 5, "once"
 
 
 def test_a_closed_output_says_that_the_container_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`make train-cpu | head` ended with code 0 and no word, and the container trained on."""
     reading, writing = os.pipe()
@@ -72,30 +88,33 @@ def test_a_closed_output_says_that_the_container_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", closed)
         with pytest.raises(BrokenPipeError):
-            follow_container.follow(Container())
+            follow_container.follow(Container(), runs)
     with contextlib.suppress(BrokenPipeError):
         closed.close()
     assert "drivetrain-trainer-1 goes on: `docker logs -f drivetrain-trainer-1`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["starts", "resumes", "goes on", "continues runs/digits-000"])
-def test_a_run_is_found_in_the_log_however_it_begins(word: str) -> None:
-    assert follow_container._RUN.search(f"run runs/digits-001 {word}\n".encode())
+def test_what_a_container_prints_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class called "x\\nrun runs/../../home/me starts" made the host send that folder to the tracking server."""
+    started: list[Path] = []
+    follow_container.follow(Container(), Runs(tmp_path), opened=started.append)
+    assert "run runs/digits-001 starts" in capsys.readouterr().out
+    assert started == []
 
 
 def test_below_the_project_the_path_counts_from_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(PROJECT / "jobs")
-    follow_container.follow(Container())
+    follow_container.follow(Container(), runs)
     assert "from this folder: drivetrain watch ../runs/digits-001\n" in capsys.readouterr().out
 
 
 def test_inside_the_project_the_log_is_enough(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(PROJECT)
-    follow_container.follow(Container())
+    follow_container.follow(Container(), runs)
     assert capsys.readouterr().out == b"".join(LOG).decode()
 
 
@@ -111,9 +130,9 @@ def test_inside_the_project_the_log_is_enough(
     ],
 )
 def test_exit_code_of_a_container_is_explained(
-    code: int, oom: bool, told: str, capsys: pytest.CaptureFixture[str]
+    code: int, oom: bool, told: str, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert follow_container.follow(Container(code, oom)) == code
+    assert follow_container.follow(Container(code, oom), runs) == code
     error = capsys.readouterr().err
     assert error.startswith(told)
     assert bool(error) == bool(told)
@@ -174,7 +193,7 @@ class Ended:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ctrl-C was told as SIGTERM; a container that has just ended is no error."""
     import docker
 
@@ -182,7 +201,7 @@ def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, n
     sent: list[str] = []
     ended = Ended(0)
     monkeypatch.setattr(follow_container.signal, "signal", handlers.__setitem__)
-    follow_container.follow(ended)
+    follow_container.follow(ended, runs)
 
     def kill(signal: str) -> None:
         sent.append(signal)
