@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data.custom import user_code
+from runtime.supervisor import repository
 from runtime.system.files import read_json, sha256, write_json
 from runtime.system.version import VERSION
 
 FILE = "provenance.json"
 COMMIT, IMAGE = "DRIVETRAIN_COMMIT", "DRIVETRAIN_IMAGE_ID"
 """What only the starter of a container knows: the commit of the job's folder, and the digest of the image."""
-_PATIENCE = 5.0
-"""Seconds for git, which may have to read a large work tree."""
 
 
 def write(run: Path, commits: Sequence[str]) -> None:
@@ -68,17 +67,38 @@ def add_commit(before: object, source: str, run: Path) -> list[str]:
 def commit(folder: Path, runs: Path | None = None) -> str | None:
     """The commit of a folder under git, with `-changed` if files there differ from it; None without git.
 
+    Files that a filter such as that of Git LFS changes count as changed once their time or size is not that of the
+    index, since no filter runs.
+
     Args:
         folder: of the job.
         runs: where runs are written; what lies there was not trained from.
     """
     try:
-        head = _git(folder, "rev-parse", "HEAD").strip()
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".").strip()
-        changed = changed or _git(folder, "ls-files", "--others", "--exclude-standard", "--", *_own(folder, runs))
+        with repository.opened(folder) as tree:
+            if tree is None:
+                return None
+            head = tree.ask("rev-parse", "--verify", "HEAD", folder=folder).strip()
+            unknown = ["ls-files", "--others", "--exclude-standard", "--", *_own(folder, runs)]
+            changed = _differs(tree, folder) or tree.ask(*unknown, folder=folder)
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-changed" if changed else head
+
+
+def _differs(tree: repository.WorkTree, folder: Path) -> bool:
+    """Whether files that git knows differ from the commit, in submodules too.
+
+    git would look into a submodule by itself, but under the settings that the submodule has.
+    """
+    status = ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--", "."]
+    if tree.ask(*status, folder=folder).strip():
+        return True
+    for submodule in tree.submodules(folder):
+        with repository.opened(submodule, tree.until) as below:
+            if below and below.root == submodule and _differs(below, submodule):
+                return True
+    return False
 
 
 def _own(folder: Path, runs: Path | None) -> list[str]:
@@ -88,22 +108,6 @@ def _own(folder: Path, runs: Path | None) -> list[str]:
     if below and below != root and below.is_relative_to(root):
         left_out = [f":(exclude,literal){below.relative_to(root)}"]
     return ["*.py", "*.yaml", "*.yml", *left_out]
-
-
-def _git(folder: Path, *words: str) -> str:
-    # Nothing of the repository's settings runs, and nothing is written into it.
-    quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **quiet},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=True,
-        timeout=_PATIENCE,
-    )
-    return done.stdout
 
 
 def image() -> dict[str, str] | None:
