@@ -53,8 +53,11 @@ def _source() -> str | None:
     """Where this program's source is: the remote of the checkout, or what the wheel says."""
     if CHECKOUT:
         line = ["git", "-C", str(CHECKOUT), "remote", "get-url", "origin"]
+        # The owner of another repository, which this source lies in, does not publish images of it.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        ours["GIT_CEILING_DIRECTORIES"] = str(CHECKOUT.parent)
         try:
-            return subprocess.run(line, capture_output=True, text=True, check=False).stdout
+            return subprocess.run(line, env=ours, capture_output=True, text=True, check=False).stdout
         except OSError:  # no git
             return None
     try:

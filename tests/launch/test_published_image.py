@@ -35,6 +35,15 @@ def test_the_registry_of_the_owner(
     assert published_image.registry({}) == place
 
 
+def test_the_owner_of_another_repository_publishes_no_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    origin(monkeypatch, tmp_path / "other", "https://github.com/someone/other.git")
+    (inside := tmp_path / "other" / "source").mkdir()
+    monkeypatch.setattr(published_image, "CHECKOUT", inside)
+    assert published_image.registry({}) is None
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    assert published_image.registry({}) is None
+
+
 def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published_image, "CHECKOUT", None)
     told = {"Project-URL": ["Source, https://github.com/Someone/drivetrain"]}
