@@ -215,6 +215,8 @@ def _add_look(add: Add) -> None:
     made.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
     )
+    code = "allow a run that was not trained here to run the Python code inside it; read that code first"
+    made.add_argument("--run-code", action="store_true", help=code)
     made = add("track", "send to a tracking server what it does not have of a run yet")
     made.add_argument("run", type=named_run.parse, help=RUN)
     made.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")

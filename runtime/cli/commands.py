@@ -182,7 +182,7 @@ def reproduce(given: argparse.Namespace) -> int:
     """Train a finished run again."""
     from runtime.supervisor import reproduce as reproducing
 
-    return reproducing.reproduce(reproducing.ReproduceRequest(given.run, given.runs))
+    return reproducing.reproduce(reproducing.ReproduceRequest(given.run, given.runs, given.run_code))
 
 
 def doctor(given: argparse.Namespace) -> int:

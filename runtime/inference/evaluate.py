@@ -14,7 +14,6 @@ from runtime.hardware import device_check
 from runtime.inference import evaluation_folder, thread_limits
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.labels import HEADER, LabelTable, label_tables
-from runtime.system.run_files import RunFiles
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def stored_job(run: Path, *, download: bool = True) -> Job:
         download: whether data that it names elsewhere is brought here.
     """
     from runtime.job_spec import load as job_spec
-    from runtime.job_spec.spec_source import fetched
+    from runtime.job_spec.spec_source import fetched, original_folder
 
     written = run / "job.yaml"
     if not written.is_file():
@@ -182,9 +181,8 @@ def stored_job(run: Path, *, download: bool = True) -> Job:
             "your own labeled data",
             "pass it with --data PATH",
         )
-    source = RunFiles(run).read_object("state.json").get("source", "")
     try:
-        return job_spec.load(written, folder=Path(source).parent, locate=fetched if download else None)
+        return job_spec.load(written, folder=original_folder(run), locate=fetched if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

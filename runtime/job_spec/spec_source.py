@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.data.custom import user_code
 from runtime.job import Job
 from runtime.job_spec.load import load
 from runtime.system.console import say
+from runtime.system.files import read_json
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class SpecSource:
     """The measured number in place of `train.batch_size: auto`; None if there is none."""
     folder: Path | None = None
     """Where relative paths start; the folder of the file if None."""
+    code: Mapping[str, str] | None = None
+    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
     is_child: bool = False
     """Whether the parent of this process has downloaded what the job names; it is then read as it was."""
 
@@ -33,24 +38,35 @@ class SpecSource:
             SpecError: with all problems.
             DataError: if a path in the spec does not exist.
         """
-        return load(
+        job = load(
             self.spec,
             self.assignments,
             folder=self.folder,
             batch_size=self.batch_size,
             locate=_at_hand if self.is_child else fetched,
         )
+        if self.code is not None:
+            user_code.at(job.folder, self.code)
+        return job
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
         words = [word for assignment in self.assignments for word in ("--set", assignment)]
         words += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
-        return words if self.folder is None else [*words, "--paths-from", str(self.folder)]
+        words += [] if self.folder is None else ["--paths-from", str(self.folder)]
+        return words if self.code is None else [*words, "--code", json.dumps(dict(self.code))]
 
     @classmethod
     def from_arguments(cls, given: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
-        return cls(given.spec, given.set, given.batch_size, given.paths_from, is_child=True)
+        return cls(given.spec, given.set, given.batch_size, given.paths_from, given.code, is_child=True)
+
+
+def original_folder(run: Path) -> Path:
+    """Where relative paths of a run's job.yaml start, as the run folder says; what lies there may be anybody's."""
+    state = read_json(run / "state.json")
+    source = state.get("source") if isinstance(state, dict) else None
+    return Path(source if isinstance(source, str) else "").parent
 
 
 def fetched(job: Job) -> Job:
@@ -75,3 +91,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--paths-from", type=Path, default=None)
+    parser.add_argument("--code", type=json.loads, default=None)

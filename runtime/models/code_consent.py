@@ -2,7 +2,8 @@
 
 A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
 the user's state folder, named by the SHA-256 of the model's config.json, which holds the digests of all code files, the
-function that is called, and its arguments.
+function that builds the network, and its arguments. In the file is the SHA-256 of the run's job.yaml, which names the
+functions that read the data and compute the loss.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(place):
             return f"{place} is writable by other users"
-        (place / sha256(config)).touch(mode=0o600)
+        record = place / sha256(config)
+        record.touch(mode=0o600)
+        record.write_text(_spec_digest(config.parent), encoding="utf-8")
     except OSError as error:
         return f"{place}: {error.strerror or error}"
     return None
@@ -68,16 +71,20 @@ def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) ->
         CheckpointError: if the code may not be run.
     """
     if not consent and not (_in_its_run(model, digests) and given(model / CONFIG)):
-        raise CheckpointError(
-            f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
-            "a model in the folder of its run that you trained here, or one whose code you have read and trust",
-            "read these files, then allow them with --run-code",
-        )
+        raise _refusal(model, digests)
     return user_code.at(model / "code", dict(digests))
 
 
-def agreed(model: Path, *, consent: bool = False) -> dict[str, str]:
-    """SHA-256 by file name of the code a model was trained with, if it may be run.
+def _refusal(model: Path, digests: Mapping[str, str]) -> CheckpointError:
+    return CheckpointError(
+        f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
+        "a model in the folder of its run that you trained here, or one whose code you have read and trust",
+        "read these files, then allow them with --run-code",
+    )
+
+
+def agreed(model: Path, *, consent: bool = False, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """SHA-256 by file name of the code a model was trained with, if the run's job.yaml may call it.
 
     Raises:
         CheckpointError: if it may not be run.
@@ -86,7 +93,24 @@ def agreed(model: Path, *, consent: bool = False) -> dict[str, str]:
     digests = config.get("code") if isinstance(config, dict) else None
     digests = digests if isinstance(digests, dict) else {}
     stored(model, digests, consent=consent)
+    # Another function, such as one that the code imports, or other arguments are not what was trained here.
+    if not consent and not _spec_is_recorded(model, environ):
+        raise _refusal(model, digests)
     return digests
+
+
+def _spec_digest(model: Path) -> str:
+    spec = model.resolve().parent / "job.yaml"
+    return sha256(spec) if spec.is_file() else ""
+
+
+def _spec_is_recorded(model: Path, environ: Mapping[str, str]) -> bool:
+    place = folder(environ)
+    try:
+        recorded = place and (place / sha256(model / CONFIG)).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return bool(recorded) and recorded == _spec_digest(model)
 
 
 def _in_its_run(model: Path, digests: Mapping[str, str]) -> bool:

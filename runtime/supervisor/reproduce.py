@@ -11,8 +11,10 @@ from typing import Any
 from runtime.errors import CheckpointError
 from runtime.hardware.detect import detect
 from runtime.job import Job, extension
+from runtime.job.custom import parts
 from runtime.job_spec import load as job_spec
-from runtime.job_spec.spec_source import fetched
+from runtime.job_spec.spec_source import fetched, original_folder
+from runtime.models import code_consent
 from runtime.supervisor import provenance, run_folder, same_inputs, supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
@@ -26,6 +28,8 @@ class ReproduceRequest:
 
     run: Path
     runs: Path = Path("runs")
+    run_code: bool = False
+    """Whether the user code of a run that was not trained here may be run."""
 
 
 def reproduce(request: ReproduceRequest) -> int:
@@ -37,8 +41,13 @@ def reproduce(request: ReproduceRequest) -> int:
     """
     run = request.run
     _check_finished(run)
-    folder = Path((read_json(run / "state.json") or {}).get("source", "")).parent
+    folder = original_folder(run)
     job = job_spec.load(run / "job.yaml", folder=folder, locate=fetched)
+    # The folder that the run names may be anybody's: only the code that is in the run, after the same question as of
+    # `evaluate`, runs from there.
+    digests = code_consent.agreed(run / "model", consent=request.run_code) if any(parts(job)) else None
+    if digests is not None:
+        say(f"running the run's own code: {', '.join(digests)} in {folder}")
     _check_inputs(run, job)
     unlike = list(_differences(run, request.runs))
     for line in unlike:
@@ -52,6 +61,7 @@ def reproduce(request: ReproduceRequest) -> int:
             plan=run / "plan.json",
             batch_size=_batch_size(run, job),
             folder=folder,
+            code=digests,
         )
     )
     if code:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +31,11 @@ class TrainRequest:
     """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
     folder: Path | None = None
     """Where relative paths of the spec start; its own folder if None."""
+    code: Mapping[str, str] | None = None
+    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
 
     def source(self) -> SpecSource:
         """The spec, for this process and its children."""
-        return SpecSource(self.spec, self.assignments, self.batch_size, self.folder)
+        return SpecSource(self.spec, self.assignments, self.batch_size, self.folder, self.code)

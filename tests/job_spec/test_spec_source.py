@@ -17,6 +17,8 @@ from runtime.job_spec.spec_source import SpecSource
         SpecSource(Path("jobs/a.yaml")),
         SpecSource(Path("jobs/a.yaml"), ["train.epochs=3", "name=b"], 64),
         SpecSource(Path("runs/a-001/job.yaml"), [], None, Path("jobs")),
+        SpecSource(Path("runs/a-001/job.yaml"), [], None, Path("jobs"), {"a b.py": "0" * 64}),
+        SpecSource(Path("runs/a-001/job.yaml"), code={}),
     ],
 )
 def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
@@ -26,9 +28,10 @@ def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
     spec_source.add_options(parser)
     given = parser.parse_args(["scratch", str(source.spec), *source.options()])
     found = SpecSource.from_arguments(given)
-    assert (found.spec, list(found.assignments), found.batch_size, found.folder) == (
+    assert (found.spec, list(found.assignments), found.batch_size, found.folder, found.code) == (
         source.spec,
         list(source.assignments),
         source.batch_size,
         source.folder,
+        source.code,
     )

@@ -22,7 +22,7 @@ from runtime.job_spec.spec_source import SpecSource
 from runtime.models import code_consent, forward, saved_model
 from runtime.plan import plan
 from runtime.supervisor import run_folder, trainer_process
-from runtime.system.files import write_json
+from runtime.system.files import sha256, write_json
 from tests.own_job import DATA, LOSS, MODEL, write
 from tests.tiny import Quiet, machine
 
@@ -135,12 +135,14 @@ def test_a_downloaded_run_folder_runs_no_code_without_consent(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     shutil.copytree(run, tmp_path / "x-001")
     (tmp_path / "a.npz").touch()
-    for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"]):
+    runs = ["--runs", str(tmp_path / "runs")]
+    for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"], ["reproduce", *runs]):
         assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
         told = capsys.readouterr().err
         assert "contains code that runs when the model is used: my_data.py" in told
         assert "allow them with --run-code" in told
         assert "running the model's own code" not in told
+    assert not (tmp_path / "runs").exists()
 
 
 def test_evaluate_runs_no_code_that_the_run_folder_only_points_to(
@@ -157,6 +159,59 @@ def test_evaluate_runs_no_code_that_the_run_folder_only_points_to(
     assert not (tmp_path / "exploded").exists()
     (tmp_path / "evil" / "my_data.py").write_bytes((run.parent.parent / "my_data.py").read_bytes())
     assert main.main(["evaluate", str(tmp_path / "x-001")]) == 0
+
+
+def test_a_reproduced_run_runs_no_code_that_the_run_folder_only_points_to(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The code runs in other processes, which load nothing else either, such as a module that hides a library's."""
+    shutil.copytree(run, tmp_path / "x-001")
+    shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
+    write_json(tmp_path / "x-001" / "state.json", {"status": "done", "source": str(tmp_path / "evil" / "job.yaml")})
+    command = ["reproduce", str(tmp_path / "x-001"), "--runs", str(tmp_path / "runs")]
+    bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
+    (tmp_path / "evil" / "my_data.py").write_text(bomb + FILES["my_data.py"])
+    assert main.main([*command, "--run-code"]) == CheckpointError.exit_code
+    assert "my_data.py is not the file that" in capfd.readouterr().err
+    # With digests in the run folder that are those of the code there.
+    record = json.loads((run / "code.json").read_text())
+    write_json(tmp_path / "x-001" / "code.json", record | {"my_data.py": sha256(tmp_path / "evil" / "my_data.py")})
+    assert main.main(command) == CheckpointError.exit_code
+    assert "allow them with --run-code" in capfd.readouterr().err
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_child_runs_only_the_code_that_its_parent_names(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
+    (tmp_path / "evil" / "my_loss.py").write_text("import my_more\n" + LOSS)
+    (tmp_path / "evil" / "my_more.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\n")
+    digests = json.loads((run / "code.json").read_text()) | {"my_loss.py": sha256(tmp_path / "evil" / "my_loss.py")}
+    for code in (digests, {}):
+        source = SpecSource(run / "job.yaml", folder=tmp_path / "evil", code=code)
+        with pytest.raises(CheckpointError, match="which is not recorded"):
+            user_code.at(source.load().folder).call("my_loss.py", "loss", {})
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_consent_is_for_what_the_job_calls_too(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job.yaml that calls the same files in another way, such as a function that they import."""
+    shutil.copytree(run, tmp_path / "x-001")
+    assert main.main(["evaluate", str(tmp_path / "x-001")]) == 0
+    spec = (tmp_path / "x-001" / "job.yaml").read_text()
+    (tmp_path / "x-001" / "job.yaml").write_text(spec.replace("width: 6", "width: 7"))
+    for command in (["evaluate"], ["reproduce", "--runs", str(tmp_path / "runs")]):
+        assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
+        assert "allow them with --run-code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "state", ['{"status": "done", "source": ["a"]}', "[]", '{"status": "done"}'], ids=["list", "no object", "nothing"]
+)
+def test_a_state_that_names_no_folder(run: Path, tmp_path: Path, state: str) -> None:
+    shutil.copytree(run, tmp_path / "x-001")
+    (tmp_path / "x-001" / "state.json").write_text(state)
+    command = ["reproduce", str(tmp_path / "x-001"), "--runs", str(tmp_path / "runs")]
+    assert main.main(command) in (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
 
 
 def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
