@@ -20,11 +20,11 @@ from runtime.job.sweep import Parameter, Sweep
 from runtime.job.track import Track
 from runtime.job.train import Train
 from runtime.job.values import (
-    Address,
     Count,
     Duration,
     Interval,
     Name,
+    NoticeUrl,
     Spec,
     VariableName,
 )
@@ -47,8 +47,10 @@ class Checkpoint(Spec):
         description="metric of the best checkpoint, which is kept; by task if absent; of equal values the one with the "
         "lower validation loss is better",
     )
-    notice: Address | None = Field(
-        None, description="a URL polled every 5 s for a preemption notice; the run then stops with exit code 75"
+    notice: NoticeUrl | None = Field(
+        None,
+        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice; the run then stops "
+        "with exit code 75",
     )
     copy_to: StoreAddress | None = Field(
         None,

@@ -27,6 +27,18 @@ _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user name and password, because the spec is copied into every run folder.
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
+# The same addresses give credentials of the machine under other paths, so every path is named. A loopback address is for
+# a service of the machine's owner.
+_NOTICE = re.compile(
+    r"http://("
+    r"(169\.254\.169\.254|\[fd00:ec2::254\])/latest/meta-data/"
+    r"(spot/instance-action|spot/termination-time|events/recommendations/rebalance)"
+    r"|(169\.254\.169\.254|metadata\.google\.internal)/computeMetadata/v1/instance/(preempted|maintenance-event)"
+    r"|169\.254\.169\.254/metadata/scheduledevents\?api-version=[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"|100\.100\.100\.200/latest/meta-data/instance/spot/termination-time"
+    r"|(localhost|127(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}|\[::1\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/?=&%-]*)?"
+    r")"
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _REVISION = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _FOLD = re.compile(r"([1-9][0-9]?|100)/([2-9]|[1-9][0-9]|100)")
@@ -209,7 +221,23 @@ def check_web_address(text: str) -> None:
         )
 
 
+def check_notice_address(text: str) -> None:
+    """Check a URL that is polled during the run: one where a cloud announces that it takes a machine away."""
+    try:
+        good = len(text) <= 2000 and bool(_NOTICE.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # port out of range
+        good = False
+    if not good:
+        raise PydanticCustomError(
+            "notice",
+            "a URL where a cloud gives notice, such as "
+            "http://169.254.169.254/latest/meta-data/spot/instance-action (docs/reliability.md), or one of this machine "
+            "itself, such as http://127.0.0.1:8000/notice",
+        )
+
+
 Address = Annotated[str, _Checked(check_web_address, _ADDRESS.pattern)]
+NoticeUrl = Annotated[str, _Checked(check_notice_address, _NOTICE.pattern)]
 Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
 VariableName = Annotated[str, _Checked(check_variable_name, _VARIABLE.pattern)]
 Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]

@@ -1,7 +1,8 @@
 """Polls a URL for a preemption notice (this machine will be taken away soon) while the trainer runs.
 
 Cloud providers serve it at an address that only the machine itself can reach. It is requested without a proxy, and
-redirects are not followed, so that nobody else can stop the run.
+redirects are not followed, so that nobody else can stop the run. No part of an answer but its status is recorded: what
+answers may be a service that tells more.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ class NoticeAddress:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
             return reply.status, reply.read(MOST_BYTES).decode("utf-8", "replace").strip()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NoAnswer(f"does not answer: {error or type(error).__name__}") from None
+        except (http.client.HTTPException, ValueError) as error:  # their text quotes what was answered
+            raise NoAnswer(f"does not answer: {type(error).__name__}") from None
+        except OSError as error:
+            raise NoAnswer(f"does not answer: {error.strerror or error or type(error).__name__}") from None
         finally:
             connection.close()
 
@@ -132,7 +135,7 @@ def _work(
                 tell("notice", f"{post.url} {why}; retrying every {EVERY:.0f} s while the training continues")
             told, text = True, None
         if text is not None:
-            tell("notice", f"{post.url} says {' '.join(text.split())[:200]!r}: this machine will be shut down")
+            tell("notice", f"{post.url} answers {http.client.OK:d}: this machine will be shut down")
             arrived()
             return
         ended.wait(EVERY)

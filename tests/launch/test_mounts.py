@@ -283,8 +283,8 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
         ),
         ("model: {source: transformers, name: photos}\n", "network: off, the job needs no download"),
         (
-            "checkpoint: {notice: http://169.254.169.254/x}\n",
-            "network: on, for checkpoint.notice: http://169.254.169.254/x is polled",
+            "checkpoint: {notice: http://127.0.0.1/x}\n",
+            "network: on, for checkpoint.notice: http://127.0.0.1/x is polled",
         ),
         (
             "checkpoint: {copy_to: s3://bucket/runs}\n",

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from runtime.job.job import Checkpoint
 from runtime.supervisor import preemption
 from runtime.supervisor.preemption import NoAnswer, NoticeAddress
 from runtime.system.signals import NOTICE, Interrupted, Signals
@@ -144,6 +146,89 @@ def test_no_server_and_no_http() -> None:
         thread.join()
 
 
+def test_nothing_of_an_answer_is_recorded_but_its_status(
+    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What answers may be a service that gives credentials, or that does not speak HTTP."""
+    monkeypatch.setattr(preemption, "EVERY", 0.02)
+    provider.answer = (200, '{"AccessKeyId": "secret", "Events": [1]}')
+    Signals()
+    with preemption.watched(provider.url, tmp_path), pytest.raises(Interrupted):
+        time.sleep(60)
+    assert events(tmp_path) == [f"{provider.url} answers 200: this machine will be shut down"]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            connection.recv(1 << 16)
+            connection.sendall(b"secret\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NoAnswer) as raised:
+            NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
+        thread.join()
+    assert str(raised.value) == "does not answer: BadStatusLine"
+
+
+AWS, GOOGLE = "http://169.254.169.254/latest/meta-data", "http://metadata.google.internal/computeMetadata/v1/instance"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"{AWS}/spot/instance-action",
+        f"{AWS}/spot/termination-time",
+        "http://[fd00:ec2::254]/latest/meta-data/spot/instance-action",
+        f"{GOOGLE}/preempted",
+        "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01",
+        "http://100.100.100.200/latest/meta-data/instance/spot/termination-time",
+        "http://127.0.0.1:8000/notice?v=1",
+        "http://[::1]/",
+        "http://localhost",
+    ],
+)
+def test_urls_where_a_notice_is_given(url: str) -> None:
+    assert Checkpoint(notice=url).notice == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"{AWS}/iam/security-credentials/",
+        f"{AWS}/spot/instance-action/../../iam/security-credentials/",
+        f"{AWS}/spot/instance-action?x",
+        f"{AWS}/spot/instance-action\n",
+        "http://169.254.169.254:81/latest/meta-data/spot/instance-action",
+        "http://169.254.169.254/latest/user-data",
+        f"{GOOGLE}/service-accounts/default/token",
+        f"{GOOGLE}/preempted?recursive=true",
+        "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://vault.azure.net",
+        "http://169.254.170.2/v2/credentials/1",
+        "http://100.100.100.200/latest/meta-data/ram/security-credentials/",
+        "http://example.com/notice",
+        "https://127.0.0.1/notice",
+        "http://127.0.0.1.example.com/",
+        "http://127.0.0.1@example.com/",
+        "http://127.0.0.1:8000@example.com/",
+        "http://127.0.0.1#@example.com/",
+        "http://127.0.0.1:0/",
+        "http://127.0.0.1/$(touch x)",
+        "http://0.0.0.0/",
+        "http://2130706433/",
+        "http://localhost.example.com/",
+        "http://10.0.0.1/",
+    ],
+)
+def test_other_urls_are_refused(url: str) -> None:
+    """Metadata services give the credentials of the machine under other paths."""
+    with pytest.raises(ValidationError, match="a URL where a cloud gives notice"):
+        Checkpoint(notice=url)
+
+
 def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption, "PATIENCE", 0.1)
     with socket.socket() as listener:
@@ -182,7 +267,7 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     told = events(tmp_path)
     assert len(told) == 2
     assert "answers 500; retrying" in told[0]
-    assert told[1].endswith("says 'TRUE': this machine will be shut down")
+    assert told[1] == f"{provider.url} answers 200: this machine will be shut down"
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == "SIGTERM"
