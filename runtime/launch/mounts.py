@@ -29,23 +29,28 @@ TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log
 """Never mounted, nor anything below them."""
 FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
 """Never mounted as a whole."""
-PRIVATE = (
+CACHES = (".cache/huggingface/hub", ".cache/huggingface/datasets", ".cache/torch")
+"""In a home folder: the only hidden entries that are mounted, all of them downloads; a token lies beside the first two."""
+KEYS = (
     ".ssh",
     ".gnupg",
     ".aws",
     ".azure",
-    ".config",
     ".docker",
     ".kube",
+    ".oci",
+    ".kaggle",
+    ".password-store",
     ".netrc",
     ".git-credentials",
-    ".password-store",
-    ".mozilla",
-    ".local",
+    ".npmrc",
+    ".pypirc",
+    ".pgpass",
+    ".vault-token",
+    ".databrickscfg",
+    "stored_tokens",
 )
-"""In a home folder: never mounted, nor anything below them."""
-KEYS = (".ssh", ".gnupg", ".aws", ".kube", ".password-store", ".netrc", ".git-credentials")
-"""A folder that contains one of these is a home folder, or a copy of one."""
+"""A folder that contains one of these is a home folder, or a copy of one; neither is anything below them mounted."""
 MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Tables that, for images, contain paths relative to themselves."""
 MOST_LINKS = 10_000
@@ -137,10 +142,16 @@ def refusal(path: Path) -> str | None:
     for home in _homes():
         if home.is_relative_to(path):
             return "it is a home folder, or contains one"
-        if path.is_relative_to(home) and path != home and path.relative_to(home).parts[0] in PRIVATE:
-            return f"{path.relative_to(home).parts[0]} in a home folder contains keys and settings"
-    if found := next((name for name in KEYS if os.path.lexists(path / name)), None):
-        return f"it holds keys: {found}"
+        hidden = path.relative_to(home).parts[0] if path.is_relative_to(home) else ""
+        if hidden.startswith(".") and not any(path.is_relative_to(home / cache) for cache in CACHES):
+            return f"{hidden} in a home folder contains keys and settings"
+    if part := next((part for part in path.parts if part.lower() in KEYS), None):
+        return f"{part} contains keys"
+    if name := next((name for name in KEYS if os.path.lexists(path / name)), None):
+        return f"it holds keys: {name}"
+    hub = path.parent if path.name == "token" else path
+    if (hub / "hub").is_dir() and (hub / "token").is_file():  # the folder of the hub's caches, which can be anywhere
+        return "it holds keys: token"
     try:
         mode = path.stat().st_mode
     except OSError:

@@ -110,6 +110,7 @@ def _home(folder: Path) -> str:
         ("REAL", "it is a home folder, or contains one"),
         ("REAL/.ssh", ".ssh in a home folder contains keys and settings"),
         ("COPY", "it holds keys: .ssh"),
+        ("COPY/.ssh", ".ssh contains keys"),
         ("SOCKET", "it is neither a file nor a folder"),
     ],
 )
@@ -138,6 +139,39 @@ def test_paths_that_are_never_mounted(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert f"{tmp_path}/job.yaml:5:3: data.validation: " in told
     assert f"is not mounted: {why}" in told
+
+
+HIDDEN = [
+    *(".npmrc", ".pypirc", ".kaggle", ".vault-token", ".pgpass", ".databrickscfg", ".oci", ".bash_history"),
+    *(".cache", ".cache/pip", ".cache/drivetrain", ".cache/huggingface", ".cache/huggingface/hubs"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens"),
+]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_no_hidden_entry_of_a_home_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / name).mkdir(parents=True)
+    assert mounts.refusal(tmp_path / name) == f"{Path(name).parts[0]} in a home folder contains keys and settings"
+
+
+@pytest.mark.parametrize("name", [".npmrc", ".pypirc", ".kaggle", ".vault-token", ".pgpass", ".databrickscfg", ".oci"])
+def test_a_copy_of_keys_is_not_mounted_either(tmp_path: Path, name: str) -> None:
+    (tmp_path / "backup" / name).mkdir(parents=True)
+    assert mounts.refusal(tmp_path / "backup") == f"it holds keys: {name}"
+    assert mounts.refusal(tmp_path / "backup" / name / "file") == f"{name} contains keys"
+
+
+def test_the_downloads_of_a_home_are_mounted_without_their_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    for cache in (tmp_path / "me" / ".cache" / "huggingface", tmp_path / "elsewhere"):
+        (cache / "hub" / "models--a--b").mkdir(parents=True)
+        (cache / "token").write_text("hf_secret")
+        assert mounts.refusal(cache / "hub" / "models--a--b") is None
+        assert mounts.refusal(cache) is not None
+        assert mounts.refusal(cache / "token") is not None
 
 
 def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
