@@ -20,6 +20,7 @@ from runtime.job import custom as custom_job
 from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
 from runtime.job.remote_data import local_paths
+from runtime.launch import one_line
 from runtime.launch.project import PROJECT
 from runtime.storage.remote_address import is_remote
 
@@ -121,6 +122,8 @@ def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
     """
     whole = _with_blobs(path)
     target, real = _seen(whole, root), whole.resolve()
+    for each in (whole, real):
+        one_line.check({blame: str(each)})
     if target is not None:
         if why := refusal(real) or refusal(whole):
             raise SpecError(

@@ -174,6 +174,15 @@ def test_the_downloads_of_a_home_are_mounted_without_their_token(
         assert mounts.refusal(cache / "token") is not None
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x1b[2Jb", "a\u2028b", "a\x85b"], ids=ascii)
+def test_a_control_character_in_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    path = written(tmp_path / name)
+    assert "contains a control character" in refused(path)
+    (tmp_path / "link").symlink_to(tmp_path / name / "photos")
+    assert "contains a control character" in refused(written(tmp_path, IMAGES.replace("photos", "link")))
+
+
 def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     told = refused(own_job.write(tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from runtime.errors import DeviceError
 from runtime.job.limits import NodeRange
+from runtime.launch import one_line
 from runtime.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from runtime.system.files import write_text
@@ -70,11 +72,20 @@ def launch(request: ClusterRequest) -> int:
     """
     engine = ENGINES[request.engine]
     work = resolve(request, unseen=engine.unseen, shrinks=not engine.fixed)
+    path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
+    one_line.check(
+        {
+            "the working folder": str(work.folder),
+            "the job file": str(work.spec),
+            "this Python": sys.executable,
+            "--output": str(path),
+            **{f"an option of train, {number}": word for number, word in enumerate(work.options, start=1)},
+        }
+    )
     place, named = site.load(request.site)
     here = place.section(request.engine, named)
     for line in (*engine.check(work, here, named), *shared_folders.notes(work), *_fixed(work, engine)):
         print(line)
-    path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
     print(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}", flush=True)
     words = engine.submit(work, path)
     if not request.submit:

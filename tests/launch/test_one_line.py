@@ -1,0 +1,55 @@
+"""No control character of a path or an option gets into a file that another program runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cluster_site import IMAGE, ClusterSite
+from tests.launch.test_cluster_launch import SPEC
+
+ENGINES = {
+    "slurm": {"shared": ["/"]},
+    "k8s": {"image": IMAGE, "runs": "/data/runs", "claims": [{"claim": "a", "at": "/data"}]},
+    "skypilot": {"image": IMAGE, "runs": "/data/runs", "volumes": {"/data": "a"}},
+    "nodes": {
+        "image": IMAGE,
+        "runs": "/data/runs",
+        "contexts": ["a"],
+        "meet": "a:1000",
+        "mounts": {"/data": "/data"},
+    },
+}
+SUFFIXES = {"slurm": "sbatch", "k8s": "k8s.yaml", "skypilot": "sky.yaml", "nodes": "nodes.sh"}
+SPEC_ANYWHERE = SPEC.replace("data.npz", "/data/data.npz")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["a\ntouch mark\n", "a\r", "a\x1b[2J", "a\u2028b", "a\udce9"], ids=ascii)
+def test_the_name_of_a_folder_is_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: str, name: str
+) -> None:
+    (folder := tmp_path / name).mkdir()
+    site = ClusterSite(engine, ENGINES[engine])
+    (folder / "data.npz").touch()
+    monkeypatch.chdir(site.prepare(folder, SPEC if engine == "slurm" else SPEC_ANYWHERE))
+    assert site.launch() == 2
+    told = capsys.readouterr().err
+    assert "the working folder: " in told
+    assert "contains a control character" in told
+    assert not list(folder.glob("tiny.*.*"))
+    assert not (folder / f"tiny.{SUFFIXES[engine]}").exists()
+
+
+@pytest.mark.parametrize("words", [["--set", "data.train=/data/a\n b"], ["--output", "a\nb"]], ids=["set", "output"])
+def test_an_option_is_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    site = ClusterSite("k8s", ENGINES["k8s"])
+    monkeypatch.chdir(site.prepare(tmp_path, SPEC_ANYWHERE))
+    assert site.launch() == 0
+    (tmp_path / "tiny.k8s.yaml").unlink()
+    assert site.launch(*words) == 2
+    assert "contains a control character" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.k8s.yaml"))
