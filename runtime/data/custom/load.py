@@ -204,13 +204,13 @@ def _npz(path: Path, keys: Sequence[str]) -> list[object]:
         )
     form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with npz_file.opened(path) as content:
             lost = [key for key in keys if key not in content]
             if lost:
                 raise DataError(
                     f"{path} has no {', '.join(lost)}, it has {', '.join(content)}", form, "rename the arrays"
                 )
-            return [npz_file.member(content, key) for key in keys]
+            return [npz_file.member(content, key, path, "") for key in keys]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
 

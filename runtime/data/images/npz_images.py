@@ -113,13 +113,12 @@ def _images(
 def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
     possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
     try:
-        # numpy would leave the file open if it is no .npz.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with npz_file.opened(path) as file:
             missing = set(names) - set(file.files)
             if missing:
                 save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: npz_file.member(file, name) for name in names}
+            return {name: npz_file.member(file, name, path, key) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(
             f"{key}: {path} cannot be read: {_reason(error)}",

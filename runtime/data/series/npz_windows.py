@@ -65,7 +65,7 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
 
 def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with npz_file.opened(path) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise DataError(
@@ -73,7 +73,7 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
                     FORM,
                     f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
                 )
-            return {name: npz_file.member(file, name) for name in names}
+            return {name: npz_file.member(file, name, path, key) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = str(error) or "it is empty"
         if "pickle" in reason:

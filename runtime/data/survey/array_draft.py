@@ -179,8 +179,8 @@ def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[np
 
 def _member(path: Path, name: str) -> npt.NDArray[np.generic]:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return npz_file.member(file, name)
+        with npz_file.opened(path) as file:
+            return npz_file.member(file, name, path, KEY)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise DataError(
             f"{KEY}: `{name}` of {path} cannot be read: {str(error) or type(error).__name__}",
