@@ -50,13 +50,23 @@ class DecodedSize:
         """
         self.size += size
         if self.size > self.limit:
-            named = f"{self.key}: " if self.key else ""
-            raise DataError(
-                f"{named}{self.subject} takes {format_bytes(self.size)} or more in memory, once it is decoded",
-                f"up to {format_bytes(self.limit)}: the memory that is free here",
-                "raise limits.memory, or write fewer or smaller samples into the file; if nobody means it to be so large, "
-                "the file is damaged or made to exhaust memory",
-            )
+            raise too_large(f"{self.subject} takes {format_bytes(self.size)} or more in memory", self.key, self.limit)
+
+
+def too_large(given: str, key: str, limit: int | None = None) -> DataError:
+    """The error for data that does not fit into memory.
+
+    Args:
+        given: what does not, as a sentence without a period.
+        key: the spec key that names the file; empty for one of the command line.
+        limit: bytes that fit; None for what is free now.
+    """
+    return DataError(
+        f"{key}: {given}" if key else given,
+        f"up to {format_bytes(free_memory() if limit is None else limit)}: the memory that is free here",
+        "raise limits.memory, or write fewer or smaller samples into the file; a small file that unpacks to so much is damaged, "
+        "or made to exhaust memory",
+    )
 
 
 def check(size: int, subject: str, key: str) -> None:

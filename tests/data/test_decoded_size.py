@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import ipc, parquet
 
 from runtime.data import decoded_size
-from runtime.data.formats import npz_file
+from runtime.data.formats import npz_file, table_file
 from runtime.errors import DataError
 
 MIB = 1 << 20
@@ -106,3 +109,116 @@ def test_one_array_with_the_name_of_many_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(header(f"({1 << 50},)"))
     with pytest.raises(ValueError, match=r"not an \.npz"):
         array(tmp_path / "a.npz")
+
+
+def dictionary_bomb(path: Path, rows: int, text: str = "x" * MIB, *, first: int = 0) -> None:
+    """A text that many rows share, which is in the file once; `first` rows before them are short."""
+    codes = pyarrow.array([0] * first + [1] * rows, pyarrow.int32())
+    column = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(["short", text]))
+    table = pyarrow.table({"text": column, "label": pyarrow.array(["a"] * (first + rows))})
+    parquet.write_table(table, path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30)
+
+
+def column(values: object, path: Path, **options: object) -> None:
+    parquet.write_table(pyarrow.table({"text": values}), path, compression="zstd", **options)
+
+
+BOMBS = {
+    "one-text": lambda path: dictionary_bomb(path, 40),
+    "one-text-late": lambda path: dictionary_bomb(path, 40, first=5000),
+    "packed": lambda path: column(["x" * MIB] * 40, path, use_dictionary=False),
+    "numbers": lambda path: column(pyarrow.array(np.zeros(3 * MIB, np.int64)), path),
+    "list": lambda path: column([[], ["x" * MIB] * 40], path, dictionary_pagesize_limit=1 << 30),
+    "struct": lambda path: column([{"bytes": b"x" * MIB}] * 40, path, dictionary_pagesize_limit=1 << 30),
+    "prefixes": lambda path: column(
+        ["x" * MIB] * 40, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BOMBS))
+@pytest.mark.usefixtures("little_memory")
+def test_a_parquet_file_of_kilobytes_that_unpacks_to_more_than_memory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "bomb.parquet"
+    BOMBS[kind](path)
+    assert path.stat().st_size < 1 << 16
+    before = pyarrow.total_allocated_bytes()
+    with pytest.raises(DataError, match=r"data\.train: .*bomb\.parquet.* in memory") as caught:
+        table_file.read(path, "data.train")
+    assert "the memory that is free here" in caught.value.possible
+    assert pyarrow.total_allocated_bytes() - before < 2 * 8 * MIB
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_the_first_rows_of_a_large_parquet_file_are_read(tmp_path: Path) -> None:
+    dictionary_bomb(tmp_path / "a.parquet", 40, first=5000)
+    head, rows = table_file.head(tmp_path / "a.parquet", "path", 1000)
+    assert (len(head), rows) == (1000, 5040)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_parquet_tables_that_fit_are_read_as_before(tmp_path: Path) -> None:
+    content = pyarrow.table(
+        {
+            "text": [f"text {row}" for row in range(30_000)],
+            "tags": [["a", "b"]] * 30_000,
+            "cell": [{"bytes": b"\xff", "path": None}] * 30_000,
+            "a.b": pyarrow.array(range(30_000)),
+        }
+    )
+    parquet.write_table(content, tmp_path / "a.parquet", row_group_size=7000)
+    assert table_file.read(tmp_path / "a.parquet", "data.train").equals(content)
+    two = table_file.read(tmp_path / "a.parquet", "data.train", wanted={"a.b": "x", "text": "y"}, only=True)
+    assert two.equals(content.select(["text", "a.b"]))
+
+
+@pytest.mark.parametrize("form", ["stream", "file"])
+@pytest.mark.usefixtures("little_memory")
+def test_compressed_arrow_files_count_as_unpacked(tmp_path: Path, form: str) -> None:
+    writer = {"stream": ipc.new_stream, "file": ipc.new_file}[form]
+    for name, rows in (("small", 5), ("large", 40)):
+        table = pyarrow.table({"text": ["x" * MIB] * rows})
+        options = ipc.IpcWriteOptions(compression="zstd")
+        with writer(tmp_path / f"{name}.arrow", table.schema, options=options) as file:
+            file.write_table(table)
+    assert len(table_file.read(tmp_path / "small.arrow", "data.train")) == 5
+    with pytest.raises(DataError, match="in memory"):
+        table_file.read(tmp_path / "large.arrow", "data.train")
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_mapped_arrow_files_may_be_larger_than_memory(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["x" * MIB] * 20})
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    assert len(table_file.read(tmp_path / "a.arrow", "data.train")) == 20
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pyarrow.nulls(1 << 30),
+        pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 40, pyarrow.int32()), ["x" * MIB]),
+    ],
+    ids=["nothing", "dictionary"],
+)
+@pytest.mark.usefixtures("little_memory")
+def test_arrow_files_that_become_larger_than_they_are(tmp_path: Path, values: object) -> None:
+    table = pyarrow.table({"text": values})
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(DataError, match="in memory"):
+        table_file.read(tmp_path / "a.arrow", "data.train")
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_names_of_classes_count_for_every_row(tmp_path: Path) -> None:
+    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["x" * MIB, "\ud800"]}}}}
+    for name, number in (("many", 0), ("odd", 1)):
+        table = pyarrow.table({"label": [number] * 40})
+        parquet.write_table(
+            table.replace_schema_metadata({"huggingface": json.dumps(features)}), tmp_path / f"{name}.parquet"
+        )
+    assert table_file.read(tmp_path / "odd.parquet", "data.train")["label"][0].as_py() == "?"
+    with pytest.raises(DataError, match="names of its classes"):
+        table_file.read(tmp_path / "many.parquet", "data.train")

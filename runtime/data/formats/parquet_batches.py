@@ -18,8 +18,10 @@ from runtime.data.streaming.ranged_file import RangedFile
 if TYPE_CHECKING:
     import pyarrow
 
-PARTS = 4
+PARTS = 16
 """A batch takes at most one of so many parts of the memory."""
+ROWS = 1 << 20
+"""Rows of the largest batch of a table that is read whole."""
 FIRST = 64
 """Rows in which the first text of a column is looked for."""
 RATIO = 1000
@@ -45,6 +47,44 @@ class _Chunk:
     """Whether a row has a list of values."""
 
 
+def read(source: Path | RangedFile, columns: Sequence[str], subject: str, key: str, rows: int | None = None) -> Any:
+    """All rows of a file, or the first ones, as a pyarrow.Table with these columns.
+
+    Args:
+        source: the file.
+        columns: those that are read.
+        subject: the file, for messages.
+        key: the spec key that names it.
+        rows: how many; None for all.
+
+    Raises:
+        DataError: if they do not fit into memory.
+        pyarrow.ArrowException, OSError: if the file cannot be read.
+    """
+    from pyarrow import ArrowInvalid, Table, parquet
+
+    with parquet.ParquetFile(source) as opened:
+        schema = opened.schema_arrow
+        if rows is None:
+            groups = range(opened.num_row_groups)
+            every = (chunk for group in groups for chunk in _chunks(opened, group, columns))
+            decoded_size.check(sum(max(chunk.values * chunk.width, chunk.unpacked) for chunk in every), subject, key)
+    if missing := sorted(set(columns) - set(schema.names)):
+        raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
+    # Parts that grow while they are decoded take memory beside those that are done.
+    size, parts, count = DecodedSize(subject, key, decoded_size.free_memory() * 3 // 4), list[Any](), 0
+    for batch in batches(source, columns, rows or ROWS, subject, key):
+        size.add(batch.nbytes)
+        parts.append(batch.select(list(columns)))
+        count += len(batch)
+        if rows is not None and count >= rows:
+            break
+    if not parts:
+        return schema.empty_table().select(list(columns))
+    table = Table.from_batches(parts).replace_schema_metadata(schema.metadata)
+    return table if rows is None else table.slice(0, rows)
+
+
 def batches(
     source: Path | RangedFile, columns: Sequence[str], most: int, subject: str, key: str
 ) -> Iterator[pyarrow.RecordBatch]:
@@ -65,13 +105,22 @@ def batches(
 
     with parquet.ParquetFile(source) as opened:
         for group in range(opened.num_row_groups):
-            limit = decoded_size.free_memory()
-            chunks = list(_chunks(opened, group, columns))
-            for chunk in chunks:
-                _check(chunk, DecodedSize(f'column "{chunk.path}" of {subject}', key, limit))
-            size = sum(_longest(opened, source, group, chunk, limit) for chunk in chunks if not chunk.repeated)
-            rows = max(1, min(most, limit // PARTS // max(1, size)))
-            yield from opened.iter_batches(rows, row_groups=[group], columns=list(columns))
+            limit, width = decoded_size.free_memory(), 1
+            for chunk in _chunks(opened, group, columns):
+                size = DecodedSize(f'column "{chunk.path}" of {subject}', key, limit)
+                if chunk.repeated:
+                    # Any one row may have all values.
+                    size.add(chunk.values * (chunk.width or 4))
+                longest = _longest(opened, source, group, chunk, limit)
+                if chunk.repeated:
+                    size.add(chunk.values * longest)
+                else:
+                    width += longest
+                    # A page is unpacked whole.
+                    size.add(chunk.unpacked if chunk.unpacked > RATIO * chunk.packed else 0)
+            yield from opened.iter_batches(
+                max(1, min(most, limit // PARTS // width)), row_groups=[group], columns=list(columns)
+            )
 
 
 def _chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
@@ -93,15 +142,6 @@ def _chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]
             )
 
 
-def _check(chunk: _Chunk, size: DecodedSize) -> None:
-    """Check what is decoded at once, however few rows there are: a list of one row, and a page."""
-    if chunk.repeated:
-        # Any one row may have all values.
-        size.add(chunk.values * (chunk.width or 4) + (0 if chunk.width else chunk.unpacked))
-    elif chunk.unpacked > RATIO * max(1, chunk.packed):
-        size.add(chunk.unpacked)
-
-
 def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes that a value of a column takes at most, or on average if each is written in full."""
     if chunk.width:
@@ -114,14 +154,13 @@ def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, 
     from pyarrow import compute, parquet
 
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as found:
-        batch = next(found.iter_batches(FIRST, row_groups=[group], columns=[chunk.path]), None)
-    longest = [
-        compute.max(compute.binary_length(array.dictionary)).as_py() or 0
-        for column in (batch.columns if batch is not None else ())
-        for array in _dictionaries(column)
-        if len(array.dictionary)
-    ]
-    return average + max(longest, default=chunk.unpacked)
+        for batch in found.iter_batches(FIRST, row_groups=[group], columns=[chunk.path]):
+            arrays = [array for column in batch.columns for array in _dictionaries(column)]
+            if longest := [
+                compute.max(compute.binary_length(each.dictionary)).as_py() for each in arrays if len(each.dictionary)
+            ]:
+                return average + max(length or 0 for length in longest)
+    return average
 
 
 def _dictionaries(array: Any) -> Iterator[Any]:
@@ -133,3 +172,5 @@ def _dictionaries(array: Any) -> Iterator[Any]:
     elif types.is_struct(array.type):
         for index in range(array.type.num_fields):
             yield from _dictionaries(array.field(index))
+    elif types.is_nested(array.type):
+        yield from _dictionaries(array.values)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.data.formats import shards
+from runtime.data import decoded_size
+from runtime.data.formats import parquet_batches, shards
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,28 +38,54 @@ class ParquetReader:
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; dictionary columns as their values, classes by their names."""
-        from pyarrow import concat_tables, parquet
+        from pyarrow import concat_tables
 
-        return concat_tables(
-            [shards.class_names(decoded(parquet.read_table(path, columns=list(columns)))) for path in self.files]
-        )
+        return concat_tables([self._read(path, columns) for path in self.files])
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the number of all rows."""
-        from pyarrow import Table, parquet
+        from pyarrow import parquet
 
-        with parquet.ParquetFile(self.path) as file:
-            batch = next(file.iter_batches(rows), None)
-            table = file.schema_arrow.empty_table() if batch is None else Table.from_batches([batch])
-            count = file.metadata.num_rows + sum(parquet.read_metadata(path).num_rows for path in self.files[1:])
-            return shards.class_names(decoded(table)), count
+        count = sum(parquet.read_metadata(path).num_rows for path in self.files)
+        return self._read(self.path, self.names(), rows), count
+
+    def _read(self, path: Path, columns: Sequence[str], rows: int | None = None) -> pyarrow.Table:
+        table = parquet_batches.read(path, columns, str(path), self.key, rows)
+        return shards.class_names(decoded(table, str(path), self.key))
 
 
-def decoded(table: pyarrow.Table) -> pyarrow.Table:
-    """The same table with the values of its dictionary columns."""
+def decoded(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
+    """The same table with the values of its dictionary columns.
+
+    Args:
+        table: as read.
+        subject: the file, for messages.
+        key: the spec key that names it.
+
+    Raises:
+        DataError: if they do not fit into memory.
+    """
     from pyarrow import types
 
     for index, field in enumerate(table.schema):
         if types.is_dictionary(field.type):
+            decoded_size.check(_values_bytes(table[field.name]), f'column "{field.name}" of {subject}', key)
             table = table.set_column(index, field.name, table[field.name].cast(field.type.value_type))
     return table
+
+
+def _values_bytes(column: pyarrow.ChunkedArray) -> int:
+    """Bytes of the values of a dictionary column."""
+    from pyarrow import compute, types
+
+    size, kind = 0, column.type.value_type
+    for chunk in column.chunks:
+        if types.is_primitive(kind) or types.is_fixed_size_binary(kind):
+            size += len(chunk) * max(1, kind.bit_width // 8)
+        elif types.is_nested(kind):
+            # Rare: each is taken for as long as all of them.
+            size += len(chunk) * int(chunk.dictionary.nbytes)
+        else:
+            lengths = compute.binary_length(chunk.dictionary).take(chunk.indices)
+            size += 4 * len(chunk) + int(compute.sum(lengths).as_py() or 0)
+    return size

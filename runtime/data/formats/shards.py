@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.data import decoded_size
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -89,7 +90,11 @@ def class_names(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def with_names(table: pyarrow.Table, known: Mapping[str, Sequence[str]]) -> pyarrow.Table:
-    """The same table with these names of classes, by column, instead of numbers; -1 is no class."""
+    """The same table with these names of classes, by column, instead of numbers; -1 is no class.
+
+    Raises:
+        DataError: if the names of all rows do not fit into memory.
+    """
     from pyarrow import array, compute, int64, string
 
     for name, classes in known.items():
@@ -99,7 +104,11 @@ def with_names(table: pyarrow.Table, known: Mapping[str, Sequence[str]]) -> pyar
         numbers = table[name].cast(int64())
         inside = compute.and_(compute.greater_equal(numbers, 0), compute.less(numbers, len(classes)))
         chosen = compute.if_else(inside, numbers, None)
-        table = table.set_column(place, name, compute.take(array(classes, string()), chosen))
+        # A JSON can name half of a surrogate pair.
+        words = [text.encode("utf-8", "replace") for text in classes]
+        lengths = compute.take(array(map(len, words), int64()), chosen)
+        decoded_size.check(compute.sum(lengths).as_py() or 0, f'column "{name}" with the names of its classes', "")
+        table = table.set_column(place, name, compute.take(array(words, string()), chosen))
     return table
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from runtime.data import decoded_size
 from runtime.data.formats import (
     arrow_file,
     hub_classes,
@@ -108,6 +109,8 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
 
 def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataError:
     """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
+    if isinstance(error, MemoryError):
+        return decoded_size.too_large(f"{path} does not fit into memory", key)
     if suffix == ".jsonl":
         text_encoding.check(path, key)
     return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
@@ -184,7 +187,7 @@ def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
 def _failures() -> tuple[type[Exception], ...]:
     import pyarrow
 
-    return (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+    return (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
 
 
 def _check_names(names: list[str], path: Path, key: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from runtime.data import decoded_size
+from runtime.data.formats import parquet_batches
 from runtime.data.formats import shards as tables
 from runtime.data.formats.parquet_file import decoded
 from runtime.data.images import image_column
@@ -107,15 +109,26 @@ def read(
         names = parquet.read_schema(file).names
         images = image_name(file, images, shard, key)
         check_columns(columns, names, shard, key)
-        found = tables.class_names(decoded(parquet.read_table(file, columns=list(columns))))
+        found = labels(file, columns, shard, key)
         found = tables.with_names(found, classes)
         empty = [False] * len(found)
         if not _is_full(file, images):
-            empty = [not size for size in map(len, rows(file, images))]
+            empty = [not size for size in map(len, rows(file, images, shard, key))]
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
     taken = uncompressed(file, images) + flat_file.overhead(len(found))
     return found.append_column(LACKS, array(empty, bool_())).replace_schema_metadata({TAKEN: str(taken)})
+
+
+def labels(file: ParquetSource, columns: Sequence[str], shard: Shard, key: str) -> pyarrow.Table:
+    """These columns of a shard, classes by their names.
+
+    Raises:
+        DataError: if they do not fit into memory.
+        pyarrow.ArrowException, OSError: if the file cannot be read.
+    """
+    subject = f"shard {shard.address}"
+    return tables.class_names(decoded(parquet_batches.read(file, columns, subject, key), subject, key))
 
 
 def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, key: str) -> None:
@@ -132,10 +145,10 @@ def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, ke
         )
 
 
-def rows(file: ParquetSource, images: str) -> Iterator[bytes]:
+def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[bytes]:
     """The encoded image of each row; empty where there is none."""
-    for part in _batches(file, images):
-        for cell in part:
+    for batch in parquet_batches.batches(file, [images], 256, f"shard {shard.address}", key):
+        for cell in batch.column(0):
             value: Any = cell.as_py()
             content = value.get("bytes") if isinstance(value, dict) else value
             yield bytes(content or b"")
@@ -162,16 +175,10 @@ def _chunks(file: ParquetSource, column: str) -> list[Any]:
     return [each for each in every if each.path_in_schema.split(".")[0] == column]
 
 
-def _batches(file: ParquetSource, column: str) -> Iterator[pyarrow.ChunkedArray]:
-    from pyarrow import chunked_array, parquet
-
-    with parquet.ParquetFile(file) as opened:
-        for batch in opened.iter_batches(256, columns=[column]):
-            yield chunked_array([batch.column(0)])
-
-
 def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
     """The error for a Parquet shard that pyarrow refuses."""
+    if isinstance(error, MemoryError):
+        return decoded_size.too_large(f"shard {shard.address} does not fit into memory", key)
     return DataError(
         f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
         "complete Parquet files with the same columns",
@@ -203,7 +210,7 @@ class ImageRows:
 
         column = image_name(file, self.column, shard, self.key)
         try:
-            yield from rows(file, column)
+            yield from rows(file, column, shard, self.key)
         except (ArrowException, OSError) as error:
             raise unreadable(shard, self.key, error) from None
 

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.data.formats import parquet_batches, table_file
 from runtime.data.formats import shards as tables
-from runtime.data.formats import table_file
 from runtime.data.formats.parquet_file import decoded
 from runtime.data.streaming import jsonl_records, parquet_index, tar_records
 from runtime.data.streaming.shard import PARQUET, TAR, Shard
@@ -61,7 +61,7 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
     Raises:
         DataError: if it cannot be read, or a column does not hold text.
     """
-    from pyarrow import ArrowException, Table, compute, parquet, table
+    from pyarrow import ArrowException, Table, compute, table
 
     if shard.kind != PARQUET:
         records = _records(file, shard, names, (), key)
@@ -69,14 +69,14 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
             found = {name: _column([each.get(name) for each in some], name, shard, key) for name in names}
             yield table({name: compute.fill_null(cells, "") for name, cells in found.items()})
         return
+    subject = f"shard {shard.address}"
     try:
-        with parquet.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(tokenizer.PART, columns=list(names)):
-                part = table_file.as_text(decoded(Table.from_batches([batch])), names)
-                for name in names:
-                    _check_text(part.schema.field(name).type, name, shard, key)
-                part.validate(full=True)
-                yield table({name: compute.fill_null(part[name], "").cast("string") for name in names})
+        for batch in parquet_batches.batches(file, names, tokenizer.PART, subject, key):
+            part = table_file.as_text(decoded(Table.from_batches([batch]), subject, key), names)
+            for name in names:
+                _check_text(part.schema.field(name).type, name, shard, key)
+            part.validate(full=True)
+            yield table({name: compute.fill_null(part[name], "").cast("string") for name in names})
     except (ArrowException, OSError) as error:
         raise parquet_index.unreadable(shard, key, error) from None
 
@@ -96,7 +96,7 @@ def _of_parquet(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[
     from pyarrow import parquet
 
     parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
-    return tables.class_names(decoded(parquet.read_table(file, columns=list(names))))
+    return parquet_index.labels(file, names, shard, key)
 
 
 def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
