@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
+import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,11 @@ from pyarrow import ipc, parquet
 
 from runtime.data import decoded_size
 from runtime.data.formats import npz_file, table_file
+from runtime.data.streaming import jsonl_records, tar_index, tar_records
+from runtime.data.streaming.shard import Shard
+from runtime.data.text import text_shards
 from runtime.errors import DataError
+from tests.data.streaming import shards
 
 MIB = 1 << 20
 
@@ -222,3 +229,95 @@ def test_names_of_classes_count_for_every_row(tmp_path: Path) -> None:
     assert table_file.read(tmp_path / "odd.parquet", "data.train")["label"][0].as_py() == "?"
     with pytest.raises(DataError, match="names of its classes"):
         table_file.read(tmp_path / "many.parquet", "data.train")
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_keys_of_single_lines_are_columns_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.write_text("".join(f'{{"k{line}": 1}}\n' for line in range(2000)))
+    for read in (table_file.read, lambda path, key: table_file.head(path, key, 1900)):
+        with pytest.raises(DataError, match=r"data\.train: .*keys\.jsonl takes .* in memory"):
+            read(path, "data.train")
+    path.write_text("".join(f'{{"text": "a \\"b\\": {line}", "label": "c"}}\n' for line in range(9000)))
+    assert len(table_file.read(path, "data.train")) == 9000
+
+
+def shard_of(path: Path) -> Shard:
+    return Shard(path.name, str(path), path.stat().st_size, "1")
+
+
+def many_lines(file: gzip.GzipFile) -> None:
+    for _ in range(40):
+        file.write(b'{"text": "", "label": "a"}\n' * 10_000)
+
+
+def one_line(file: gzip.GzipFile) -> None:
+    file.write(b'{"text": "' + b"x" * (9 * MIB) + b'", "label": "a"}\n')
+
+
+@pytest.mark.parametrize("write", [many_lines, one_line], ids=["many-lines", "one-line"])
+@pytest.mark.usefixtures("little_memory")
+def test_packed_json_lines_count_as_unpacked(tmp_path: Path, write: Callable[[gzip.GzipFile], None]) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        write(file)
+    with pytest.raises(DataError, match=r"data\.train: .* in memory"):
+        text_shards.look(path, shard_of(path), ["text"], ["label"], "data.train")
+
+
+def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl_records, "LARGEST", MIB)
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"text": "' + b"x" * (9 * MIB))
+    with pytest.raises(DataError, match="line 1 has more than"):
+        list(jsonl_records.read(path, shard_of(path), "data.train"))
+
+
+def tar_file(path: Path, member: tarfile.TarInfo) -> Path:
+    """A text with its class, then a member that holds 512 zeros, whatever its header says."""
+    with tarfile.open(path, "w") as file:
+        for name, content in (("1.png", shards.encoded(1)), ("1.txt", b"text"), ("1.cls", b"a")):
+            shards.add(file, name, content)
+        file.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))
+        file.fileobj.write(bytes(512))
+        file.offset += 1024
+    return path
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info
+
+
+MEMBERS = {
+    "2^50": member("2.png", 1 << 50),
+    "2^70": member("2.png", 1 << 70),
+    "text": member("2.txt", 1 << 50),
+    "json": member("2.json", 1 << 50),
+    "backwards": member("2.png", -2048),
+    "folder": member("2.d", -2048, tarfile.DIRTYPE),
+    "name": member("2.png", 1 << 50, tarfile.GNUTYPE_LONGNAME),
+    "header": member("2.png", 1 << 31, tarfile.XHDTYPE),
+    "no-zeros": member("2.png", 512, tarfile.GNUTYPE_SPARSE),
+}
+
+
+@pytest.mark.parametrize("kind", list(MEMBERS))
+def test_members_that_no_tar_file_holds(tmp_path: Path, kind: str) -> None:
+    path = tar_file(tmp_path / "a.tar", MEMBERS[kind])
+    with pytest.raises(DataError, match=r"data\.train: shard .*a\.tar cannot be read") as caught:
+        tar_index.read(path, shard_of(path), ["label"], "data.train")
+    assert "write or copy it again" in caught.value.action
+    with pytest.raises(DataError, match=r"a\.tar cannot be read"):
+        list(tar_records.read(path, shard_of(path), "data.train", ["text"], ["label"]))
+
+
+def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as file:
+        shards.add(file, "1.png", shards.encoded(1))
+        shards.add(file, "1.json", b"[" * 100_000)
+    with pytest.raises(DataError, match="cannot be read"):
+        tar_index.read(path, shard_of(path), ["label"], "data.train")

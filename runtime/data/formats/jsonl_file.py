@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.data.decoded_size import DecodedSize
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
 if TYPE_CHECKING:
     import pyarrow
+
+CELL = 4
+"""Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
+LINE = len(b'{"a":1}')
+"""Bytes of the shortest line with a key."""
+_KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 
 class JsonlReader:
@@ -28,6 +36,8 @@ class JsonlReader:
         Raises:
             DataError: if a line is not an object, or a key changes its type.
         """
+        with self.path.open("rb") as file:
+            _check_keys(file, self.path.stat().st_size, self.path, self.key)
         return list(_table(self.path, self.key).column_names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
@@ -48,6 +58,7 @@ class JsonlReader:
         with self.path.open("rb") as file:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
+        _check_keys(lines, size, self.path, self.key)
         table = reader.read_json(BytesIO(b"".join(lines)))
         return table, max(len(table), len(table) * self.path.stat().st_size // max(1, size))
 
@@ -61,6 +72,27 @@ def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
     except ArrowInvalid:
         _check_lines(path, key)
         raise
+
+
+def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None:
+    """Check what the table of some lines takes: every line has a cell for each key that any line has.
+
+    Args:
+        lines: those that are read.
+        size: their bytes.
+        path: the file, for messages.
+        key: the spec key that names it.
+
+    Raises:
+        DataError: if they do not fit into memory.
+    """
+    cells = DecodedSize(str(path), key)
+    if CELL * (size // LINE) ** 2 <= cells.limit:
+        return
+    names = set[bytes]()
+    for number, line in enumerate(lines, 1):
+        names.update(_KEY.findall(line))
+        cells.add(CELL * number * len(names) - cells.size)
 
 
 def _check_lines(path: Path, key: str) -> None:

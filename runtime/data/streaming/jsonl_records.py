@@ -11,11 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from runtime.data import decoded_size
 from runtime.data.streaming.shard import Shard
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
 POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
+LARGEST = 64 << 20
+"""Bytes of the longest line: a compressed one of gigabytes takes kilobytes in the file."""
+LONG = 1 << 20
+"""Bytes of a line from which on what becomes of it counts."""
+OBJECTS = 24
+"""How many times the bytes of a line the objects in it may take: a list of empty lists does."""
 
 
 def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
@@ -31,15 +38,25 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
     """
     try:
         with _opened(file, shard.name.lower()) as lines:
-            for number, line in enumerate(lines, 1):
+            number = 0
+            while line := lines.readline(LARGEST + 1):
+                number += 1
+                _check_size(line, number, shard, key)
                 if line.strip():
                     yield _record(line, number)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
         raise DataError(
-            f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
+            f"{key}: shard {shard.address} cannot be read: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
             POSSIBLE,
             "write or copy it again",
         ) from None
+
+
+def _check_size(line: bytes, number: int, shard: Shard, key: str) -> None:
+    if len(line) > LARGEST:
+        raise ValueError(f"line {number:,} has more than {LARGEST:,} bytes")
+    if len(line) > LONG:
+        decoded_size.check(OBJECTS * len(line), f"line {number:,} of shard {shard.address}", key)
 
 
 def _record(line: bytes, number: int) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.
         with file.open("rb") as opened:
             for member in tar_members.members(file):
                 _add(samples, opened, member, columns)
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         raise tar_members.unreadable(shard, key, error, POSSIBLE) from None
     found = list(samples.values())
     targets = {name: cells([_cell(each, name, columns) for each in found]) for name in columns}

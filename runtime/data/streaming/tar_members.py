@@ -10,6 +10,17 @@ from pathlib import Path, PurePosixPath
 from runtime.data.streaming.shard import Shard
 from runtime.errors import DataError
 
+EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+"""Kinds of headers that say more of the next member, such as a long name."""
+LARGEST_HEADER = 1 << 20
+"""Bytes of the largest of them."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -24,19 +35,42 @@ class Member:
     size: int
 
 
+class _Header(tarfile.TarInfo):
+    """The header of a member. A long name is read into memory at once, so its size is checked first."""
+
+    def _proc_member(self, file: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in EXTENSIONS and not 0 <= self.size <= LARGEST_HEADER:
+            raise tarfile.ReadError(f"the header of a member says that {self.size:,} bytes of names follow")
+        return super()._proc_member(file)  # type: ignore[misc, no-any-return]
+
+
 def members(file: Path) -> Iterator[Member]:
     """All files of a tar file that belong to a sample.
 
     Raises:
-        ValueError, EOFError, tarfile.TarError: if it is no tar file, or is cut off.
+        ValueError, EOFError, tarfile.TarError: if it is no tar file, is cut off, or has a member that is larger than it.
     """
-    with tarfile.open(file, "r:") as opened:
-        end = 0
-        for found in opened:
+    size, end = file.stat().st_size, 0
+    with tarfile.open(file, "r:", tarinfo=_Header) as opened:
+        while found := _next(opened):
+            # tarfile would go to where the next member begins: back for a size below 0, or where no file can reach.
+            if found.size < 0 or opened.offset > size:
+                raise ValueError(
+                    f"{found.name} has {found.size:,} bytes, and the file {size:,}: it is damaged or cut off"
+                )
+            if found.issparse():
+                raise ValueError(f"{found.name} is stored without its zeros (a sparse file)")
             if found.isfile() and (member := _member(found)):
                 yield member
-            end = found.offset_data + -(-found.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE * found.isfile()
+            end = opened.offset
     _check_end(file, end)
+
+
+def _next(opened: tarfile.TarFile) -> tarfile.TarInfo | None:
+    try:
+        return opened.next()
+    except (OSError, OverflowError, MemoryError, RecursionError) as error:
+        raise ValueError(f"the header of a member is damaged: {str(error) or type(error).__name__}") from None
 
 
 def unreadable(shard: Shard, key: str, error: Exception, possible: str) -> DataError:

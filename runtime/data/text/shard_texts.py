@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.data.decoded_size import DecodedSize
 from runtime.data.formats import parquet_batches, table_file
 from runtime.data.formats import shards as tables
 from runtime.data.formats.parquet_file import decoded
@@ -17,6 +19,9 @@ from runtime.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
+
+CELL = 8
+"""Bytes of a place in a list."""
 
 
 def labels(
@@ -87,9 +92,13 @@ def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarro
     Raises:
         DataError: if it cannot be read, or a column does not hold text.
     """
-    from pyarrow import concat_tables
+    from pyarrow import Table, concat_tables
 
-    return concat_tables(list(columns(file, names, shard, key)))
+    size, parts = DecodedSize(f"shard {shard.address}", key), list[Table]()
+    for part in columns(file, names, shard, key):
+        size.add(part.nbytes)
+        parts.append(part)
+    return concat_tables(parts)
 
 
 def _of_parquet(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
@@ -104,10 +113,12 @@ def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[
 
     found: dict[str, list[Any]] = {name: [] for name in names}
     known: dict[str, None] = {}
+    size = DecodedSize(f"labels of shard {shard.address}", key)
     for record in _records(file, shard, texts, names, key):
         known |= dict.fromkeys(record)
         for name, cells in found.items():
             cells.append(record.get(name))
+            size.add(CELL + sys.getsizeof(cells[-1]))
     parquet_index.check_columns([*texts, *names], list(known), shard, key)
     return table({name: _column(cells, name, shard, key) for name, cells in found.items()})
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.data.decoded_size import DecodedSize
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import flat_file, parquet_index
 from runtime.data.streaming import index as indices
@@ -29,6 +30,8 @@ SIZE = "\x00size"
 """Column of an index: bytes of all texts of a row; 0 if none of them says anything."""
 CONTENT = indices.UNLISTED + "content"
 """Column of an index: 64 bits of a hash of the texts of a row, by which equal ones are found."""
+ROW = 80
+"""Bytes of what the index has of a text, while it is made."""
 TOKEN = np.dtype("<i4")
 BETWEEN = "\x1f"
 """Between the texts of a row where rows are compared."""
@@ -59,7 +62,9 @@ def look(
 
     found = shard_texts.labels(file, shard, labels, texts, key, classes)
     sizes, contents = list[int](), list[int]()
+    size = DecodedSize(f"the list of the texts of shard {shard.address}", key)
     for part in shard_texts.columns(file, texts, shard, key):
+        size.add(ROW * len(part))
         sizes += _sizes(part)
         contents += _contents(part)
     taken = sum(sizes) + flat_file.overhead(len(sizes))
