@@ -76,6 +76,10 @@ class SpecError(DrivetrainError):
         self.problems = list(problems)
         super().__init__("\n".join(line for problem in self.problems for line in problem.lines()))
 
+    def lines(self) -> list[str]:
+        """The message, one line per part of every problem."""
+        return [line for problem in self.problems for line in problem.lines()] or super().lines()
+
 
 class UserCodeError(DrivetrainError):
     """A callback or a metric of a Python program raised."""

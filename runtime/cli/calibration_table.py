@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.launch import run_in_image
 from runtime.system import signals
-from runtime.system.console import console
+from runtime.system.console import console, say_aside, say_json
 from runtime.system.installation import SETUP
 from runtime.tuning.calibration import calibrate
 
@@ -44,7 +42,7 @@ def show(*, as_json: bool, again: bool) -> int:
     machine = detect(Path("runs"))
     outcome = calibrate.calibrated(machine, again=again, limit=calibrate.ASKED)
     for event in outcome.events:
-        print(f"calibration: {event}", file=sys.stderr, flush=True)
+        say_aside(f"calibration: {event}")
     if outcome.found is None:
         raise DeviceError(
             f"the machine could not be calibrated: {outcome.events[-1] if outcome.events else 'nothing was measured'}",
@@ -52,7 +50,7 @@ def show(*, as_json: bool, again: bool) -> int:
             f"train without a calibration: set {calibration_file.SWITCH}=off; `drivetrain doctor` examines the machine",
         )
     if as_json:
-        print(json.dumps(asdict(outcome.found), indent=1))
+        say_json(asdict(outcome.found))
     else:
         console().print(render(outcome.found, machine, kept=outcome.kept))
     return 0

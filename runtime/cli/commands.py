@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from runtime.cli.repeat import repeat, sweep
 from runtime.cli.track import track
 from runtime.errors import SpecError
 from runtime.launch import image_contents, run_in_image
+from runtime.system.console import console, say, say_aside, say_json
 from runtime.system.units import format_bytes, parse_bytes
 
 Command = Callable[[argparse.Namespace], int]
@@ -33,11 +32,10 @@ def facts(given: argparse.Namespace) -> int:
     from runtime.hardware.calibration_file import attached
     from runtime.hardware.detect import detect
     from runtime.hardware.facts_table import render
-    from runtime.system.console import console
 
     machine = attached(detect(Path("runs")))
     if given.json:
-        print(json.dumps(machine.to_json(), indent=1))
+        say_json(machine.to_json())
     else:
         console().print(render(machine))
     return 0
@@ -53,8 +51,8 @@ def plan(given: argparse.Namespace) -> int:
     from runtime.plan import evidence
     from runtime.plan import plan as plans
     from runtime.plan.plan_table import render
-    from runtime.system.console import console
 
+    show = say_aside if given.json else say
     job = job_spec.load(given.job, given.set)
     machine = gpu_selection.select_gpus(
         facts.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus
@@ -62,17 +60,17 @@ def plan(given: argparse.Namespace) -> int:
     if not given.hardware:
         machine, line = expected_container.expected(machine, job)
         machine = calibration_file.attached(machine)
-        line = "\n".join(filter(None, (line, calibration_file.note(machine, elsewhere=bool(line)))))
-        print(line, end="\n" if line else "", file=sys.stderr if given.json else sys.stdout, flush=True)
+        for note in filter(None, (line, calibration_file.note(machine, elsewhere=bool(line)))):
+            show(note)
     several = list(plan_nodes.lines(given, job, machine))
     known = {} if given.hardware else evidence.started(machine, job)
     made = plans.resolve(job, machine, plain=given.plain, measured=known)
     if given.json:
-        print(json.dumps(made.to_json(), indent=1))
+        say_json(made.to_json())
     else:
         console().print(render(made, job, machine, whole=given.all))
     for line in several:
-        print(line, file=sys.stderr if given.json else sys.stdout)
+        show(line)
     return 0
 
 
@@ -167,7 +165,7 @@ def report(given: argparse.Namespace) -> int:
     from runtime.report import write as reports
 
     reports.write(given.run)
-    print(f"report {given.run}/report.html")
+    say(f"report {given.run}/report.html")
     return 0
 
 
@@ -233,7 +231,7 @@ def sample(given: argparse.Namespace) -> int:
 
     paths = sample_data.write(given.kind, given.folder, given.size, given.seed)
     megabytes = sum(path.stat().st_size for path in paths) / 1e6
-    print(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
+    say(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
     return 0
 
 
@@ -246,9 +244,9 @@ def shard(given: argparse.Namespace) -> int:
     except ValueError:
         raise SpecError(f"--size: {given.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
     target = destination.open_destination(given.to)
-    made = write_shards.write(given.source, target, size, given.seed, print, given.format)
+    made = write_shards.write(given.source, target, size, given.seed, say, given.format)
     count, samples = len(made.shards), sum(each.samples for each in made.shards)
-    print(f"{given.to}: {count:,} shards, {samples:,} images, {format_bytes(sum(each.bytes for each in made.shards))}")
+    say(f"{given.to}: {count:,} shards, {samples:,} images, {format_bytes(sum(each.bytes for each in made.shards))}")
     return 0
 
 
@@ -256,7 +254,8 @@ def convert(given: argparse.Namespace) -> int:
     """Convert a pickle checkpoint."""
     from runtime.pretrained import convert as converting
 
-    print("\n".join(converting.convert(given.file).lines()))
+    for line in converting.convert(given.file).lines():
+        say(line)
     return 0
 
 
@@ -264,7 +263,7 @@ def schema(given: argparse.Namespace) -> int:
     """Print the JSON schema."""
     from runtime.job_spec import load as job_spec
 
-    print(json.dumps(job_spec.schema(), indent=1))
+    say_json(job_spec.schema())
     return 0
 
 

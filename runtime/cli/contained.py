@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime.errors import DeviceError
 from runtime.launch import project
+from runtime.system.console import say
 from runtime.system.installation import SETUP
 
 SWITCHES = ("plain", "new", "trace", "restart_schedule")
@@ -33,9 +34,8 @@ def train(given: argparse.Namespace) -> int:
             f"the other options, run in {project.PROJECT}",
             f"remove these options, or run `{SETUP}` to install torch here",
         )
-    print(
-        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here",
-        flush=True,
+    say(
+        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
     )
     from runtime.launch import container
 

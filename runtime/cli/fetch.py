@@ -54,20 +54,20 @@ def fetch(given: argparse.Namespace) -> int:
     if (name := hub_name.of_hub(job)) is not None:
         _network(job, name, update=given.update)
     elif not found and not copies:
-        print(f"{given.job}: the job needs nothing from the Hugging Face hub, a store or the web")
+        say(f"{given.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
 
 
 def _tell_copy(copy: StoredCopy) -> None:
     state = copy.note or ("downloaded" if copy.downloaded else "everything is there, and has not changed")
-    print(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
-    print(f"in {copy.path}")
+    say(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
+    say(f"in {copy.path}")
 
 
 def _tell_data(data: HubData) -> None:
     _tell(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
-    print(f"commit {data.commit}")
-    print(f"in {data.folder}")
+    say(f"commit {data.commit}")
+    say(f"in {data.folder}")
 
 
 def _network(job: Job, name: str, *, update: bool) -> None:
@@ -78,20 +78,20 @@ def _network(job: Job, name: str, *, update: bool) -> None:
     made = f", made of {snapshot.converted}" if snapshot.converted else ""
     files = [(file, made if file.name == "model.safetensors" else "") for file in snapshot.files]
     _tell(name, files, new=bool(found.new), note=found.note)
-    print(f"revision {found.revision}: commit {snapshot.commit}")
-    print(f"in {snapshot.folder}")
+    say(f"revision {found.revision}: commit {snapshot.commit}")
+    say(f"in {snapshot.folder}")
 
 
 def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
     size = f"{len(files)} files, {sum(file.size for file, _ in files) / 1e6:,.1f} MB"
     if new:
-        print(f"{name}: fetched {size}, each compared with its hash")
+        say(f"{name}: fetched {size}, each compared with its hash")
     else:
-        print(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
+        say(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
     for file, more in sorted(files, key=lambda row: row[0].name)[:SHOWN]:
-        print(f"  {file.name}  {format_bytes(file.size)}{more}")
+        say(f"  {file.name}  {format_bytes(file.size)}{more}")
     if len(files) > SHOWN:
-        print(f"  and {len(files) - SHOWN:,} more")
+        say(f"  and {len(files) - SHOWN:,} more")
 
 
 def _contained(given: argparse.Namespace) -> int:

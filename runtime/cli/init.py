@@ -11,6 +11,7 @@ from runtime.cli import csv_option
 from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft, run_name
 from runtime.system import installation
+from runtime.system.console import say
 from runtime.system.files import storage_error
 
 
@@ -79,8 +80,8 @@ def _write(output: Path, text: str) -> None:
 
 
 def _print(draft: Draft, output: Path) -> None:
-    print(f"{output}: {draft.task}, {draft.reason}")
+    say(f"{output}: {draft.task}, {draft.reason}")
     for line in (*draft.found, *draft.choices):
-        print(f"  {line}")
-    print(f"written to {output.resolve()}; relative paths in it start from that folder")
-    print(f"next: {installation.train_cpu(output)}")
+        say(f"  {line}")
+    say(f"written to {output.resolve()}; relative paths in it start from that folder")
+    say(f"next: {installation.train_cpu(output)}")

@@ -15,6 +15,7 @@ from runtime.errors import DrivetrainError, SpecError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
 from runtime.system import interpreter, secrets
+from runtime.system.console import accept_any_text, say_error
 
 
 def command() -> NoReturn:
@@ -24,6 +25,7 @@ def command() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    accept_any_text()
     secrets.take()
     try:
         given = parse(arguments)
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_in_image.run(given, sys.argv[1:] if arguments is None else arguments)
         return COMMANDS[given.command](given)
     except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
+        say_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from runtime.errors import SpecError
 from runtime.job.track import Track
 from runtime.supervisor import named_run
+from runtime.system.console import say
 from runtime.tracking.run_tracker import RunTracker, open_tracker, stored_track
 from runtime.tracking.tracker import TrackerError
 
@@ -35,8 +36,8 @@ def track(given: argparse.Namespace) -> int:
         count = len(copy.waiting)
         _send(copy)
         unsent = copy.finish()
-    print(f"tracker: {count:,} rows sent" + f"; not sent: {unsent}" * bool(unsent))
-    print(f"tracker: {copy.page}")
+    say(f"tracker: {count:,} rows sent" + f"; not sent: {unsent}" * bool(unsent))
+    say(f"tracker: {copy.page}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from runtime.errors import DrivetrainError
 from runtime.job_spec import data_cells
 from runtime.job_spec import load as job_spec
 from runtime.supervisor import remote_check
+from runtime.system.console import say, say_error
 
 
 def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool = False) -> int:
@@ -31,7 +31,7 @@ def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool 
         except DrivetrainError as error:
             if len(paths) == 1:
                 raise
-            print(error, file=sys.stderr)
+            say_error(error)
             code = code or error.exit_code
     return code
 
@@ -39,12 +39,12 @@ def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool 
 def _validate(path: Path, assignments: Sequence[str], *, remote: bool) -> int:
     job = job_spec.load(path, assignments)
     told = data_cells.check(job)
-    print(f"{path}: valid ({job.name}, {job.task})")
+    say(f"{path}: valid ({job.name}, {job.task})")
     for note in (*job.notes, *told):
-        print(f"  {note}")
+        say(f"  {note}")
     if not remote:
         return 0
-    wrong = remote_check.check(job, lambda line: print(f"  {line}"))
+    wrong = remote_check.check(job, lambda line: say(f"  {line}"))
     for error in wrong:
-        print(error, file=sys.stderr)
+        say_error(error)
     return wrong[0].exit_code if wrong else 0

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import DataError, nearest
+from runtime.system.printable import printable
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
     place = {name: i for i, name in enumerate(classes)}
     strange = Counter(label for label in labels if label not in place)
     if strange:
-        shown = ", ".join(f'"{label}" ({count:,})' for label, count in sorted(strange.items())[:5])
+        shown = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(strange.items())[:5])
         hint = nearest(min(strange), classes)
         raise DataError(
             f"{key}: classes that are not in the training data: {shown}",
@@ -41,4 +42,4 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
 def listed(names: Sequence[str], most: int = 10) -> str:
     """`a, b, c` and how many more."""
     rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return ", ".join(map(printable, names[:most])) + rest

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from runtime.distributed import store as stores
 from runtime.errors import PeerError
+from runtime.system.console import say_error
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -200,7 +200,7 @@ class Heartbeat:
         """End this process at once: its main thread may wait in a collective that never ends."""
         if self.rank == 0 and told:
             self.publish(text)
-        print(PeerError(text, "all processes of the run", ACTION), file=sys.stderr, flush=True)
+        say_error(PeerError(text, "all processes of the run", ACTION))
         os._exit(PeerError.exit_code)
 
     def give_up(self, text: str) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import psutil
 from runtime.distributed import network, world
 from runtime.distributed.placement import Placement
 from runtime.errors import PeerError, RestartSmaller, Stopped
+from runtime.system.console import say_error
 from runtime.system.signals import CRASHES
 
 LOOK_EVERY = 0.2
@@ -177,7 +177,7 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
                 "all processes of the run",
                 "find out who sent SIGSTOP; run the same command again; it resumes from the last checkpoint",
             )
-            print(told, file=sys.stderr, flush=True)
+            say_error(told)
             return PeerError.exit_code
         if lost_at is not None and time.monotonic() - lost_at > LAST_WORDS:
             leader.kill()
@@ -201,11 +201,7 @@ def _code(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byt
     if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in lost):
             # They were stopped before they had connected; later all stop together.
-            print(
-                Stopped("a process was stopped before the first step finished", "", "run the same command again"),
-                file=sys.stderr,
-                flush=True,
-            )
+            say_error(Stopped("a process was stopped before the first step finished", "", "run the same command again"))
             return Stopped.exit_code
         told = PeerError(
             f"another process of this run died (exit {lost[0].returncode})",
@@ -213,6 +209,6 @@ def _code(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byt
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
-        print(told, file=sys.stderr, flush=True)
+        say_error(told)
         return PeerError.exit_code
     return code

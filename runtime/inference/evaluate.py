@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from runtime.hardware import device_check
 from runtime.inference import evaluation_folder, thread_limits
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.labels import HEADER, LabelTable, label_tables
+from runtime.system.console import console, say, say_aside
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def judge(request: EvaluateRequest) -> int:
         StorageError: if the output cannot be written.
     """
     # With a large model or data set, importing torch and reading take minutes.
-    print(f"evaluate: loading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
+    say_aside(f"evaluate: loading model and {'data' if request.data else 'validation data'}")
     machine = thread_limits.limit()
     import torch
 
@@ -72,7 +72,7 @@ def judge(request: EvaluateRequest) -> int:
         counts,
         tables,
     )
-    print(f"written to {folder}")
+    say(f"written to {folder}")
     return 0
 
 
@@ -143,11 +143,11 @@ def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torc
 
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
-        print(notes.line(note), file=sys.stderr, flush=True)
+        say_aside(notes.line(note))
     places = (request.run, trained.folder.parent)
     goal, note = new_data_loss.objective(places, trained.heads, data.split.targets)
     if note:
-        print(f"evaluate: {note}", file=sys.stderr, flush=True)
+        say_aside(f"evaluate: {note}")
     tally = MetricAccumulator(trained.heads, goal)
     found = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, found, data.split.targets)
@@ -158,7 +158,7 @@ def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -
     import torch
 
     total = len(next(iter(targets.values())))
-    print(f"evaluate: {total:,} samples", file=sys.stderr, flush=True)
+    say_aside(f"evaluate: {total:,} samples")
     for ids, outputs in pass_progress.told(batches, total, "evaluate"):
         index = torch.from_numpy(ids)
         tally.add(outputs, {name: y[index] for name, y in targets.items()})
@@ -221,8 +221,6 @@ def _show(
 ) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from runtime.system.console import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("metric", no_wrap=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
 from runtime.inference import thread_limits
+from runtime.system.console import say, say_aside
 from runtime.system.files import storage_error, write_json
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list
     except (DataError, SpecError, StorageError) as error:
         if request.data is not None:
             raise
-        print(f"export: compared with random samples, since {_joined(error)}", file=sys.stderr, flush=True)
+        say_aside(f"export: compared with random samples, since {_joined(error)}")
         return made(TRACED), [made(count) for count in TRIED], "random samples"
     import numpy as np
 
@@ -133,7 +133,7 @@ def _samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Prepro
         return read.split, read.prepare, f"samples of {request.data}"
     from runtime.inference import evaluate
 
-    print("export: reading the run's validation data for the comparison", file=sys.stderr, flush=True)
+    say_aside("export: reading the run's validation data for the comparison")
     _, data = evaluate.validation_data(request.run, trained, consent=request.run_code)
     return data.validation, data.prepare, "validation samples"
 
@@ -171,8 +171,8 @@ def _output(name: str, head: Head) -> dict[str, object]:
 
 def _tell(output: Path, source: str, others: list[Inputs], worst: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in others)
-    print(
+    say(
         f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
         f"from the network's by {worst:.1g} at most"
     )
-    print(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")
+    say(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")

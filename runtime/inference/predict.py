@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -25,6 +25,8 @@ from runtime.errors import SpecError, StorageError
 from runtime.hardware import device_check
 from runtime.inference import thread_limits
 from runtime.system import spreadsheet_cells
+from runtime.system.console import say_aside
+from runtime.system.printable import printable, printable_json
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
@@ -80,22 +82,35 @@ def predict(request: PredictRequest) -> int:
         return _stream(request, trained, torch.device(device_check.usable_device(machine, thread_limits.tell)))
     data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
     for note in data.notes:
-        print(notes.line(note), file=sys.stderr, flush=True)
+        say_aside(notes.line(note))
     started = time.monotonic()
     device = torch.device(device_check.usable_device(machine, thread_limits.tell))
     batches = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
-    among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
+    among = _to_terminal(request)
     if not among:
         batches = pass_progress.told(batches, len(data.split), "predict")
     found = predictions.of(batches, trained.heads, data.split, every=request.probabilities)
     with _sink(request.output) as file:
-        (_csv if request.form == "csv" else _lines)(found, file)
+        _write(request, found, file)
     seconds = time.monotonic() - started
     count = len(data.split)
     if among:
         return 0  # the line would appear among the rows
-    print(f"{_samples(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
+    say_aside(f"{_samples(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)")
     return 0
+
+
+def _to_terminal(request: PredictRequest) -> bool:
+    """Whether a person reads the predictions on a terminal."""
+    return request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
+
+
+def _write(request: PredictRequest, found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+    """Write the predictions: to a program or a file as they are, to a terminal without what would control it."""
+    if request.form != "csv":
+        _lines(found, file)
+    else:
+        _csv(found, file, printable if _to_terminal(request) else str)
 
 
 def _samples(count: int) -> str:
@@ -109,14 +124,14 @@ def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) 
     if len(request.inputs) > 1:
         raise SpecError("-: standard input beside other inputs", "one of them", "remove - or the others")
     if sys.stdin.isatty():
-        print("predict: reading what you type; Ctrl-D ends it", file=sys.stderr, flush=True)
+        say_aside("predict: reading what you type; Ctrl-D ends it")
     asked = PredictStream(trained, device, request.probabilities, request.csv)
     # Not sys.stdin, and never closed: both would wait for the thread that reads, which may never end.
     stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
     with _sink(request.output) as file:
-        (_csv if request.form == "csv" else _lines)(asked.answers(stream, file.flush), file)
+        _write(request, asked.answers(stream, file.flush), file)
     left_out = f", {asked.lost:,} lines left out" if asked.lost else ""
-    print(f"{_samples(asked.count)}{left_out}", file=sys.stderr)
+    say_aside(f"{_samples(asked.count)}{left_out}")
     return 0
 
 
@@ -129,7 +144,7 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
         return
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
+        with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
         beside.replace(output)
     except OSError as error:
@@ -145,16 +160,17 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
 def _lines(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
     for title, answer in found:
         row = {"sample": title, **(answer.get("", {"heads": answer}))}
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write(printable_json(json.dumps(row, ensure_ascii=False)) + "\n")
 
 
-def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str], shown: Callable[[str], str] = str) -> None:
     writer = csv.writer(file, lineterminator="\n")
     for number, (title, answer) in enumerate(found):
         columns = dict(_cells(answer))
         if number == 0:
-            writer.writerow(spreadsheet_cells.escape_row(["sample", *columns]))
-        writer.writerow(spreadsheet_cells.escape_row([title, *columns.values()]))
+            writer.writerow(map(shown, map(str, spreadsheet_cells.escape_row(["sample", *columns]))))
+        row = spreadsheet_cells.escape_row([title, *columns.values()])
+        writer.writerow(shown(cell) if isinstance(cell, str) else cell for cell in row)
 
 
 def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from runtime.errors import DataError, SpecError
 from runtime.inference import predictions, stdin_records
 from runtime.inference.stdin_records import NAME, Record
 from runtime.models import forward
+from runtime.system.console import say_aside
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ class PredictStream:
 
     def _whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[tuple[str, dict[str, Answer]]]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
-        print(f"predict: reading {NAME} to its end, since a window has many rows", file=sys.stderr, flush=True)
+        say_aside(f"predict: reading {NAME} to its end, since a window has many rows")
         with TemporaryDirectory() as folder:
             place = stdin_records.whole(stream, Path(folder))
             try:
@@ -144,14 +144,14 @@ class PredictStream:
 
     def _leave_out(self, record: Record, problem: str) -> None:
         self.lost += 1
-        print(f"data: line {record.line} is left out: {problem}", file=sys.stderr, flush=True)
+        say_aside(f"data: line {record.line} is left out: {problem}")
 
     def _tell(self, found: Sequence[str]) -> None:
         """Print each note once; those on how a file is written come with every group."""
         for note in found:
             if note not in self._told:
                 self._told.add(note)
-                print(notes.line(note), file=sys.stderr, flush=True)
+                say_aside(notes.line(note))
 
     def _check_any(self) -> None:
         if self.count:

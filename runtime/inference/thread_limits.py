@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from runtime.hardware import device_check, gpu_selection
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.optimizations import cpu_threads
+from runtime.system.console import say_aside
 
 
 def limit() -> Hardware:
@@ -22,4 +22,4 @@ def limit() -> Hardware:
 
 def tell(text: str) -> None:
     """Print a line to stderr, separate from the results."""
-    print(text, file=sys.stderr, flush=True)
+    say_aside(text)

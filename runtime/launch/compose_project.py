@@ -7,9 +7,9 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from runtime.errors import Busy, DeviceError
@@ -17,6 +17,7 @@ from runtime.launch import nvidia_toolkit
 from runtime.launch import project as checkout
 from runtime.launch.project import COMPOSE, PROJECT
 from runtime.system import installation
+from runtime.system.console import say_aside
 
 VOLUMES = ("compile", "huggingface", "state")
 """Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
@@ -72,9 +73,10 @@ class ComposeProject:
         found = self._containers("trainer")
         if done.returncode or not found:
             for container in self._containers("prepare"):
-                print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
+                for line in container.logs().decode(errors="replace").splitlines():
+                    say_aside(line)
             raise nvidia_toolkit.refused(done.stderr) or DeviceError(
-                f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
+                f"the container could not be started:\n{indent(done.stderr.strip()[-2000:], ' ' * 4)}",
                 "see the engine's message above",
                 "`docker compose config` shows the requested settings",
             )

@@ -41,6 +41,7 @@ from runtime.launch.project import PROJECT
 from runtime.supervisor.started_runs import StartedRuns
 from runtime.system import installation
 from runtime.system.child_process import surroundings
+from runtime.system.console import say
 from runtime.tracking import tracker_child
 
 
@@ -79,21 +80,21 @@ def launch(request: LaunchRequest) -> int:
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
         # Before the lines of a setup, also where the output goes to a file.
-        print(
+        say(
             f"no Docker engine can be used ({client.why}); training without a container, so limits are not enforced. "
-            f"To use one: {client.cure}",
-            flush=True,
+            f"To use one: {client.cure}"
         )
         return _native(request, job, word)
     work_folder.check()
     override = _override(request, job)
     online, line = max(network.told(each, asked=request.network) for each in request.jobs(job))
     values, lines = run_secrets.collect(job, online)
-    print(line, *lines, sep="\n", flush=True)
+    for text in (line, *lines):
+        say(text)
     info = client.info()
     engine = engine_traits.find(info)
     if note := engine.note():
-        print(note, flush=True)
+        say(note)
     variables = container_limits.variables(info, job, gpu=word != "cpu") | engine.limits(gpu=word != "cpu")
     variables |= engine.owner() or container_limits.owner(PROJECT, tell=True)
     variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
@@ -148,9 +149,9 @@ def _word(request: LaunchRequest, job: Job) -> str:
         )
     machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
     word = device_check.launchable(machine)
-    print(f"image {word}: {image_selection.choose_image(machine).reason}")
+    say(f"image {word}: {image_selection.choose_image(machine).reason}")
     if machine.gpu_note:
-        print(f"gpu: {machine.gpu_note}")
+        say(f"gpu: {machine.gpu_note}")
     return word
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.job import Job
+from runtime.system.console import say
 from runtime.system.installation import CHECKOUT
 from runtime.system.units import parse_bytes
 
@@ -31,7 +32,7 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
     host, limits = float(info["NCPU"]), job.limits
     cpus = min(limits.cpus or (max(1.0, host - 1) if gpu else 2.0), host)
     if limits.cpus and cpus < limits.cpus:
-        print(f"limits.cpus: {limits.cpus:g} requested, this host has {cpus:g}")
+        say(f"limits.cpus: {limits.cpus:g} requested, this host has {cpus:g}")
     memory = limits.memory or (whole_host(int(info["MemTotal"])) if gpu else None)
     names = ("DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY") if gpu else ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY")
     values = {names[0]: f"{cpus:g}"}
@@ -59,7 +60,7 @@ def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
         seen = project.stat()
         uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
         if tell and not _has_runs_of(uid, project):
-            print(_about_owner(uid, project, is_owner=bool(seen.st_uid)))
+            say(_about_owner(uid, project, is_owner=bool(seen.st_uid)))
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from runtime.errors import DeviceError
 from runtime.launch import image_contents, published_image
 from runtime.launch.project import PROJECT, image
+from runtime.system.console import say
 from runtime.system.installation import CHECKOUT, ENGINE, HOST
 
 TIMEOUT = 5
@@ -79,9 +80,9 @@ def provide_image(engine: Any, word: str) -> None:
 
 def _build(word: str, missing: bool) -> None:
     if missing:
-        print(f"image {image(word)} does not exist yet; building it (only the first time)", flush=True)
+        say(f"image {image(word)} does not exist yet; building it (only the first time)")
     else:
-        print(f"image {word} was built from other code than that of this checkout; updating it", flush=True)
+        say(f"image {word} was built from other code than that of this checkout; updating it")
     script = str(PROJECT / "scripts" / "image")
     done = subprocess.run([script, word], env={**os.environ, "PYTHON": sys.executable}, check=False)
     if done.returncode:

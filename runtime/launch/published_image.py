@@ -17,6 +17,7 @@ from typing import Any
 from runtime.errors import DeviceError, SpecError
 from runtime.launch import image_contents
 from runtime.launch.project import PROJECT, image
+from runtime.system.console import say
 from runtime.system.installation import CHECKOUT
 from runtime.system.version import VERSION
 
@@ -88,16 +89,16 @@ def fetch(engine: Any, word: str) -> bool:
         return False
     found = _digest(engine, wanted)
     if not found.startswith("sha256:"):
-        print(f"image {wanted} is not to be had: {found}", flush=True)
+        say(f"image {wanted} is not to be had: {found}")
         return False
-    print(f"image {wanted} ({found[:19]}) is published; pulling it, {REGISTRY}=none would not", flush=True)
+    say(f"image {wanted} ({found[:19]}) is published; pulling it, {REGISTRY}=none would not")
     pinned = f"{wanted.rpartition(':')[0]}@{found}"
     if subprocess.run(["docker", "pull", pinned], stdout=sys.stderr, check=False).returncode:
-        print(f"image {wanted} could not be pulled", flush=True)
+        say(f"image {wanted} could not be pulled")
         return False
     pulled = engine.images.get(pinned)
     if why := _unfit(pulled.labels, word):
-        print(f"image {wanted} is not used: {why}", flush=True)
+        say(f"image {wanted} is not used: {why}")
         return False
     return bool(pulled.tag(image(word)))
 

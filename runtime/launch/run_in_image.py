@@ -25,6 +25,7 @@ from runtime.job import Job
 from runtime.job.remote_data import whole_paths
 from runtime.launch import mounts, output_folder
 from runtime.launch.project import PROJECT, image
+from runtime.system.console import say
 from runtime.system.installation import SETUP
 from runtime.system.run_files import RunFiles
 
@@ -133,11 +134,12 @@ def _needs(given: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
             needs.network |= network.told(job)[0]
             found, lines = run_secrets.collect(job, needs.network)
             needs.secrets |= found
-            print(*lines, sep="\n", end="\n" if lines else "")
+            for line in lines:
+                say(line)
         if given.command in WITH_JOB:
             needs.limits = needs.limits or container_limits.variables(info, job)
     if needs.network:
-        print("network: on, the job needs a download")
+        say("network: on, the job needs a download")
     return needs
 
 

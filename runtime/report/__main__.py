@@ -9,6 +9,7 @@ from pathlib import Path
 from runtime.errors import DrivetrainError, SpecError
 from runtime.report.write import write
 from runtime.system import interpreter
+from runtime.system.console import say_error
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
             raise SpecError(f"{len(arguments)} arguments", "one run folder", "python -m runtime.report runs/NAME-001")
         write(Path(arguments[0]))
     except DrivetrainError as error:
-        print(error, file=sys.stderr)
+        say_error(error)
         return error.exit_code
     return 0
 

@@ -7,7 +7,6 @@ Without torch; the page is rendered like a report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,13 @@ from rich.text import Text as Line
 from runtime.errors import SpecError
 from runtime.job import lower_is_better
 from runtime.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from runtime.report.formatting import clean, duration, number, plain
+from runtime.report.formatting import duration, number, plain
 from runtime.report.record import read
 from runtime.report.sections.compared_runs import ComparedRun, comparison_json, sections
 from runtime.report.summary import summarize
-from runtime.system.console import console
+from runtime.system.console import console, say, say_json
 from runtime.system.files import storage_error, write_json, write_text
+from runtime.system.printable import printable, printable_text
 
 MOST = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""
@@ -57,18 +57,18 @@ def compare(request: CompareRequest) -> int:
     folder = request.output or _folder(request.runs)
     _write(folder, entries, below)
     if request.json:
-        print(json.dumps(plain(comparison_json(entries)), indent=1, ensure_ascii=False))
+        say_json(plain(comparison_json(entries)), ascii_only=False)
         return 0
     for section in below:
         _print(section)
-    print(f"comparison: {folder}/compare.html")
+    say(f"comparison: {folder}/compare.html")
     return 0
 
 
 def _entries(runs: Sequence[Path]) -> list[ComparedRun]:
     records = [read(run) for run in runs]
     alike = len({record.name for record in records}) < len(records)
-    names = [clean(str(run)) if alike else record.name for run, record in zip(runs, records, strict=True)]
+    names = [printable(str(run)) if alike else record.name for run, record in zip(runs, records, strict=True)]
     return [ComparedRun(name, record, summarize(record)) for name, record in zip(names, records, strict=True)]
 
 
@@ -115,8 +115,8 @@ def _write(folder: Path, entries: Sequence[ComparedRun], below: Sequence[Section
     except OSError as error:
         raise storage_error(folder, error) from None
     write_json(folder / "compare.json", plain(comparison_json(entries)))
-    write_text(folder / "compare.md", clean(markdown(head, below)))
-    write_text(folder / "compare.html", clean(page(head, below)))
+    write_text(folder / "compare.md", printable_text(markdown(head, below)))
+    write_text(folder / "compare.html", printable_text(page(head, below)))
 
 
 def _print(section: Section) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.report.formatting import clean
+from runtime.system.printable import printable
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Confusion:
 def confusions(data: object) -> list[Confusion]:
     """The confusion matrices in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    found = (_confusion(clean(str(head)), value) for head, value in heads)
+    found = (_confusion(printable(str(head)), value) for head, value in heads)
     return [confusion for confusion in found if confusion]
 
 
 def _confusion(head: str, value: Any) -> Confusion | None:
     try:
-        classes = tuple(clean(str(name)) for name in value["classes"])
+        classes = tuple(printable(str(name)) for name in value["classes"])
         matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

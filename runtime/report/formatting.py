@@ -1,4 +1,4 @@
-"""Formats numbers, durations and untrusted text for a report."""
+"""Formats numbers, durations and values for a report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.plan.plan import written
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def clean(text: str) -> str:
-    """Text without control characters and lone surrogates, which every viewer can show."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.encode("utf-8", "replace").decode("utf-8"))
+from runtime.system.printable import printable_text
 
 
 def short(text: str, size: int) -> str:
@@ -82,8 +76,8 @@ def shown(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float | str):
-        return clean(written(value))
-    return clean(json.dumps(value, ensure_ascii=False))
+        return printable_text(written(value))
+    return printable_text(json.dumps(value, ensure_ascii=False))
 
 
 def plain(value: object) -> Any:
@@ -94,4 +88,4 @@ def plain(value: object) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return clean(value) if isinstance(value, str) else value
+    return printable_text(value) if isinstance(value, str) else value

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.report.formatting import clean, short
+from runtime.report.formatting import short
+from runtime.system.printable import printable
 
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
 
@@ -48,14 +49,14 @@ class LabelTable:
 def label_tables(data: object) -> list[LabelTable]:
     """The tables in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    found = (_table(clean(str(head)), value) for head, value in heads)
+    found = (_table(printable(str(head)), value) for head, value in heads)
     return [table for table in found if table]
 
 
 def _table(head: str, value: Any) -> LabelTable | None:
     try:
         rows = [
-            LabelRow(clean(str(name)), int(true), int(guessed), int(both), float(area))
+            LabelRow(printable(str(name)), int(true), int(guessed), int(both), float(area))
             for name, (true, guessed, both, area) in zip(value["classes"], value["labels"], strict=True)
         ]
         samples = int(value["samples"])

@@ -11,9 +11,9 @@ from runtime.errors import CheckpointError, SpecError
 from runtime.hardware.facts import Hardware, from_json
 from runtime.job_spec.yaml_file import parse
 from runtime.plan.plan import Decision, Plan
-from runtime.report.formatting import clean
 from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json, parse_row
+from runtime.system.printable import printable, printable_text
 from runtime.system.run_files import RunFiles
 from runtime.tracking import rank_record
 from runtime.tracking.rank_record import RankRecord
@@ -88,7 +88,7 @@ def read(run: Path) -> Record:
             "a run folder contains " + ", ".join(_LOST),
             "use a folder that `drivetrain train` created, below runs/",
         )
-    record = Record(clean(run.resolve().name))
+    record = Record(printable(run.resolve().name))
     _spec(record, run)
     _hardware(record, run)
     _plan(record, run)
@@ -170,7 +170,7 @@ def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
 
 
 def _spec(record: Record, run: Path) -> None:
-    record.text = clean(_text(record, run / "job.yaml") or "")
+    record.text = printable_text(_text(record, run / "job.yaml") or "")
     if record.text:
         try:
             record.spec = parse(record.text, "job.yaml").data

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from runtime.report.formatting import aligned, clean, duration, number, plain, shown
+from runtime.report.formatting import aligned, duration, number, plain, shown
 from runtime.report.record import read
 from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
 from runtime.report.summary import summarize
 from runtime.system.files import make_folder
+from runtime.system.printable import printable_text
 from runtime.system.run_files import RunFiles
 
 
@@ -75,8 +76,8 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
     make_folder(folder)
     RunFiles(folder).write_json("repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
-    RunFiles(folder).write_text("repeat.md", clean(markdown(head, below)))
-    RunFiles(folder).write_text("repeat.html", clean(page(head, below)))
+    RunFiles(folder).write_text("repeat.md", printable_text(markdown(head, below)))
+    RunFiles(folder).write_text("repeat.html", printable_text(page(head, below)))
     return Repetition(tuple(spreads), tuple(left_out))
 
 

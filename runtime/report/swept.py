@@ -12,8 +12,9 @@ from pydantic import JsonValue
 
 from runtime.job.sweep import Parameter
 from runtime.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
-from runtime.report.formatting import aligned, clean, duration, number, plain, shown
+from runtime.report.formatting import aligned, duration, number, plain, shown
 from runtime.report.sections.compared_runs import ABSENT
+from runtime.system.printable import printable_text
 from runtime.system.run_files import RunFiles
 
 State = Literal["done", "ended early", "failed"]
@@ -105,8 +106,8 @@ def write(folder: Path, result: SweepResult) -> None:
 
     head, below = _headline(result), _sections(result)
     RunFiles(folder).write_json("sweep.json", plain(_data(result)))
-    RunFiles(folder).write_text("sweep.md", clean(markdown(head, below)))
-    RunFiles(folder).write_text("sweep.html", clean(page(head, below)))
+    RunFiles(folder).write_text("sweep.md", printable_text(markdown(head, below)))
+    RunFiles(folder).write_text("sweep.html", printable_text(page(head, below)))
 
 
 def _data(result: SweepResult) -> dict[str, object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runtime.report import model_card
 from runtime.report.confusion import confusions
-from runtime.report.formatting import clean, plain
+from runtime.report.formatting import plain
 from runtime.report.labels import label_tables
 from runtime.report.log_series import thin
 from runtime.report.record import Record, read
@@ -23,6 +23,7 @@ from runtime.report.sections.body import sections
 from runtime.report.sections.headline import alerts, headline
 from runtime.report.sections.plan import differences
 from runtime.report.summary import Summary, summarize
+from runtime.system.printable import printable_text
 from runtime.system.run_files import RunFiles
 
 __all__ = ["write"]
@@ -39,10 +40,10 @@ def write(run: Path) -> None:
     summary = summarize(record)
     head, below = headline(record, summary), sections(record, summary)
     RunFiles(run).write_json("report.json", plain(_data(record, summary)))
-    RunFiles(run).write_text("report.md", clean(markdown(head, below)))
-    RunFiles(run).write_text("report.html", clean(page(head, below)))
+    RunFiles(run).write_text("report.md", printable_text(markdown(head, below)))
+    RunFiles(run).write_text("report.html", printable_text(page(head, below)))
     if card := model_card.model_card(record, summary):
-        RunFiles(run).write_text(model_card.FILE, clean(card))
+        RunFiles(run).write_text(model_card.FILE, printable_text(card))
 
 
 def _data(record: Record, summary: Summary) -> dict[str, object]:

@@ -33,7 +33,7 @@ from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.supervisor.train_request import TrainRequest
 from runtime.supervisor.trainer_death import avoidable
 from runtime.system import child_process, exit_codes, signals
-from runtime.system.console import say
+from runtime.system.console import say, say_aside, say_error
 from runtime.system.exit_codes import KILLED
 from runtime.system.run_files import RunFiles
 from runtime.tracking import tracker_child
@@ -192,7 +192,7 @@ def _attempts(
                 if code == RestartSmaller.exit_code:
                     return OutOfMemory.exit_code  # its message has said what to set
                 if code == KILLED:
-                    print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
+                    say_aside(exit_codes.explain_kill("the trainer"))
                 return code
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):
                 EventLog(run.path).add(death.kind, f"{death.why} before its first step; restarting without measuring")
@@ -201,7 +201,7 @@ def _attempts(
             again = death.avoided(plan, -(-job.train.batch // count))
             if again is None:
                 error = death.final()
-                print(error, file=sys.stderr)
+                say_error(error)
                 return error.exit_code
             EventLog(run.path).add(death.kind, death.consequence(plan, again))
             plan = again

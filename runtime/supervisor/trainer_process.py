@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 from runtime.distributed import world
@@ -19,6 +18,7 @@ from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.supervisor import preemption
 from runtime.system import interpreter
+from runtime.system.console import say_error
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.slow_start import told_if_slow
 from runtime.training.phase_timer import PhaseTimer, since_start
@@ -48,7 +48,7 @@ def main() -> int:
     except Replanned:
         return Replanned.exit_code
     except DrivetrainError as error:
-        print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
+        say_error(error)
         return error.exit_code
 
 

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import sys
 import textwrap
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from rich.console import Console
+from runtime.errors import DrivetrainError
+from runtime.system.printable import printable_json, printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def say(text: str) -> None:
-    """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words."""
-    print("\n".join(map(_wrapped, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
+    """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words.
+
+    Lines after the first one must be indented: any other line break is taken for one of data, and shown as `\\n`.
+    """
+    text = printable_lines(text)
+    _write("\n".join(map(_wrapped, text.split("\n"))) if sys.stdout.isatty() else text, sys.stdout)
 
 
 def say_aside(text: str) -> None:
     """Print a line to stderr, for commands whose output goes to another program."""
-    print(text, file=sys.stderr, flush=True)
+    _write(printable_lines(text), sys.stderr)
+
+
+def say_error(error: DrivetrainError) -> None:
+    """Print the parts of an error to stderr."""
+    for line in error.lines():
+        say_aside(line)
+
+
+def say_json(value: object, *, ascii_only: bool = True) -> None:
+    """Print a value for another program."""
+    _write(printable_json(json.dumps(value, indent=1, ensure_ascii=ascii_only)), sys.stdout)
+
+
+def accept_any_text() -> None:
+    """Let stdout and stderr show what their encoding lacks as `\\xe9`, instead of ending the process."""
+    for stream in (sys.stdout, sys.stderr):
+        _accept_any(stream)
+
+
+def _accept_any(stream: IO[str]) -> None:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _write(text: str, stream: IO[str]) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def _wrapped(line: str) -> str:
@@ -34,12 +71,15 @@ def _wrapped(line: str) -> str:
 
 def console(file: IO[str] | None = None) -> Console:
     """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
+    from runtime.system.clean_console import CleanConsole
+
     stream = file or sys.stdout
+    _accept_any(stream)
     terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
     # In a notebook rich shows a table beside stdout, even where stdout is redirected to be silent.
     notebook = None if type(stream).__module__.startswith("ipykernel") else False
-    return Console(
+    return CleanConsole(
         file=stream,
         width=width,
         force_terminal=terminal,

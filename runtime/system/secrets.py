@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+
+from runtime.system.console import say_aside
 
 FOLDER = Path("/run/secrets")
 """Where compose mounts secrets too."""
@@ -43,14 +44,10 @@ def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) 
         try:
             value = os.fsdecode(path.read_bytes()).removesuffix("\n") if name == path.name else str(path)
         except OSError as error:
-            print(f"environment: the secret {name} cannot be read: {error.strerror}", file=sys.stderr, flush=True)
+            say_aside(f"environment: the secret {name} cannot be read: {error.strerror}")
         else:
             if environ.setdefault(name, value) != value:
-                print(
-                    f"environment: {name} is set by the image; the value that was handed over is not used",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say_aside(f"environment: {name} is set by the image; the value that was handed over is not used")
 
 
 def masked(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from runtime.system.console import say
 from runtime.system.run_files import RunFiles
 
 FILE = "events.jsonl"
@@ -19,7 +20,7 @@ class EventLog:
 
     def add(self, kind: str, text: str, step: int | None = None) -> None:
         """Print and store an event; if the disk is full, it is only printed."""
-        print(f"{kind}: {text}", flush=True)
+        say(f"{kind}: {text}")
         self.keep(kind, text, step)
 
     def keep(self, kind: str, text: str, step: int | None = None) -> None:
@@ -28,4 +29,4 @@ class EventLog:
         try:
             self.files.append(FILE, json.dumps(row) + "\n")
         except OSError as error:
-            print(f"{kind}: not kept in {FILE}: {error.strerror}", flush=True)
+            say(f"{kind}: not kept in {FILE}: {error.strerror}")

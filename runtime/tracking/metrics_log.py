@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runtime.system.console import say
 from runtime.system.files import storage_error
 from runtime.system.run_files import RunFiles
 from runtime.tracking.tensorboard import TensorBoardWriter
@@ -27,7 +28,7 @@ class MetricsLog:
     """
 
     def __init__(
-        self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = print
+        self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = say
     ) -> None:
         """Open the files; on resume, rows after step `after` and evaluations at it from `epoch` on are removed first.
 

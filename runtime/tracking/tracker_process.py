@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from runtime.errors import Busy, StorageError
+from runtime.system.console import say
 from runtime.tracking.event_log import EventLog
 from runtime.tracking.run_tracker import RunTracker, open_tracker
 from runtime.tracking.tracker import TrackerError
@@ -72,7 +73,7 @@ class Copying:
         if self.trouble:
             self.events.add("tracker", f"{self.address} answers again; everything so far is there")
         elif not begun:
-            print(f"tracker: {self.tracker.page}", flush=True)
+            say(f"tracker: {self.tracker.page}")
         self.trouble, self.pause = "", EVERY
 
     def end(self, until: float) -> None:
@@ -105,7 +106,7 @@ class Copying:
         if error.given != self.trouble:
             self.events.add("tracker", f"{error.given}; training goes on, and what is missing is sent later")
             if error.action:
-                print(f"  do:       {error.action}", flush=True)
+                say(f"  do:       {error.action}")
         self.trouble = error.given
         self.pause = min(max(EVERY, 2 * self.pause), LONGEST_PAUSE)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime.models import code_consent, saved_model
 from runtime.pretrained.earlier_run import CONFIG
+from runtime.system.console import say
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.run import Run
 
@@ -34,9 +35,8 @@ def save_model(run: Run, chosen: FinalWeights) -> Path:
         return saved_model.commit(run.folder / "model", groups, config, {})
     folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
     if why := code_consent.keep(folder / CONFIG):
-        print(
+        say(
             f"model: its code cannot be recorded as yours because {why}; predict, evaluate and export will ask for "
-            "--run-code",
-            flush=True,
+            "--run-code"
         )
     return folder

@@ -15,6 +15,7 @@ from torch import nn
 from runtime.data.dataset import Batch
 from runtime.distributed.gradient_exchange import GradientExchange
 from runtime.distributed.ranks import ALONE, Ranks
+from runtime.system.console import say
 from runtime.system.signals import Signals
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
@@ -78,11 +79,11 @@ class StepOptions:
     """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
     phase: Callable[[str], AbstractContextManager[None]] = untimed
     """Context around the forward pass and the update, by their names."""
-    report_memory: Callable[[str], None] = print
+    report_memory: Callable[[str], None] = say
     """Reports that memory ran out, and what follows."""
-    report_compile: Callable[[str], None] = print
+    report_compile: Callable[[str], None] = say
     """Reports, once, that compilation failed."""
-    report_numbers: Callable[[str], None] = print
+    report_numbers: Callable[[str], None] = say
     """Reports, once, that an operation has no deterministic kernel."""
 
 

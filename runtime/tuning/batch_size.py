@@ -15,6 +15,7 @@ from runtime.job.train import USUAL_BATCH
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import signals
+from runtime.system.console import say
 from runtime.system.files import read_json
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import measuring_child
@@ -70,7 +71,7 @@ def measured(
         if world.local_ranks(job, machine) > 1:
             fixed(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=plain)
-        print("batch_size: measured, since train.batch_size is auto", flush=True)
+        say("batch_size: measured, since train.batch_size is auto")
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
             first = replace(source, batch_size=FIRST)
             module = "runtime.tuning.processes.batch_size"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from runtime.errors import DrivetrainError
 from runtime.job_spec import spec_source
+from runtime.system.console import say_error
 
 
 def arguments(*paths: str) -> argparse.ArgumentParser:
@@ -25,6 +25,6 @@ def exit_code(work: Callable[[], None]) -> int:
     try:
         work()
     except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
+        say_error(error)
         return error.exit_code
     return 0

@@ -10,6 +10,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan.plan import Plan
 from runtime.system import child_process, signals
+from runtime.system.console import say, say_error
 from runtime.system.run_files import RunFiles
 from runtime.tuning import kernel_crash
 
@@ -42,11 +43,11 @@ def measure(
         why = kernel_crash.told(folder, code, module)
         again = kernel_crash.without(plan, why)
         if again:
-            print(f"crash: {why}; {kernel_crash.consequence(plan, 'measured again')}", flush=True)
+            say(f"crash: {why}; {kernel_crash.consequence(plan, 'measured again')}")
             RunFiles(folder).write_json("plan.json", again.to_json())
             code = child_process.child(command, again.environment(machine), forward)
     if code not in signals.CRASHES:
         return code
     error = kernel_crash.hopeless(why)
-    print(error, file=sys.stderr)
+    say_error(error)
     return error.exit_code

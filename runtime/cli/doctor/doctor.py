@@ -7,8 +7,6 @@ Exit codes: 0 all is well, 1 something should be fixed, 9 something cannot work.
 
 from __future__ import annotations
 
-import json
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +14,7 @@ from rich.text import Text
 from runtime.cli.doctor import clock_and_port, disk, docker_engine, environment_variables, gpu, limits
 from runtime.cli.doctor.finding import EXIT, Check, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Snapshot, gather
-from runtime.system.console import console
+from runtime.system.console import console, say_json
 
 CHECKS: tuple[Check, ...] = (
     docker_engine.check,
@@ -38,7 +36,7 @@ def examine(as_json: bool) -> int:
     """Check this machine and print the findings; returns the exit code."""
     found = findings(gather())
     if as_json:
-        print(json.dumps({"worst": worst(found), "findings": [f.to_json() for f in found]}, indent=1))
+        say_json({"worst": worst(found), "findings": [f.to_json() for f in found]})
     else:
         console().print(render(found))
     return EXIT[worst(found)]
@@ -51,14 +49,14 @@ def render(found: list[Finding]) -> RenderableType:
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in found:
-        text = Text(finding.text)
+        lines = [Text(finding.text)]
         if finding.fix:
-            text.append(f"\n-> {finding.fix}", style="bold")
-        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, text)
+            lines.append(Text(f"-> {finding.fix}", style="bold"))
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, Group(*lines))
     bad = {level: sum(f.level == level for f in found) for level in Level}
     warnings, failures = (
         f"{bad[level]} {word}{'' if bad[level] == 1 else 's'}"
         for level, word in ((Level.WARN, "warning"), (Level.FAIL, "failure"))
     )
     sums = f"{bad[Level.OK]} ok, {warnings}, {failures}"
-    return Group(table, Text(f"\n{sums}", style="dim"))
+    return Group(table, Text(), Text(sums, style="dim"))

@@ -19,6 +19,7 @@ from runtime.data.loader.prefetch import ahead
 from runtime.data.loader.shared_memory import SharedMemory
 from runtime.data.stateless_random import Ids
 from runtime.errors import DrivetrainError
+from runtime.system.console import say
 
 
 class Batches:
@@ -39,7 +40,7 @@ class Batches:
         self.drop_last = drop_last
         self.workers = 0
         self.pin = False
-        self.tell: Callable[[str], None] = print
+        self.tell: Callable[[str], None] = say
         self.shard: Callable[[Ids], Ids] = lambda ids: ids
         """Selects the ids of a batch that this rank fetches."""
         self.handover = SharedMemory()
@@ -88,7 +89,7 @@ def in_order(
     *,
     workers: int = 0,
     pin: bool = False,
-    tell: Callable[[str], None] = print,
+    tell: Callable[[str], None] = say,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """All samples once, in order; for evaluation.
@@ -108,7 +109,7 @@ def in_order(
 
 
 def fetch(
-    split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
+    split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = say
 ) -> Iterator[Batch]:
     """One batch per group of ids, prepared in this process, ahead in worker processes or, if pinned, in a thread."""
     found = _prepared(split, groups, workers, pin, tell)

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from runtime.data.stateless_random import Ids
 from runtime.errors import PeerError
+from runtime.system.console import say
 from runtime.system.signals import die_with, forget
 
 Item = TypeVar("Item")
@@ -45,7 +46,7 @@ class WorkerSettings:
 
     workers: int
     pin: bool = False
-    tell: Callable[[str], None] = print
+    tell: Callable[[str], None] = say
     patience: float = PATIENCE
 
     def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Generator[Item]:

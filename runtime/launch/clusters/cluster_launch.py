@@ -16,6 +16,7 @@ from runtime.job.limits import NodeRange
 from runtime.launch import one_line
 from runtime.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
 from runtime.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
+from runtime.system.console import say
 from runtime.system.files import write_text
 
 Section = TypeVar("Section")
@@ -85,14 +86,14 @@ def launch(request: ClusterRequest) -> int:
     place, named = site.load(request.site)
     here = place.section(request.engine, named)
     for line in (*engine.check(work, here, named), *shared_folders.notes(work), *_fixed(work, engine)):
-        print(line)
-    print(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}", flush=True)
+        say(line)
+    say(f"{path} {_written(path, engine.text(work, here))}: {_size(work)}")
     words = engine.submit(work, path)
     if not request.submit:
-        print(f"to submit it: {shlex.join(words)}")
+        say(f"to submit it: {shlex.join(words)}")
         return 0
     _run(words, path)
-    print(f"progress: {engine.follow(work)}")
+    say(f"progress: {engine.follow(work)}")
     return 0
 
 

@@ -16,7 +16,6 @@ to such tensors if there are several heads.
 from __future__ import annotations
 
 import contextlib
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from runtime.job.user_files import UserFunction
 from runtime.models import buffers, dry_run
 from runtime.models.code_consent import stored
 from runtime.system import torch_errors
+from runtime.system.console import say_aside
 
 KEY = ("model", "file")
 
@@ -92,7 +92,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
         CheckpointError: if the code may not be run, differs from what was recorded, or raises.
     """
     code, name = stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
-    print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
+    say_aside(f"running the model's own code: {given['file']} in {code.folder}")
     with blamed(
         lambda told, _: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")
     ):

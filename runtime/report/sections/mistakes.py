@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runtime.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
-from runtime.report.formatting import clean, share, short, shown
+from runtime.report.formatting import share, short, shown
+from runtime.system.printable import printable
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
 _KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
@@ -39,8 +40,8 @@ def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
 
 def _photo(row: Mapping[str, Any]) -> SamplePicture | None:
     try:
-        truth, answer = (short(clean(str(row[key])), 40) for key in ("truth", "answer"))
-        title, sure = short(clean(str(row["title"])), 160), share(float(row["probability"]))
+        truth, answer = (short(printable(str(row[key])), 40) for key in ("truth", "answer"))
+        title, sure = short(printable(str(row["title"])), 160), share(float(row["probability"]))
     except (KeyError, TypeError, ValueError):
         return None
     data = str(row.get("picture", ""))

@@ -25,6 +25,7 @@ from runtime.storage.store_errors import RemoteError
 from runtime.supervisor.remote_copy import copy_record
 from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
+from runtime.system.console import say, say_aside
 from runtime.tracking.event_log import EventLog
 
 EVERY = 1.0
@@ -49,7 +50,7 @@ def main() -> int:
     folder, address, keep, alive = Path(sys.argv[1]), parse(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     record = copy_record.of_folder(folder)
     if record is None:
-        print(f"{folder}: there is no {copy_record.FILE}", file=sys.stderr)
+        say_aside(f"{folder}: there is no {copy_record.FILE}")
         return StorageError.exit_code
     os.set_blocking(alive, False)
     return Copying(folder, ObjectStore(address, PATIENCE), keep, record.writer, alive).run()
@@ -152,7 +153,7 @@ class Copying:
         if text != self.trouble:
             self.events.add("copy", f"{text}; training goes on, and what is missing is sent later")
             if isinstance(error, RemoteError) and error.action:
-                print(f"  do:       {error.action}", flush=True)
+                say(f"  do:       {error.action}")
         self.trouble = text
         self.pause = min(max(2 * EVERY, 2 * self.pause), LONGEST_PAUSE)
 

@@ -18,6 +18,7 @@ from runtime import optimizations
 from runtime.errors import CheckpointError
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row
+from runtime.system.printable import printable
 from runtime.system.run_files import RunFiles
 from runtime.tracking import rank_record
 from runtime.tracking.best_value import BestValue
@@ -131,7 +132,7 @@ class RunReader:
         self._read_metrics()
         for row in self.telemetry.read()[0]:
             self._sample(row)
-        view.events.extend(str(row.get("text", "")) for row in self.events.read()[0])
+        view.events.extend(printable(str(row.get("text", ""))) for row in self.events.read()[0])
         view.left = self.left.left(self.latest) if self.left else None
         view.ranks = self._ranks()
         return view
@@ -201,6 +202,7 @@ class RunReader:
         watched = self.view.metric.rpartition("/")[2]
         if not head or kind == "loss":
             return
+        head = printable(head)
         kept, curve = self.view.heads.get(head, (kind, Sparkline()))
         if kind == watched != kept:
             kept, curve = kind, Sparkline()

@@ -8,7 +8,6 @@ own under its own plan, so that threads, OpenMP runtime and allocator are measur
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from runtime.job import Job
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import signals
+from runtime.system.console import say, say_aside
 from runtime.tuning import measuring_child
 from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import climb
@@ -86,8 +86,8 @@ def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) 
 
 
 def _told(text: str) -> None:
-    print(text, flush=True)
+    say(text)
 
 
 def _told_aside(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say_aside(text)

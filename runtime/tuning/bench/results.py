@@ -17,7 +17,7 @@ from runtime.job import Job
 from runtime.plan.plan import Plan, written
 from runtime.plan.plan_table import machine as machine_line
 from runtime.report.formatting import tick
-from runtime.system.console import console
+from runtime.system.console import console, say_json
 from runtime.system.files import storage_error, write_json
 from runtime.system.units import format_bytes
 from runtime.tuning.bench.ablation import Ablation, AblationStep
@@ -119,14 +119,15 @@ def write(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: Benc
 def printed(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
     """Print the table with its conclusions, or the JSON."""
     if as_json:
-        print(json.dumps(json.loads((folder / "bench.json").read_text(encoding="utf-8")), indent=1))
+        say_json(json.loads((folder / "bench.json").read_text(encoding="utf-8")))
         return
     screen = console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
     screen.print(f"  machine  {machine_line(machine)}")
     screen.print(table(ladder))
     compiled = any(_cells(rung)["first step"] for rung in ladder.rungs)
-    screen.print(f"{_LEGEND}\n{_COMPILES}" if compiled else _LEGEND, style="dim")
+    for text in (_LEGEND, _COMPILES) if compiled else (_LEGEND,):
+        screen.print(text, style="dim")
     for text in (explanation(ladder), left_out(plan), *restless(ladder)):
         screen.print(text)
     screen.print(f"plot and numbers are in {folder}")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from runtime.errors import NumericsError
 from runtime.job_spec.spec_source import SpecSource
 from runtime.system import interpreter
+from runtime.system.console import say
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
@@ -149,14 +150,15 @@ def report(run: Run, found: LrSweep, folder: Path) -> None:
     from runtime.report.render import png
 
     name = run.job.train.optimizer.name
-    print("\n".join(_table(found)))
+    for line in _table(found):
+        say(line)
     if found.suggested is None:
-        print(
+        say(
             "no learning rate can be suggested: the loss never falls by more than its noise; try more --steps, "
             "a lower --lowest or a larger train.batch_size"
         )
     else:
-        print(
+        say(
             f"suggested: {found.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
             f"  optimizer: {{name: {name}, lr: {found.suggested:g}}}"
         )
@@ -171,7 +173,7 @@ def report(run: Run, found: LrSweep, folder: Path) -> None:
         )
     except OSError as error:
         raise storage_error(folder, error) from None
-    print(f"plot and numbers are in {folder}", flush=True)
+    say(f"plot and numbers are in {folder}")
 
 
 def _table(found: LrSweep, rows: int = 12) -> Sequence[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from runtime.job_spec.spec_source import SpecSource
 from runtime.system import interpreter
+from runtime.system.console import say
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes
@@ -92,8 +93,9 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     """
     from runtime.report.render import png
 
-    print("\n".join(_table(rows)))
-    print(f"{format_bytes(ceiling)} available")
+    for line in _table(rows):
+        say(line)
+    say(f"{format_bytes(ceiling)} available")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         png.peaks(
@@ -106,7 +108,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
         )
     except OSError as error:
         raise storage_error(folder, error) from None
-    print(f"plot and numbers are in {folder}", flush=True)
+    say(f"plot and numbers are in {folder}")
 
 
 def _name(recomputed: bool) -> str:
