@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import object_store
-from tests.paths import TESTS
+from tests.paths import ROOT, TESTS
 
 # Tests compute on the CPU, on a machine with a GPU too, where they would find other settings; `tests/gpu` uses the GPU.
 # A worker of xdist starts with the environment that the first process has changed.
@@ -51,6 +51,16 @@ def s3(moto_server: str) -> str:
     """The address of an S3 server with an empty bucket."""
     object_store.empty(moto_server)
     return moto_server
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name by its argument what is no short text: a name must be the same in every process and every checkout.
+
+    Compressed bytes hold the time of day, and two workers of xdist that collect different names run nothing.
+    """
+    if isinstance(val, bytes) or (isinstance(val, str) and (len(val) > 200 or str(ROOT) in val)):
+        return argname
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

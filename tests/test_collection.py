@@ -1,0 +1,58 @@
+"""The names of the tests: two workers of xdist that collect at different moments must get the same ones."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import pytest_make_parametrize_id
+from tests.paths import ROOT
+
+UNSTABLE = {
+    "time of day": "import time\nVALUES = [str(time.time_ns())]",
+    "order of a set": "VALUES = list({chr(97 + n) * 3 for n in range(20)})",
+    "random number": "import random\nVALUES = [random.random()]",
+}
+
+
+def collect_twice(folder: Path, values: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "test_names.py"
+    path.write_text(f"import pytest\n{values}\n@pytest.mark.parametrize('value', VALUES)\ndef test_name(value): pass\n")
+    return subprocess.run(["scripts/collect-twice", path], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("case", UNSTABLE)
+def test_names_that_differ_between_two_collections_are_shown(tmp_path: Path, case: str) -> None:
+    result = collect_twice(tmp_path, UNSTABLE[case])
+    assert result.returncode == 1, result.stderr
+    assert "two collections of the tests differ" in result.stderr
+    assert "test_names.py::test_name[" in result.stdout
+
+
+def test_equal_names_are_counted(tmp_path: Path) -> None:
+    result = collect_twice(tmp_path, "VALUES = list(range(20))")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "collect-twice: 20 tests, the same names both times\n"
+
+
+def test_tests_that_cannot_be_collected_are_not_equal(tmp_path: Path) -> None:
+    result = collect_twice(tmp_path, "import no_such_module")
+    assert result.returncode == 1
+    assert "cannot be collected" in result.stderr
+    assert "no_such_module" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        pytest.param(b"\x1f\x8b\x08", "content", id="bytes"),
+        pytest.param("[" * 100_000, "content", id="long text"),
+        pytest.param(f"the project is in {ROOT}", "content", id="path of the checkout"),
+        pytest.param("short", None, id="short text"),
+        pytest.param(1.5, None, id="number"),
+    ],
+)
+def test_values_that_are_no_plain_text_are_named_by_their_argument(value: object, name: str | None) -> None:
+    assert pytest_make_parametrize_id(value, "content") == name
