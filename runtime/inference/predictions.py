@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,8 @@ def numbers(head: Head, outputs: Tensor) -> Tensor:
     """Scaled outputs (N, columns) in the units of the data, float64; unchanged for outputs of unknown meaning."""
     if not head.columns:
         return outputs.double()
-    return outputs.double() * torch.tensor(head.std).double() + torch.tensor(head.mean).double()
+    std, mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
+    return outputs.double() * std + mean
 
 
 def _answers(head: Head, outputs: Tensor, every: bool) -> Iterator[Answer]:
@@ -77,11 +79,10 @@ def _every(head: Head, share: Tensor) -> Answer:
 
 def _numbers(head: Head, values: Tensor) -> Iterator[Answer]:
     for row in values.flatten(1).tolist():
-        rounded = [float(f"{value:.9g}") for value in row]
-        several = dict(zip(head.columns, rounded, strict=True)) if head.columns else rounded
-        yield {"prediction": rounded[0] if len(rounded) == 1 else several}
+        several = dict(zip(head.columns, row, strict=True)) if head.columns else row
+        yield {"prediction": row[0] if len(row) == 1 else several}
 
 
 def _written(probability: float) -> float:
-    """Rounded to the digits of float32."""
-    return float(f"{probability:.7g}")
+    """The number with the fewest digits that float32 reads as this one."""
+    return float(str(np.float32(probability)))

@@ -41,7 +41,7 @@ class NumberScores:
     """MAE, RMSE and R2 in the units of the data, averaged over columns."""
 
     def __init__(self, head: Head) -> None:
-        self.std = torch.tensor(head.std).double()
+        self.std = torch.tensor(head.std, dtype=torch.float64)
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
         self.total = torch.zeros(1, dtype=torch.int64)
 
