@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import DataError, nearest
+from runtime.system import spelling
 from runtime.system.printable import printable
 
 
@@ -21,12 +22,14 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
-    """The class index of each label, shape (N,).
+    """The class index of each label, shape (N,); `2.0` is the class `2`, and the other way round.
 
     Raises:
         DataError: for a label that is not among the classes; names `key`.
     """
     place = {name: i for i, name in enumerate(classes)}
+    codes = {spelling.code(name): i for i, name in reversed(list(enumerate(classes)))}
+    place |= {label: codes[code] for label in set(labels) - place.keys() if (code := spelling.code(label)) in codes}
     strange = Counter(label for label in labels if label not in place)
     if strange:
         shown = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(strange.items())[:5])
@@ -37,6 +40,12 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
             hint or "add samples of these classes to the training data, or remove them here",
         )
     return np.fromiter((place[label] for label in labels), np.int64, len(labels))
+
+
+def alike(column: str, classes: Iterable[str]) -> list[str]:
+    """A note on classes or categories that are probably the same."""
+    same = spelling.alike(classes)
+    return [f'"{column}": spellings that are probably the same, and are learned apart: {listed(same)}'] if same else []
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:

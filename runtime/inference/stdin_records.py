@@ -23,6 +23,7 @@ from runtime.data.formats import csv_layout, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+from runtime.system.spelling import plain
 
 NAME = "standard input"
 MOST = 256
@@ -152,6 +153,8 @@ def _objects(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], wante
         except (ValueError, RecursionError) as error:
             yield Record(number, line, f"no JSON: {error}: {printable(line.decode('utf-8', 'replace').strip())}")
             continue
+        if isinstance(value, dict):
+            value = {plain(name): cell for name, cell in value.items()}
         if not isinstance(value, dict):
             yield Record(number, line, "no object; write one JSON object in each line")
         elif lost := [name for name in wanted if name not in value]:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.system.spelling import plain
+
 
 def different(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no name occurs twice."""
@@ -35,5 +37,5 @@ class _OneOrMore:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
 
 
-Column = Annotated[str, Field(min_length=1)]
+Column = Annotated[str, Field(min_length=1), AfterValidator(plain)]
 OneOrMore = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()]

@@ -17,6 +17,7 @@ from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.stream import MaybeStream
 from runtime.job.values import FilePath, Fraction, Positive, Revision, Spec, named
+from runtime.system.spelling import plain
 
 Truncation = Literal["right", "left", "middle"]
 
@@ -46,12 +47,16 @@ class columns:
         """The long form of a value."""
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+            names = [plain(name) for name in names]
             if len(set(names)) < len(names):
                 raise PydanticCustomError("columns", "column names that differ")
             names = {name: {} for name in names}
         if not isinstance(names, dict) or not names or "" in names:
             raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
-        return {name: {"weight": settings} if _number(settings) else settings for name, settings in names.items()}
+        return {
+            plain(name) if isinstance(name, str) else name: {"weight": settings} if _number(settings) else settings
+            for name, settings in names.items()
+        }
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))

@@ -27,6 +27,7 @@ from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
 from runtime.storage.remote_address import is_remote
+from runtime.system import spelling
 
 LARGEST = 8 << 20
 """Bytes; of a larger file only the header is checked, so that the command answers at once."""
@@ -125,7 +126,7 @@ def _rows(
         for reason in _reasons(cells, places, wanted):
             bad.setdefault(count, []).append(reason)
         for name, labels in found.items():
-            if label := cells[places[name]].strip():
+            if label := spelling.code(cells[places[name]]).strip():
                 labels[label] += 1
     _check_lengths(wrong, path, key, len(layout.names))
     for name, labels in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from runtime.data import labels
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+from runtime.system import spelling
 
 if TYPE_CHECKING:
     import pyarrow
@@ -56,9 +58,10 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
 
 
 def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """A column as stripped text, null for empty cells; a pyarrow array of strings.
+    """A column as stripped text in one spelling, null for empty cells; a pyarrow array of strings.
 
-    Numbers are written without `.0` if they are whole, so that an integer column reads the same with gaps in it.
+    Numbers are written without `.0` if all of the column are whole, so that an integer column reads the same with gaps
+    in it, and as text.
     """
     from pyarrow import compute, int64, large_string, string, types
 
@@ -69,8 +72,33 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
             column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
-    trimmed = compute.utf8_trim_whitespace(column)
+    trimmed = compute.utf8_trim_whitespace(plain(column))
+    if _matches(trimmed, spelling.WHOLE) and not _matches(trimmed, spelling.FRACTION):
+        trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE, r"\1")
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
+
+
+def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """A column of strings with `spelling.plain` of each cell."""
+    from pyarrow import compute
+
+    composed = composed_text(column)
+    return column if composed is column else compute.replace_substring_regex(composed, spelling.INVISIBLE, "")
+
+
+def composed_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """A column of strings in Unicode's composed form (NFC): the same texts, from whichever system they come."""
+    from pyarrow import compute
+
+    if compute.all(compute.string_is_ascii(column)).as_py() is not False:
+        return column
+    return compute.utf8_normalize(column, "NFC")
+
+
+def _matches(column: pyarrow.ChunkedArray, pattern: str) -> bool:
+    from pyarrow import compute
+
+    return bool(compute.any(compute.match_substring_regex(column, pattern)).as_py())
 
 
 def different(column: pyarrow.ChunkedArray) -> list[str]:
@@ -86,17 +114,26 @@ def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: s
     Raises:
         DataError: for a text that is no class; names `key`.
     """
-    found = different(column)
-    if set(found) - set(classes):
-        labels.indices(column.to_pylist(), classes, key)
-    return positions(column, classes).astype(np.int64)
+    found = positions(column, classes).astype(np.int64)
+    return labels.indices(column.to_pylist(), classes, key) if (found < 0).any() else found
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """The index of each text in `values`, -1 if it is not there; shape (N,), int32."""
+    """The index of each text in `values`, -1 if it is not there, as 12 or as 12.0; shape (N,), int32."""
     from pyarrow import array, compute
 
-    return np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
+    def found(cells: pyarrow.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int32]:
+        indices = compute.index_in(cells, array(names, cells.type))
+        return np.asarray(_array(compute.fill_null(indices, -1)), np.int32)
+
+    exact = found(column, values)
+    if not ((exact < 0) & _array(column.is_valid())).any():
+        return exact
+    return np.where(
+        exact < 0,
+        found(compute.replace_substring_regex(column, spelling.WHOLE, r"\1"), list(map(spelling.code, values))),
+        exact,
+    )
 
 
 def shown(column: pyarrow.ChunkedArray, row: int) -> str:

@@ -13,6 +13,7 @@ from runtime.data.formats import text_encoding
 from runtime.data.formats.csv_dialect import SIGNS, CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+from runtime.system.spelling import plain
 
 SUFFIXES = (".csv", ".tsv")
 SAMPLE = 1 << 18
@@ -85,7 +86,7 @@ def find(path: Path, key: str, files: CsvFiles, *, whole: bool = True) -> CsvLay
         and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows[1:])
     ):
         blank = longer
-    kept = tuple(names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names)
+    kept = tuple(map(plain, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
     return CsvLayout(delimiter, encoding, kept, blank, skipped, skipped + lines, len(rows) - 1)
 
 

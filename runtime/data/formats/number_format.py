@@ -17,6 +17,7 @@ from runtime.data.formats.column_values import NOTHING
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+from runtime.system.spelling import plain
 
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
@@ -107,9 +108,9 @@ def read(
         table = table.set_column(table.column_names.index(column.name), column.name, made)
         notes += [note] * bool(note)
         if types.is_string(made.type):
-            files.rewritten.add(column.name)
+            files.rewritten.add(plain(column.name))
         elif column.sign == "%":
-            percent.add(column.name)
+            percent.add(plain(column.name))
     _check_trained(table, kinds, percent, key, path, files)
     return NumbersRead(table, decimal, notes, percent)
 
@@ -127,7 +128,7 @@ def _check_trained(
         return
     for name in kinds:
         kind = table.schema.field(name).type
-        was, here = name in files.percent, name in percent
+        was, here = plain(name) in files.percent, plain(name) in percent
         if was == here or not (types.is_integer(kind) or types.is_floating(kind)):
             continue
         if row := next((row for row, cell in enumerate(table[name].to_pylist(), start=1) if cell), 0):

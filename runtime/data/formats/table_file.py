@@ -26,6 +26,7 @@ from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.csv_file import CsvReader
 from runtime.data.labels import listed
 from runtime.errors import DataError, nearest
+from runtime.system.spelling import plain
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,18 +76,24 @@ def read(
     wanted = wanted or {}
     try:
         reader = _reader(path, suffix, key, csv)
-        names = reader.names()
+        written = reader.names()
+        names = list(map(plain, written))
         _check_names(names, path, key)
         check_wanted(names, wanted, path)
-        chosen = [name for name in names if (name in wanted or not only) and name not in leave]
-        written = [name for name in chosen if name in text]
-        table = as_text(hub_classes.named(reader.read(chosen, written), path), written)
+        chosen = {name: own for name, own in zip(names, written, strict=True) if _is_chosen(name, wanted, only, leave)}
+        kept_as_text = [name for name in chosen if name in text]
+        table = reader.read(list(chosen.values()), [chosen[name] for name in kept_as_text])
+        table = as_text(hub_classes.named(table, path).rename_columns(list(chosen)), kept_as_text)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
         raise _unreadable(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
     return table
+
+
+def _is_chosen(name: str, wanted: Collection[str], only: bool, leave: Collection[str]) -> bool:
+    return (name in wanted or not only) and name not in leave
 
 
 def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[pyarrow.Table, int]:
@@ -99,6 +106,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     try:
         table, count = _reader(path, suffix, key, csv).head(rows)
         table = hub_classes.named(table, path)
+        table = table.rename_columns(list(map(plain, table.column_names)))
         _check_names(table.column_names, path, key)
         table.validate(full=True)
     except _failures() as error:

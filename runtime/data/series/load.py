@@ -13,6 +13,7 @@ from runtime.data import stratify, target_columns
 from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.labels import alike
 from runtime.data.series import augment, timeline, window_split, windows
 from runtime.data.series.timeline import WindowLayout
 from runtime.data.series.window_split import WindowSplit
@@ -55,6 +56,7 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
     validation = held.split(values if held.values is kept.values else scale.scaled(held.values), head)
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {kept.length} rows",
+        *alike(goal.names[0], head.classes),
         *kept.notes,
         *held.notes,
     ]

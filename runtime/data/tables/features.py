@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime.data.dataset import Inputs
 from runtime.data.formats import column_values
-from runtime.data.labels import class_names, listed
+from runtime.data.labels import alike, class_names, listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import date_features
 from runtime.data.tables.column_roles import Roles
@@ -125,12 +125,11 @@ class Features:
                 )
         for category in self.categories:
             texts = column_values.texts(table[category.name])
-            strange = set(column_values.different(texts)) - set(category.values)
-            if strange:
-                count = int((column_values.positions(texts, category.values) < 0).sum()) - texts.null_count
+            strange = texts.filter(column_values.positions(texts, category.values) < 0).drop_null()
+            if len(strange):
                 found.append(
-                    f"{source}: {category.name} has categories that are not in the training data, {count:,} rows count as "
-                    f"unknown: {listed(sorted(strange), 5)}"
+                    f"{source}: {category.name} has categories that are not in the training data, {len(strange):,} rows "
+                    f"count as unknown: {listed(sorted(column_values.different(strange)), 5)}"
                 )
             if texts.null_count and not category.missing:
                 found.append(
@@ -163,7 +162,8 @@ def fit(table: pyarrow.Table, roles: Roles, rows: Ids, dates: DateFeatures) -> t
         dates: how numbers were made of dates.
 
     Returns:
-        The features, and a note on each column that is dropped because its value is constant.
+        The features, and notes: on each column that is dropped because its value is constant, and on categories that
+        are spelled almost the same.
     """
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
@@ -173,7 +173,11 @@ def fit(table: pyarrow.Table, roles: Roles, rows: Ids, dates: DateFeatures) -> t
     for name in roles.categorical:
         category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
-        notes += [] if category else [f"{name} is constant in the training rows, so it is not used"]
+        notes += (
+            alike(name, category.values)
+            if category
+            else [f"{name} is constant in the training rows, so it is not used"]
+        )
     return Features(tuple(numbers), tuple(categories), dates), notes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import row_lines, table_file
+from runtime.data.formats import column_values, row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.labels import listed
+from runtime.data.labels import alike, listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
@@ -88,8 +88,8 @@ def read(
         key,
         [path],
         [0],
-        tuple(compute.fill_null(table[name].filter(good), "") for name in columns),
-        {name: trimmed[name].filter(good).to_pylist() for name in labels},
+        tuple(compute.fill_null(column_values.composed_text(table[name].filter(good)), "") for name in columns),
+        {name: column_values.texts(table[name]).filter(good).to_pylist() for name in labels},
         np.flatnonzero(good) + 1,
         _bad(path, filled, good),
     )
@@ -158,18 +158,9 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
             "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
         )
-    return [*_rare(labels, column), *_alike(classes, column)]
+    return [*_rare(labels, column), *alike(column, classes)]
 
 
 def _rare(labels: Sequence[str], column: str) -> list[str]:
     alone = sorted(label for label, count in Counter(labels).items() if count == 1)
     return [f'"{column}": classes with a single row, which is used for training: {listed(alone)}'] * bool(alone)
-
-
-def _alike(classes: Sequence[str], column: str) -> list[str]:
-    """A note on classes that are probably the same."""
-    spellings = defaultdict(list)
-    for name in classes:
-        spellings[name.casefold()].append(name)
-    same = ["/".join(names) for names in spellings.values() if len(names) > 1]
-    return [f'"{column}": classes that differ only in upper and lower case: {listed(same)}'] * bool(same)

@@ -154,7 +154,10 @@ def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
     classes = store.class_names()
     look = partial(text_shards.look, texts=job.data.text, labels=columns, key=key, classes=classes)
     index = indices.read(
-        store, cache, look, ["texts with hashes", *job.data.text, "labels", *columns, *map(str, classes.items())]
+        store,
+        cache,
+        look,
+        ["composed texts with hashes", *job.data.text, "labels", *columns, *map(str, classes.items())],
     )
     empty = {" and ".join(job.data.text): index.rows[text_shards.SIZE].to_numpy() == 0}
     empty |= {name: index.rows[name].is_null().to_numpy() for name in columns}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data.decoded_size import DecodedSize
-from runtime.data.formats import parquet_batches, table_file
+from runtime.data.formats import column_values, parquet_batches, table_file
 from runtime.data.formats import shards as tables
 from runtime.data.formats.parquet_file import decoded
 from runtime.data.streaming import jsonl_records, parquet_index, tar_records
@@ -45,7 +45,7 @@ def labels(
     Raises:
         DataError: if it cannot be read, lacks a column, or has one that does not hold text.
     """
-    from pyarrow import ArrowException, compute
+    from pyarrow import ArrowException
 
     try:
         found = (_of_parquet if shard.kind == PARQUET else _of_records)(file, shard, names, texts, key)
@@ -55,8 +55,7 @@ def labels(
         raise parquet_index.unreadable(shard, key, error) from None
     for place, name in enumerate(found.column_names):
         _check_text(found.field(place).type, name, shard, key)
-        trimmed = compute.utf8_trim_whitespace(found[name])
-        found = found.set_column(place, name, compute.if_else(compute.equal(trimmed, ""), None, trimmed))
+        found = found.set_column(place, name, column_values.texts(found[name]))
     return found
 
 
@@ -72,7 +71,9 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
         records = _records(file, shard, names, (), key)
         while some := list(islice(records, tokenizer.PART)):
             found = {name: _column([each.get(name) for each in some], name, shard, key) for name in names}
-            yield table({name: compute.fill_null(cells, "") for name, cells in found.items()})
+            yield table(
+                {name: compute.fill_null(column_values.composed_text(cells), "") for name, cells in found.items()}
+            )
         return
     subject = f"shard {shard.address}"
     try:
@@ -81,7 +82,8 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
             for name in names:
                 _check_text(part.schema.field(name).type, name, shard, key)
             part.validate(full=True)
-            yield table({name: compute.fill_null(part[name], "").cast("string") for name in names})
+            texts = {name: compute.fill_null(part[name], "").cast("string") for name in names}
+            yield table({name: column_values.composed_text(cells) for name, cells in texts.items()})
     except (ArrowException, OSError) as error:
         raise parquet_index.unreadable(shard, key, error) from None
 

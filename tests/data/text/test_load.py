@@ -147,7 +147,7 @@ def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", rows)
     notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)
     for part in (
-        "classes that differ only in upper and lower case: Fuga/fuga",
+        '"modo": spellings that are probably the same, and are learned apart: Fuga/fuga',
         "with a single row, which is used for training: temblor",
         "4 of 4 validation texts are identical to training texts",
         "WordPiece tokens learned",

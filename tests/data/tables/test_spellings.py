@@ -1,0 +1,186 @@
+"""One class, one category, one column, however its name is encoded; almost equal ones are listed."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from runtime.data import load_new
+from runtime.data.dataset import Dataset
+from runtime.data.load import load
+from runtime.errors import DataError
+from runtime.job import JOBS
+from runtime.system import spelling
+
+NFD = unicodedata.normalize("NFD", "avería")
+SAME = {
+    "decomposed": NFD,
+    "zero-width space": "ave\u200bría",
+    "byte order mark": "\ufeffavería",
+    "soft hyphen": "ave\u00adría",
+    "joiner at the end": "avería\u200d",
+    "no-break space at the end": "avería\u00a0",
+}
+
+
+def dataset(folder: Path, columns: dict[str, list[Any]], name: str = "a.csv", **data: object) -> Dataset:
+    write(folder / name, columns)
+    keys = {"train": str(folder / name), "target": "y", "validation": 0.25, **data}
+    return load(
+        JOBS["tabular-classification"].model_validate({"name": "t", "task": "tabular-classification", "data": keys})
+    )
+
+
+def write(path: Path, columns: dict[str, list[Any]]) -> None:
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table(columns), path)
+        return
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+
+
+def new_rows(data: Dataset, path: Path, columns: dict[str, list[Any]]) -> tuple[list[Any], list[str]]:
+    """Classes of new rows if they have any, and the inputs of the network; and the notes."""
+    write(path, columns)
+    read = load_new.read([path], data.preprocessing, data.heads, labelled="y" in columns)
+    inputs = [part.tolist() for part in read.split.gather(np.arange(len(read.split)))]
+    return [*(target.tolist() for target in read.split.targets.values()), *inputs], read.notes
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("case", SAME)
+def test_spellings_that_look_alike_are_one_class_and_one_category(tmp_path: Path, case: str, suffix: str) -> None:
+    labels = ["avería", SAME[case], "no", "no"] * 10
+    columns = {"x": list(range(0, 80, 2)), "kind": labels[::-1], "y": labels}
+    data = dataset(tmp_path, columns, f"a{suffix}", numeric=["x"])
+    assert data.heads[""].classes == ("avería", "no")
+    assert data.preprocessing["categorical"][0]["values"] == ["avería", "no"]
+    one, _ = new_rows(data, tmp_path / "one.csv", {"x": [1, 2], "kind": ["avería", "no"], "y": ["no", "avería"]})
+    other, notes = new_rows(
+        data, tmp_path / f"b{suffix}", {"x": [1, 2], "kind": [SAME[case], "no"], "y": ["no", SAME[case]]}
+    )
+    assert one == other
+    assert not notes
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+@pytest.mark.parametrize("case", [case for case in SAME if case != "no-break space at the end"])
+def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix: str) -> None:
+    count = 40
+    path = tmp_path / f"a{suffix}"
+    columns = {
+        SAME[case]: [i % 7 for i in range(count)],
+        "y": ["ab"[i % 2] for i in range(count)],
+        "z": [0.5, 2.5] * 20,
+    }
+    if suffix == ".jsonl":
+        pyarrow_rows = pyarrow.table(columns).to_pylist()
+        path.write_text("".join(json.dumps(row) + "\n" for row in pyarrow_rows))
+    else:
+        write(path, columns)
+    job = {"train": str(path), "target": "y", "features": ["avería", "z"], "categorical": [SAME[case]]}
+    data = load(
+        JOBS["tabular-classification"].model_validate({"name": "t", "task": "tabular-classification", "data": job})
+    )
+    assert data.preprocessing["categorical"][0]["name"] == "avería"
+    values, _ = new_rows(data, tmp_path / "n.csv", {"avería": [3], "z": [1.5]})
+    again, _ = new_rows(data, tmp_path / "m.csv", {"z": [1.5], SAME[case]: [3]})
+    assert values == again
+
+
+def test_two_spellings_of_a_column_in_one_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="several columns named avería"):
+        dataset(tmp_path, {"avería": [1, 2], NFD: [1, 2], "y": ["a", "b"]})
+
+
+def test_spellings_that_may_be_the_same_are_listed_and_stay_apart(tmp_path: Path) -> None:
+    labels = ["avería", "AVERÍA", "averia", "in use", "in-use", "ok"] * 10
+    data = dataset(tmp_path, {"x": [i % 9 for i in range(60)], "kind": labels, "y": labels[::-1]})
+    same = "spellings that are probably the same, and are learned apart: AVERÍA/averia/avería, in use/in-use"
+    assert f'"y": {same}' in data.notes
+    assert f'"kind": {same}' in data.notes
+    assert len(data.heads[""].classes) == 6
+
+
+CODES = {
+    "whole numbers": ["1", "2", "10", "3"],
+    "with a point": ["1.0", "2.0", "10.0", "3.0"],
+    "both": ["1", "2.0", "10.00", "3"],
+}
+
+
+@pytest.mark.parametrize("new", CODES)
+@pytest.mark.parametrize("old", CODES)
+def test_codes_are_the_same_with_and_without_a_point(tmp_path: Path, old: str, new: str) -> None:
+    columns = {"code": CODES[old] * 10, "x": [0.5, 1.5] * 20, "y": CODES[old][::-1] * 10}
+    data = dataset(tmp_path, columns, categorical=["code"])
+    assert data.heads[""].classes == ("1", "2", "3", "10")
+    assert data.preprocessing["categorical"][0]["values"] == ["1", "2", "3", "10"]
+    one, _ = new_rows(
+        data, tmp_path / "one.csv", {"code": CODES["whole numbers"], "x": [1] * 4, "y": ["1", "2", "3", "10"]}
+    )
+    other, notes = new_rows(
+        data, tmp_path / "other.csv", {"code": CODES[new], "x": [1] * 4, "y": ["1", "2.0", "3", "10.0"]}
+    )
+    assert one == other
+    assert not notes
+
+
+def test_codes_in_a_column_with_a_gap_and_in_floats(tmp_path: Path) -> None:
+    """As pandas writes whole numbers with a gap, in CSV and in Parquet."""
+    data = dataset(
+        tmp_path, {"code": [1, 2, 10, 3] * 10, "x": [0.5, 1.5] * 20, "y": ["a", "b"] * 20}, categorical=["code"]
+    )
+    whole, _ = new_rows(data, tmp_path / "one.csv", {"code": ["1", "2", "10"], "x": [1] * 3})
+    gap, notes = new_rows(data, tmp_path / "gap.csv", {"code": ["1.0", "2.0", "10.0", ""], "x": [1] * 4})
+    floats, _ = new_rows(data, tmp_path / "f.parquet", {"code": [1.0, 2.0, 10.0, None], "x": [1] * 4})
+    assert gap[1][:3] == whole[1]
+    assert gap == floats
+    assert notes == ["gap.csv: code is empty in 1 rows and never in training: unknown"]
+
+
+def test_versions_keep_their_zeros(tmp_path: Path) -> None:
+    """1.0 beside 1.5 is no whole number with a gap; 1 in new data is still that category."""
+    data = dataset(
+        tmp_path,
+        {"v": ["1.0", "1.5", "2.0", "2.5"] * 10, "x": [0.5, 1.5] * 20, "y": ["1.0", "1.5"] * 20},
+        categorical=["v"],
+    )
+    assert data.preprocessing["categorical"][0]["values"] == ["1.0", "1.5", "2.0", "2.5"]
+    assert data.heads[""].classes == ("1.0", "1.5")
+    (targets, _, places), notes = new_rows(data, tmp_path / "n.csv", {"v": ["1", "2"], "x": [1, 1], "y": ["1", "1"]})
+    assert places == [[1], [3]]
+    assert targets == [0, 0]
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        pytest.param(["Leak", "leak", "crack"], ["Leak/leak"], id="case"),
+        pytest.param(["1", "01", "1.0", "2"], ["01/1/1.0"], id="numbers"),
+        pytest.param(["-1", "1"], [], id="signs"),
+        pytest.param(["A+", "A-", "A"], [], id="grades"),
+        pytest.param(["año", "ano"], ["ano/año"], id="accents"),
+        pytest.param(["N. A.", "n. a"], ["N. A./n. a"], id="full stop"),
+        pytest.param(["Ａ１", "A1"], ["A1/Ａ１"], id="width"),  # noqa: RUF001 - on purpose
+        pytest.param(["straße", "STRASSE"], ["STRASSE/straße"], id="sharp s"),
+        pytest.param(["の", "のう", "か", "が"], [], id="Japanese"),
+        pytest.param(["a  b", "a_b", "a b"], ["a  b/a b/a_b"], id="spaces"),
+    ],
+)
+def test_which_spellings_are_alike(names: list[str], expected: list[str]) -> None:
+    assert spelling.alike(names) == expected
+
+
+def test_joiners_within_a_word_stay() -> None:
+    family = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}"
+    assert spelling.plain(family) == family
+    assert spelling.plain("\u200c" + family + "\u200d") == family
