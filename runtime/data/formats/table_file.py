@@ -81,9 +81,9 @@ def read(
         _check_names(names, path, key)
         check_wanted(names, wanted, path)
         chosen = {name: own for name, own in zip(names, written, strict=True) if _is_chosen(name, wanted, only, leave)}
-        kept_as_text = [name for name in chosen if name in text]
-        table = reader.read(list(chosen.values()), [chosen[name] for name in kept_as_text])
-        table = as_text(hub_classes.named(table, path).rename_columns(list(chosen)), kept_as_text)
+        text_names = [name for name in chosen if name in text]
+        table = reader.read(list(chosen.values()), [chosen[name] for name in text_names])
+        table = as_text(_rename(hub_classes.named(table, path), list(chosen)), text_names)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
@@ -106,13 +106,18 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     try:
         table, count = _reader(path, suffix, key, csv).head(rows)
         table = hub_classes.named(table, path)
-        table = table.rename_columns(list(map(plain, table.column_names)))
+        table = _rename(table, list(map(plain, table.column_names)))
         _check_names(table.column_names, path, key)
         table.validate(full=True)
     except _failures() as error:
         raise _unreadable(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
     return table, count
+
+
+def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
+    """The table with other column names; what pandas has written beside them stays."""
+    return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
 def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataError:

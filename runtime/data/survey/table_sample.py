@@ -180,6 +180,8 @@ def _refused(table: pyarrow.Table, name: str, different: int, filled: int) -> tu
     number = column_values.kind(table[name]) == "number"
     if (number and spoilt > MOST_SPOILT) or not filled:
         return "infinite in many rows" if filled else "empty", False
+    if name in column_roles.find_index_columns(table):
+        return "the index of a pandas data frame", False
     try:
         # Any other name does for the target.
         column_roles.roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,22 +25,34 @@ FEW = 50
 """Up to this many distinct texts are categories, whatever the number of rows."""
 
 
+_PANDAS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
+"""Names that pandas gives to an index without one, in Parquet and in CSV."""
+
+
 @dataclass
 class Roles:
     """Column names, in the order of the file."""
 
     numeric: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
+    index: list[str] = field(default_factory=list)
+    """Columns that are no features, since they were the index of a pandas data frame."""
 
     @property
     def names(self) -> list[str]:
         """All columns."""
         return [*self.numeric, *self.categorical]
 
-    def note(self) -> str:
-        """A note that lists both kinds."""
+    def notes(self) -> list[str]:
+        """A note that lists both kinds, and one for each index."""
         parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
-        return "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names)
+        return [
+            "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names),
+            *(
+                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric: [{name}] makes it one'
+                for name in self.index
+            ),
+        ]
 
 
 def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
@@ -53,12 +67,16 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
         DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.
     """
     found, made = Roles(), DateFeatures(data.dates).names
+    index = set(find_index_columns(table)).difference(data.features or (), data.numeric or (), data.categorical or ())
     for name in table.column_names:
         if (
             name in data.target
             or name == data.groups
             or (data.features and name not in data.features and name not in made)
         ):
+            continue
+        if name in index:
+            found.index.append(name)
             continue
         column = table[name]
         if name in made:
@@ -82,6 +100,16 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
             "add columns, or remove some from data.ignore",
         )
     return found
+
+
+def find_index_columns(table: pyarrow.Table) -> list[str]:
+    """The columns of a table that were the index of a pandas data frame."""
+    try:
+        described = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        described = []
+    index_names = {name for name in described if isinstance(name, str)} if isinstance(described, list) else set()
+    return [name for name in table.column_names if name in index_names or _PANDAS.fullmatch(name)]
 
 
 def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:

@@ -16,7 +16,7 @@ from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import alike
 from runtime.data.stateless_random import Ids
-from runtime.data.tables import features, split
+from runtime.data.tables import features, revealing_columns, split
 from runtime.data.tables.column_roles import Roles, roles
 from runtime.data.tables.date_features import DateFeatures
 from runtime.data.tables.features import Features
@@ -106,14 +106,14 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     if settled:
         fitted = features.from_json(settled.preprocessing)
     _check_varied(fitted, found, path)
-    train = _TablePart(
-        path,
-        "data.train",
-        fitted.tensors(table),
-        rows,
-        goal,
-        [found.note(), *alike(data.target[0], head.classes), *notes, *left_out],
-    )
+    about = [
+        *found.notes(),
+        *alike(data.target[0], head.classes),
+        *revealing_columns.describe(table, found, goal, kept, dates.names),
+        *notes,
+        *left_out,
+    ]
+    train = _TablePart(path, "data.train", fitted.tensors(table), rows, goal, about)
     if isinstance(data.validation, str):
         place = job.resolve(data.validation)
         own = _part(place, "data.validation", fitted, data.target, classes, data.bad_samples, files)
