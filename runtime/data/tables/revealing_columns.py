@@ -50,11 +50,11 @@ def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, 
     """
     if len(rows) < FEWEST:
         return []
-    sample = rows[:: -(-len(rows) // LOOKED_AT)]
-    target = ", ".join(goal.names)
+    looked_at = rows[:: -(-len(rows) // LOOKED_AT)]
+    sample = _read_targets(goal, looked_at)
     numbering, telling = [], []
     for name in roles.names:
-        explanation = _explain(_group_rows(table, name, sample, name in roles.categorical), goal, sample, target)
+        explanation = sample.explain(_group_rows(table, name, looked_at, name in roles.categorical))
         if name not in dates and (ends := _find_row_numbers(table[name])):
             numbering.append(
                 f'"{name}" is a number of the row, from {ends[0]:.0f} to {ends[1]:.0f}, and {explanation.words}; '
@@ -62,10 +62,10 @@ def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, 
             )
         elif explanation.share >= NEARLY_ALL:
             telling.append(
-                f'"{name}" tells {target} by itself: {explanation.words}; if it is known only when {target} is, '
+                f'"{name}" tells {sample.name} by itself: {explanation.words}; if it is known only when {sample.name} is, '
                 f"data.ignore: [{name}] leaves it out"
             )
-    return [*_shorten(numbering, "number the rows"), *_shorten(telling, f"tell {target} by themselves")]
+    return [*_shorten(numbering, "number the rows"), *_shorten(telling, f"tell {sample.name} by themselves")]
 
 
 def _shorten(lines: list[str], reason: str) -> list[str]:
@@ -102,18 +102,35 @@ def _group_rows(table: pyarrow.Table, name: str, rows: Ids, category: bool) -> G
     return ranks // NEIGHBORS
 
 
-def _explain(groups: Groups, goal: TargetColumn, rows: Ids, target: str) -> _Explanation:
-    """What the other rows of its group say of a row's target."""
+@dataclass(frozen=True)
+class _Sample:
+    """The targets of the rows that are looked at."""
+
+    name: str
+    classes: Groups | None
+    """The class of each row, from 0; None for numbers."""
+    numbers: column_values.Numbers
+
+    def explain(self, groups: Groups) -> _Explanation:
+        """What the other rows of its group say of a row's target."""
+        if self.classes is None:
+            share = max(0.0, float(np.mean([_measure_variance(groups, column) for column in self.numbers.T])))
+            return _Explanation(share, f"alone it explains {share:.1%} of the variance of {self.name}")
+        accuracy = _measure_accuracy(groups, self.classes)
+        most = float(np.bincount(self.classes).max() / len(self.classes))
+        share = max(0.0, (accuracy - most) / (1 - most)) if most < 1 else 0.0
+        return _Explanation(
+            share, f"alone it gives {accuracy:.0%} of the rows their {self.name} (the most frequent class: {most:.0%})"
+        )
+
+
+def _read_targets(goal: TargetColumn, rows: Ids) -> _Sample:
+    name = ", ".join(goal.names)
     if goal.texts is None:
-        share = max(0.0, float(np.mean([_measure_variance(groups, column) for column in goal.numbers[rows].T])))
-        return _Explanation(share, f"alone it explains {share:.1%} of the variance of {target}")
+        return _Sample(name, None, goal.numbers[rows])
     encoded: Any = goal.texts.take(rows).combine_chunks().dictionary_encode()
     classes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
-    right, most = _measure_accuracy(groups, classes), float(np.bincount(classes).max() / len(classes))
-    share = max(0.0, (right - most) / (1 - most)) if most < 1 else 0.0
-    return _Explanation(
-        share, f"alone it gives {right:.0%} of the rows their {target} (the most frequent class: {most:.0%})"
-    )
+    return _Sample(name, classes, goal.numbers[rows])
 
 
 def _measure_accuracy(groups: Groups, classes: Groups) -> float:
