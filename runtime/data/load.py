@@ -43,12 +43,15 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
     """
     earlier = earlier_run.find(job) if settled is None else None
     record = _record(earlier) if earlier else settled
-    options = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
-    files = csv_dialect.of_job(options, record.preprocessing if record else {})
+    tables = job.data if isinstance(job.data, TableFileData) else None
+    options, cells = (tables.csv.declared(), tables.missing) if tables else ({}, None)
+    files = csv_dialect.of_job(options, record.preprocessing if record else {}, cells)
     dataset = _read(job, record, files)
     dataset.notes[1:1] = [*job.notes, *files.notes]
     if files.stored:
         dataset.preprocessing["csv"] = files.stored
+    if files.missing:
+        dataset.preprocessing["missing"] = list(files.missing)
     if earlier:
         dataset.notes.append(f"{_TAKEN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
     check_loss(job, dataset)

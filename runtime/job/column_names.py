@@ -37,5 +37,24 @@ class _OneOrMore:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
 
 
+@dataclass(frozen=True)
+class _Cells:
+    """Accepts `-999` as a short form of `["-999"]`, and numbers as their text."""
+
+    def expand(self, value: object) -> object:
+        cells = list(value) if isinstance(value, list | tuple) else [value]
+        if not cells or any(isinstance(cell, bool) or not isinstance(cell, str | int | float) for cell in cells):
+            raise PydanticCustomError("cells", "a cell, or a list of cells")
+        return tuple(str(cell).strip() for cell in cells)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
+        cells = [{"type": "string", "minLength": 1}, {"type": "number"}]
+        return {"anyOf": [*cells, {"type": "array", "items": {"anyOf": cells}, "minItems": 1}]}
+
+
 Column = Annotated[str, Field(min_length=1), AfterValidator(plain)]
 OneOrMore = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()]
+Cells = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), _Cells()]

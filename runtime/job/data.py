@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from runtime.job.column_names import Column, OneOrMore
+from runtime.job.column_names import Cells, Column, OneOrMore
 from runtime.job.stream import MaybeStream
 from runtime.job.values import (
     Count,
@@ -95,6 +95,11 @@ class TableFileData(Data):
     """Keys of the tasks that read tables from files."""
 
     csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
+    missing: Cells | None = Field(
+        None,
+        description='cells that stand for no value in every column, such as "?" or -999; an empty cell, NA, NaN, NULL and the '
+        "like, and among numbers ?, - and the errors of spreadsheets are known without it",
+    )
 
 
 class RandAugment(Spec):

@@ -12,6 +12,8 @@ from runtime.job.hub_address import is_on_hub
 from runtime.job.series import SeriesData
 from runtime.job.train import Plateau, Sgd
 
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+
 
 def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     """All such problems of a job: metrics, parts, loss, range of the fp16 scale, Nesterov momentum."""
@@ -21,6 +23,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _group_problems(job, document)
     yield from _unfreeze_problems(job, document)
     yield from _stream_problems(job, document)
+    yield from _missing_problems(job, document)
     yield from _parts_problems(job, document)
     yield from _track_problems(job, document)
     yield from remote_data.problems(job)
@@ -145,6 +148,25 @@ def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:
             dotted(path),
             f"has {', '.join(declared)}, and {paths[0]!r} is no CSV file",
             "for .csv and .tsv files only",
+            "remove it",
+        )
+
+
+def _missing_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Cells without a value in a job whose data has no cells."""
+    cells = job.data.missing if isinstance(job.data, TableFileData) else None
+    paths = [text for _, text in job.data_paths()]
+    if not cells:
+        return
+    streamed = bool(getattr(job.data, "stream", None))
+    if streamed or not any(text.lower().endswith(TABLES) or is_on_hub(text) for text in paths):
+        path = ("data", "missing")
+        reason = "data.stream is set" if streamed else f"{paths[0]!r} is no table"
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"is {', '.join(cells)}, and {reason}",
+            "for tables that are read as a whole",
             "remove it",
         )
 

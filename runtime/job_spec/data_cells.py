@@ -17,6 +17,7 @@ from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import csv_dialect, csv_layout, csv_quotes, row_lines
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.formats.missing_cells import NOTHING
 from runtime.errors import DataError
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
@@ -35,7 +36,6 @@ SHOWN = 5
 _NUMBER = re.compile(
     r"[-+]?[%€$£]?[-+]?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*([eE][-+]?\d+)?\s*[%€$£]?|[-+]?inf(inity)?", re.I
 )
-_NOTHING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None"}
 _TRUTH = {"true", "false"}
 
 
@@ -56,7 +56,7 @@ def check(job: Job) -> list[str]:
     """
     if not isinstance(job.data, TableFileData):
         return []
-    files = csv_dialect.of_job(job.data.csv.declared(), {})
+    files = csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     told: list[str] = []
     known: dict[str, set[str]] = {}
     for key, text in job.data_paths():
@@ -119,7 +119,8 @@ def _rows(
     wrong: list[str] = []
     found: dict[str, Counter[str]] = {name: Counter() for name in wanted.classes if name in places}
     count = 0
-    for count, cells in enumerate(_cells(path, layout), start=1):
+    for count, row in enumerate(_cells(path, layout), start=1):
+        cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
         if len(cells) != len(layout.names) + layout.blank:
             wrong.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
             continue
@@ -172,7 +173,7 @@ def _is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
-        return cell in _NOTHING or cell.lower() in _TRUTH or _NUMBER.fullmatch(cell) is not None
+        return cell in NOTHING or cell.lower() in _TRUTH or _NUMBER.fullmatch(cell) is not None
     return True
 
 

@@ -218,6 +218,7 @@ def not_for_the_schema(row: Row) -> bool:
         "finite",
         "write ",
         "no CSV",
+        "is no table",
         "'6/5'",
         "pretrained weights",
         "and weights too",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.data import labels
+from runtime.data.formats.missing_cells import NOTHING
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 from runtime.system import spelling
@@ -22,7 +23,6 @@ Mask = npt.NDArray[np.bool_]
 LARGEST = float(np.finfo(np.float32).max)
 """Larger numbers count as infinite, since the network computes in float32."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
-NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
@@ -99,6 +99,27 @@ def _matches(column: pyarrow.ChunkedArray, pattern: str) -> bool:
     from pyarrow import compute
 
     return bool(compute.any(compute.match_substring_regex(column, pattern)).as_py())
+
+
+def empty_cells(column: pyarrow.ChunkedArray, cells: Collection[str]) -> pyarrow.ChunkedArray:
+    """The column without a value where it has one of these cells: as text, or as what the text is in its type."""
+    from pyarrow import ArrowException, array, compute, float64, scalar, types
+
+    form = kind(column)
+    if form == "text":
+        trimmed = compute.utf8_trim_whitespace(column)
+        return compute.if_else(compute.is_in(trimmed, array(cells, trimmed.type)), None, column)
+    wider = float64() if form == "number" and not types.is_boolean(column.type) else column.type
+    values = []
+    for cell in cells:
+        try:
+            values.append(scalar(cell).cast(wider))
+        except (ArrowException, NotImplementedError):
+            continue
+    if not values:
+        return column
+    compared = column if wider == column.type else compute.cast(column, wider, safe=False)
+    return compute.if_else(compute.is_in(compared, array([value.as_py() for value in values], wider)), None, column)
 
 
 def different(column: pyarrow.ChunkedArray) -> list[str]:

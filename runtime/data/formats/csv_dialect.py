@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,12 @@ class CsvFiles:
     """The dialect of the first file, or of training: it decides where a file can be read in two ways."""
     stored: dict[str, Any] | None = None
     """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
-    percent: frozenset[str] | None = None
-    """Columns that are in percent in the first file, or in that of training; None if it is not known."""
+    units: Mapping[str, str] | None = None
+    """Columns that are in percent or in a unit in the first file, or in that of training, with the sign; None if it is not
+    known.
+    """
+    missing: tuple[str, ...] = ()
+    """Cells that stand for no value, in tables of any kind."""
     notes: list[str] = field(default_factory=list)
     """What was found in the files, for the user."""
     rewritten: set[str] = field(default_factory=set)
@@ -62,35 +66,40 @@ class CsvFiles:
             return " or ".join(f"{self.option} {name}={value}" for value in values)
         return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
 
-    def add(self, path: Path, found: Dialect, notes: Sequence[str], percent: Iterable[str]) -> None:
+    def add(self, path: Path, found: Dialect, notes: Sequence[str], units: Mapping[str, str]) -> None:
         """Keep what was found in a file."""
-        if self.percent is None:
-            self.percent = frozenset(percent)
+        if self.units is None:
+            self.units = units
         note = found.note(path)
         self.notes += [one for one in (note, *notes) if one and one not in self.notes]
         self.usual = self.usual or found
         if self.stored is None:
             form = {key: value for key, value in asdict(found).items() if value}
-            self.stored = form if note or self.percent else {}
-            if self.percent:
-                self.stored["percent"] = sorted(self.percent)
+            self.stored = form if note or self.units else {}
+            percent = sorted(name for name, sign in self.units.items() if sign == "%")
+            others = {name: sign for name, sign in sorted(self.units.items()) if sign != "%"}
+            self.stored |= {key: value for key, value in (("percent", percent), ("units", others)) if value}
 
 
-def of_job(declared: Mapping[str, str], preprocessing: Mapping[str, Any]) -> CsvFiles:
+def of_job(
+    declared: Mapping[str, str], preprocessing: Mapping[str, Any], missing: Sequence[str] | None = None
+) -> CsvFiles:
     """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
-    return CsvFiles(declared, usual=_stored(preprocessing), percent=_percent(preprocessing))
+    cells = tuple(missing or preprocessing.get("missing", ()))
+    return CsvFiles(declared, usual=_stored(preprocessing), units=_units(preprocessing), missing=cells)
 
 
 def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
     """New files for a trained model."""
-    return CsvFiles(declared, OPTION, _stored(preprocessing), percent=_percent(preprocessing))
+    cells = tuple(preprocessing.get("missing", ()))
+    return CsvFiles(declared, OPTION, _stored(preprocessing), units=_units(preprocessing), missing=cells)
 
 
 def _stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
     known = preprocessing.get("csv")
-    return Dialect(**{key: value for key, value in known.items() if key != "percent"}) if known else None
+    return Dialect(**{key: value for key, value in known.items() if key not in ("percent", "units")}) if known else None
 
 
-def _percent(preprocessing: Mapping[str, Any]) -> frozenset[str] | None:
-    names = preprocessing.get("csv", {}).get("percent")
-    return frozenset(names) if names else None
+def _units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:
+    form = preprocessing.get("csv", {})
+    return dict.fromkeys(form.get("percent", ()), "%") | form.get("units", {}) or None

@@ -104,7 +104,7 @@ class CsvReader:
         if empty:
             notes.append(f"{self.path.name}: {empty:,} empty rows at the end are left out")
         self.files.add(
-            self.path, Dialect(self.layout.delimiter, self.layout.encoding, found.decimal), notes, found.percent
+            self.path, Dialect(self.layout.delimiter, self.layout.encoding, found.decimal), notes, found.units
         )
         return found.table
 
@@ -112,7 +112,9 @@ class CsvReader:
         from pyarrow import ArrowInvalid, csv, string
 
         kinds = {**dict.fromkeys(text, string()), **{name: string() for name in columns if name.startswith(_NAMELESS)}}
-        options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds)
+        # A mark for no value must not turn a column of dates or of truth values into one of text.
+        nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
+        options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
         try:
             return parse(
                 self.path, read_options=self._reading(), parse_options=self._parsing(), convert_options=options

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.data.formats import row_lines
-from runtime.data.formats.column_values import NOTHING
+from runtime.data.formats import number_marks, row_lines
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.formats.missing_cells import NOTHING
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 from runtime.system.spelling import plain
@@ -22,11 +22,12 @@ from runtime.system.spelling import plain
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
 SIGNS = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
+CURRENCIES = ("€", "$", "£")
 MOSTLY = 0.5
 """Share of numbers among the filled cells from which on a text column is read as numbers."""
 LOOKED_AT = 1000
 """Distinct texts of a column from which it is told whether it can be numbers."""
-_STARTS = r"^\s*[-+]?[%€$£]?\s*[.,]?\d"
+_STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?\d"
 _SPACES = " \t\u00a0\u202f\u2009"
 _APART = "[ '\u2019\u00a0\u202f\u2009]"
 """What separates thousands in every language."""
@@ -52,10 +53,15 @@ _OTHER = {"point": "comma", "comma": "point"}
 class _Column:
     name: str
     cells: Any
-    """Trimmed texts without percent signs and spaces between thousands; null where there is no value."""
+    """Trimmed texts without units and spaces between thousands, with a hyphen for any minus sign; null where there is no
+    value.
+    """
     sign: str
+    """A percent sign, a currency or a unit; empty without one."""
     bare: Any = None
     """Whether a cell has a value without the sign; None if the column has no sign."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """How many cells have a mark for no value, by the mark."""
 
 
 @dataclass
@@ -66,8 +72,8 @@ class NumbersRead:
     decimal: str | None
     """point or comma; None if no number tells."""
     notes: list[str] = field(default_factory=list)
-    percent: set[str] = field(default_factory=set)
-    """Columns in percent."""
+    units: dict[str, str] = field(default_factory=dict)
+    """Columns in percent or in a unit, with the sign."""
 
 
 def read(
@@ -90,58 +96,75 @@ def read(
     from pyarrow import types
 
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
-    suspects = [name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name])]
+    suspects = [
+        name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name], files.missing)
+    ]
     declared = files.declared.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
-        _check_trained(table, kinds, set(), key, path, files)
+        _check_trained(table, kinds, {}, key, path, files)
         return NumbersRead(table, declared)
     known = [name for name, kind in kinds.items() if types.is_floating(kind)]
     raw = parse([*suspects, *known], [*suspects, *known]) if suspects or known else None
-    columns = [_cleaned(raw[name].slice(0, len(table)), name) for name in (*suspects, *known)] if raw else []
+    columns = (
+        [_cleaned(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *known)] if raw else []
+    )
     decimal = declared or _decimal(columns, key, path, delimiter, known, files)
-    notes, percent = [], set()
+    notes, units = [], dict[str, str]()
     for column in columns:
         if column.name in known and decimal != "comma":
             continue
-        made, note = _numbers(column, decimal or "point")
-        _check_percent(column, made, key, path)
+        made, found = _numbers(column, decimal or "point")
+        _check_unit(column, made, key, path)
         table = table.set_column(table.column_names.index(column.name), column.name, made)
-        notes += [note] * bool(note)
+        notes += found
         if types.is_string(made.type):
             files.rewritten.add(plain(column.name))
-        elif column.sign == "%":
-            percent.add(plain(column.name))
-    _check_trained(table, kinds, percent, key, path, files)
-    return NumbersRead(table, decimal, notes, percent)
+        elif column.sign:
+            units[plain(column.name)] = column.sign
+    notes += _check_trained(table, kinds, units, key, path, files)
+    return NumbersRead(table, decimal, notes, units)
 
 
 def _check_trained(
-    table: Any, kinds: Mapping[str, Any], percent: set[str], key: str, path: Path, files: CsvFiles
-) -> None:
-    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %.
+    table: Any, kinds: Mapping[str, Any], units: Mapping[str, str], key: str, path: Path, files: CsvFiles
+) -> list[str]:
+    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %. Refuse one
+    in another unit, too; numbers without one are taken to be in that of training, which a note says.
 
     Zeros and empty cells are the same in both forms.
     """
     from pyarrow import compute, types
 
-    if files.percent is None:
-        return
+    notes: list[str] = []
+    if files.units is None:
+        return notes
     for name in kinds:
         kind = table.schema.field(name).type
-        was, here = plain(name) in files.percent, plain(name) in percent
+        was, here = files.units.get(plain(name), ""), units.get(plain(name), "")
         if was == here or not (types.is_integer(kind) or types.is_floating(kind)):
             continue
         if row := next((row for row, cell in enumerate(table[name].to_pylist(), start=1) if cell), 0):
-            shown = compute.cast(table[name], "string")[row - 1].as_py() + ("%" if here else "")
-            first = "in percent" if was else "not in percent"
+            shown = compute.cast(table[name], "string")[row - 1].as_py() + here
+            if not (was and here) and "%" not in (was, here):
+                bare = "here" if was else "in the training data"
+                notes.append(f"{name}: without a unit {bare}, read as {_described(was or here)}")
+                continue
+            first = _described(was) if was else "not in percent"
             raise DataError(
                 f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{shown}`',
-                "the form of the training data: a percent sign in each cell, or in none",
+                "the form of the training data: a percent sign in each cell, or in none"
+                if "%" in (was, here)
+                else "the unit of the training data",
                 "write the column in that form",
             )
+    return notes
 
 
-def _looks_numeric(column: Any) -> bool:
+def _described(sign: str) -> str:
+    return SIGNS.get(sign, f"in {sign}")
+
+
+def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
     from pyarrow import compute
 
@@ -150,9 +173,10 @@ def _looks_numeric(column: Any) -> bool:
     if _count(start, _STARTS) < len(start) / 10:
         # A column of texts or names, which may be long.
         return False
-    cleaned = _cleaned(distinct, "")
+    cleaned = _cleaned(distinct, "", missing)
     cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
-    plain, lists = _count(cells, _PLAIN), _count(cells, _LIST)
+    # As they are written: the parser has read them as text for the sake of the others.
+    plain, lists = _count(compute.utf8_trim(distinct, _SPACES), _PLAIN), _count(cells, _LIST)
     number = [compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, name)), False) for name in _OTHER]
     either = compute.sum(compute.or_(*number)).as_py() or 0
     grouped = _count(distinct, _ANY_THOUSANDS)
@@ -160,22 +184,22 @@ def _looks_numeric(column: Any) -> bool:
     return (
         either >= max(1, MOSTLY * filled)
         and lists <= thousands
-        and (either > plain or cleaned.sign != "" or grouped > 0)
+        and (either > plain or cleaned.sign != "" or grouped > 0 or bool(cleaned.marks))
     )
 
 
-def _check_percent(column: _Column, made: Any, key: str, path: Path) -> None:
-    """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5."""
+def _check_unit(column: _Column, made: Any, key: str, path: Path) -> None:
+    """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5. And of which some have a unit."""
     from pyarrow import compute, types
 
-    if column.sign != "%" or types.is_string(made.type):
+    if column.sign in ("", *CURRENCIES) or types.is_string(made.type):
         return
     row = compute.index(compute.and_(column.bare, compute.not_equal(made, 0)), True).as_py()
     if row >= 0:
         shown = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is in percent, and {row_lines.place(path, row + 1)} has `{shown}` without the sign',
-            "a percent sign in each cell of a column, or in none",
+            f'{key}: {path}: column "{column.name}" is {_described(column.sign)}, and {row_lines.place(path, row + 1)} has `{shown}` without the sign',
+            f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
             "write the column in one form",
         )
 
@@ -186,12 +210,13 @@ def _count(cells: Any, pattern: str) -> int:
     return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
 
 
-def _cleaned(column: Any, name: str) -> _Column:
+def _cleaned(column: Any, name: str, missing: Sequence[str]) -> _Column:
     from pyarrow import array, compute
 
     cells = compute.utf8_trim(column, _SPACES)
-    empty = compute.is_in(cells, array(NOTHING, cells.type))
-    cells = compute.if_else(empty, None, cells)
+    marks = number_marks.count_marks(cells)
+    empty = compute.is_in(cells, array([*NOTHING, *missing], cells.type))
+    cells = number_marks.unify_signs(compute.if_else(empty, None, cells))
     filled = len(cells) - cells.null_count
     sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MOSTLY * filled), "")
     unsigned = None
@@ -199,9 +224,13 @@ def _cleaned(column: Any, name: str) -> _Column:
         unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))
         bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
         cells = compute.if_else(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"), bare, cells)
+    elif sign := number_marks.find_unit(cells):
+        bare = number_marks.remove_unit(cells, sign)
+        unsigned = compute.equal(bare, cells)
+        cells = bare
     joined = compute.replace_substring_regex(cells, _APART, "")
     cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
-    return _Column(name, cells, sign, unsigned)
+    return _Column(name, cells, sign, unsigned, marks)
 
 
 def _decimal(
@@ -250,8 +279,8 @@ def _first(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     return ""
 
 
-def _numbers(column: _Column, decimal: str) -> tuple[Any, str]:
-    """The column as numbers, or as text with decimal points if a cell is none; and a note."""
+def _numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
+    """The column as numbers, or as text with decimal points if a cell is none; and notes."""
     from pyarrow import compute, float64, int64
 
     cells = column.cells
@@ -259,8 +288,10 @@ def _numbers(column: _Column, decimal: str) -> tuple[Any, str]:
     point, thousands = (".", ",") if decimal == "point" else (",", ".")
     plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
     values = compute.if_else(good, plain, cells)
-    note = f"{column.name}: {SIGNS[column.sign]}, read without the sign" if column.sign else ""
+    notes = [f"{column.name}: {_described(column.sign)}, read without the sign"] if column.sign else []
     if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
-        return values, note
+        return values, notes
+    if column.marks:
+        notes.append(number_marks.list_marks(column.name, column.marks))
     whole = _count(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
-    return compute.cast(values, int64() if whole else float64()), note
+    return compute.cast(values, int64() if whole else float64()), notes

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime.data import decoded_size
 from runtime.data.formats import (
     arrow_file,
+    column_values,
     hub_classes,
     jsonl_file,
     other_files,
@@ -89,6 +90,13 @@ def read(
     except _failures() as error:
         raise _unreadable(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
+    return _empty(table, csv.missing) if csv and csv.missing else table
+
+
+def _empty(table: pyarrow.Table, cells: Collection[str]) -> pyarrow.Table:
+    """The table without values where a column has one of these cells."""
+    for place, name in enumerate(table.column_names):
+        table = table.set_column(place, name, column_values.empty_cells(table[name], cells))
     return table
 
 

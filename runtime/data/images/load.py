@@ -43,7 +43,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     form = label_form.of_job(job.data, ask=not (settled and settled.same_data))
     train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
     train.targets.check(train.rows, train.key)

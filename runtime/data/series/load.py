@@ -28,7 +28,7 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if job.data.arrays:
         kept, held = _arrays(job, path, classes)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.data.formats import column_values, row_lines
+from runtime.data.formats import column_values, number_marks, row_lines
 from runtime.data.labels import listed
 from runtime.data.tables import date_texts
 from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
+from runtime.job.formatting import printable
 from runtime.job.tables import TableData
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MOSTLY = 0.9
 """A text column with at least this share of numbers is an error instead of a category."""
+MANY = 0.5
+"""A note says that a text column with at least this share of numbers is a category."""
 FEW = 50
 """Up to this many distinct texts are categories, whatever the number of rows."""
 
@@ -35,8 +38,8 @@ class Roles:
 
     numeric: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
-    index: list[str] = field(default_factory=list)
-    """Columns that are no features, since they were the index of a pandas data frame."""
+    remarks: list[str] = field(default_factory=list)
+    """What the user should know about single columns."""
 
     @property
     def names(self) -> list[str]:
@@ -44,14 +47,11 @@ class Roles:
         return [*self.numeric, *self.categorical]
 
     def notes(self) -> list[str]:
-        """A note that lists both kinds, and one for each index."""
+        """A note that lists both kinds, and those on single columns."""
         parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
         return [
             "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names),
-            *(
-                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric: [{name}] makes it one'
-                for name in self.index
-            ),
+            *self.remarks,
         ]
 
 
@@ -76,7 +76,9 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
         ):
             continue
         if name in index:
-            found.index.append(name)
+            found.remarks.append(
+                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric: [{name}] makes it one'
+            )
             continue
         column = table[name]
         if name in made:
@@ -84,12 +86,14 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
         elif name in (data.numeric or ()):
             column_values.check_kind(column, name, "data.numeric", source)
             found.numeric.append(name)
+            found.remarks += _list_marks(column, name)
         elif name in (data.categorical or ()):
             column_values.check_kind(column, name, "data.categorical", source, dates=True)
             found.categorical.append(name)
         elif column_values.kind(column) == "text":
             _check_text(column, name, source)
             found.categorical.append(name)
+            found.remarks += _list_numbers(column, name)
         else:
             _check_other(column, name, source)
             found.numeric.append(name)
@@ -110,6 +114,31 @@ def find_index_columns(table: pyarrow.Table) -> list[str]:
         described = []
     index_names = {name for name in described if isinstance(name, str)} if isinstance(described, list) else set()
     return [name for name in table.column_names if name in index_names or _PANDAS.fullmatch(name)]
+
+
+def _list_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on the marks for no value in a text column that is read as numbers."""
+    counts = number_marks.count_marks(column_values.texts(column)) if column_values.kind(column) == "text" else {}
+    return [number_marks.list_marks(name, counts)] if counts else []
+
+
+def _list_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on a column of categories of which most cells are numbers."""
+    from pyarrow import compute
+
+    trimmed = column_values.texts(column).drop_null()
+    numbers = number_marks.find_numbers(trimmed)
+    share = float(np.mean(numbers.to_numpy(zero_copy_only=False))) if len(trimmed) else 0.0
+    if share < MANY:
+        return []
+    strange = compute.value_counts(trimmed.filter(compute.invert(numbers))).to_pylist()
+    strange.sort(key=lambda row: -row["counts"])
+    names = [f"`{printable(row['values'], 40)}` ({row['counts']:,})" for row in strange]
+    reason = f"the others are {listed(names, 3)}" if names else "in different forms or units"
+    return [
+        f'"{name}" is a category, although {share:.0%} of its cells are numbers; {reason}; data.missing names cells '
+        f"without a value, data.numeric: [{name}] leaves out the rows with other cells"
+    ]
 
 
 def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:

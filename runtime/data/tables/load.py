@@ -81,7 +81,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
     earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None

@@ -65,7 +65,7 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     train, held, heads, notes = text_split.read(job, files, settled.heads if settled and settled.same_data else None)
     columns = train.texts, held.texts
     words, limits, source = job_tokenizer.choose(job, columns[0], settled)

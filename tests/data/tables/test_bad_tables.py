@@ -84,9 +84,9 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
         ),
         (
             CLASSES,
-            {"price": text("n.d.")},
+            {"price": text("zwölf")},
             {},
-            ["are numbers but 1: row 60 has `n.d.`", "data.numeric", "data.categorical"],
+            ["are numbers but 1: row 60 has `zwölf`", "data.numeric", "data.categorical"],
         ),
         (CLASSES, {"price": text()}, {}, ["are numbers written as text", "add price to data.numeric"]),
         (
