@@ -188,14 +188,16 @@ def _csv(first: bytes, lines: Iterator[tuple[int, bytes]], wanted: Sequence[str]
 
 def _rows(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], sign: str, width: int) -> Iterator[Record]:
     """Rows of a CSV; one with line breaks in quotes has several lines."""
-    start, taken = 0, list[bytes]()
+    start, taken, ended = 0, list[bytes](), False
 
     def each() -> Iterator[str]:
-        nonlocal start
+        nonlocal start, ended
         for number, line in _chained(first, lines):
             start = start if taken else number
             taken.append(line)
             yield line.decode("utf-8", "surrogateescape")
+        # Within quotes the reader asks for one more line.
+        ended = True
 
     rows = csv.reader(each(), delimiter=sign)
     while True:
@@ -204,18 +206,24 @@ def _rows(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], sign: st
         except StopIteration:
             return
         except csv.Error:
-            raise DataError(
-                f"{NAME} line {start}: a quote is not closed, so all that follows is read as one cell",
-                'quotes in pairs; a quote inside of a cell is written ""',
-                "close it",
-            ) from None
+            raise _not_closed(start) from None
         content = b"".join(taken)
+        if ended:
+            raise _not_closed(start)
         taken.clear()
         if not content.strip():
             continue
         over = [cell for cell in cells[width:] if cell.strip()]
         problem = f"{len(cells)} cells, and the header has {width}" if len(cells) < width or over else ""
         yield Record(start, content.rstrip(b"\r\n") + b"\n", problem)
+
+
+def _not_closed(line: int) -> DataError:
+    return DataError(
+        f"{NAME} line {line}: a quote is not closed, so all that follows is read as one cell",
+        'quotes in pairs; a quote inside of a cell is written ""',
+        "close it",
+    )
 
 
 def _chained(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

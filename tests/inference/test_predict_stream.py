@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from runtime.cli import main
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.inference import stdin_records
 from runtime.training.run import Run
 from tests.data.text.test_pairs import CASE as PAIRS
@@ -148,6 +149,16 @@ def test_input_that_cannot_be_used(texts: Run, piped, content: bytes, code: int,
     found = piped(texts, content)
     assert found[:2] == (code, [])
     assert part in found[2]
+
+
+def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
+    long = "La bomba gotea, mucho. " * 10_000
+    content = f'text,b\n"{long}",x\n"two\nlines",y\n'.encode()
+    read = stdin_records.table(BytesIO(content), ["text"], CsvFiles())
+    assert [(record.line, len(record.content), record.problem) for record in read.records] == [
+        (2, len(long) + 5, ""),
+        (3, 14, ""),
+    ]
 
 
 def test_windows_of_a_long_table_come_at_the_end(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:

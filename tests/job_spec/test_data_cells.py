@@ -74,6 +74,14 @@ def test_bad_cells_are_found(
     assert not [part for part in parts if part not in error], error
 
 
+@pytest.mark.parametrize("sign", [",", ";"])
+def test_a_cell_of_more_than_131072_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: str) -> None:
+    rows = [f'1{sign}"{"La bomba gotea, " * (20_000 if i == 2 else 1)}"{sign}{"ab"[i % 2]}' for i in range(20)]
+    path = write(tmp_path, rows, TEXT, f"more{sign}text{sign}kind")
+    assert main.main(["validate", str(path)]) == 0
+    assert "data.train: checked 20 rows of a.csv" in capsys.readouterr().out
+
+
 def test_few_bad_rows_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["validate", str(write(tmp_path, [*GOOD, "x,y,a"]))]) == 0
     out = capsys.readouterr().out

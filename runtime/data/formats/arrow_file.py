@@ -35,7 +35,8 @@ class ArrowReader:
         """Read these columns; classes by their names."""
         from pyarrow import concat_tables
 
-        return concat_tables([_read(path, self.key).select(list(columns)) for path in self.files])
+        tables = [_read(path, self.key).select(list(columns)) for path in self.files]
+        return concat_tables(tables, promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the number of all rows."""

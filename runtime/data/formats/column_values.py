@@ -23,6 +23,8 @@ Mask = npt.NDArray[np.bool_]
 LARGEST = float(np.finfo(np.float32).max)
 """Larger numbers count as infinite, since the network computes in float32."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
+TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""Truth values as the reader of CSV files takes them, which reads a column as text if one cell is something else."""
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
@@ -46,6 +48,8 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
     strange = np.zeros(len(column), np.bool_)
     if kind(column) == "text":
         trimmed = texts(column)
+        for word, digit in TRUTH.items():
+            trimmed = compute.if_else(compute.equal(trimmed, word), digit, trimmed)
         good = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
         empty = compute.is_null(trimmed)
         strange = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, NOTHING))))

@@ -14,6 +14,8 @@ from runtime.job.formatting import printable
 
 BLOCK = 1 << 22
 """Bytes from which the first rows are read."""
+LARGEST_BLOCK = 1 << 28
+"""Bytes that are read at once of a file with longer rows."""
 TAIL = 1 << 16
 """Bytes at the end in which empty rows are found."""
 SHOWN = 5
@@ -31,7 +33,7 @@ class CsvReader:
 
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
-        self.layout = csv_layout.find(path, key, files)
+        self.layout, self.block = csv_layout.find(path, key, files), BLOCK
         csv_quotes.check(path, key, self.layout.names)
 
     def names(self) -> list[str]:
@@ -51,6 +53,8 @@ class CsvReader:
             if "Empty CSV" in str(error):
                 raise csv_header.no_rows(self.path, self.key) from None
             self._check_lengths()
+            if self._enlarged():
+                return self.names()
             raise
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
@@ -94,7 +98,7 @@ class CsvReader:
         names = self.names()
         table = parse(names, ())
         size = self.path.stat().st_size
-        count = max(len(table), len(table) * size // min(BLOCK, size))
+        count = max(len(table), len(table) * size // min(self.block, size))
         return self._with_numbers(table, (), parse, 0).slice(0, rows), count
 
     def _with_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty: int) -> Any:
@@ -121,6 +125,8 @@ class CsvReader:
             )
         except ArrowInvalid:
             self._check_lengths()
+            if self._enlarged():
+                return self._parsed(parse, columns, text)
             raise
         except UnicodeDecodeError as error:
             raise DataError(
@@ -129,6 +135,11 @@ class CsvReader:
                 f"text in one encoding, which {self.files.key('encoding')} can name",
                 "write the file again in UTF-8, or name its encoding",
             ) from None
+
+    def _enlarged(self) -> bool:
+        """Whether the file is to be read again in larger blocks, since a row may not fit into one."""
+        block, self.block = self.block, min(LARGEST_BLOCK, max(self.block, self.path.stat().st_size + 1))
+        return self.block > block
 
     def _reading(self, **options: object) -> object:
         from pyarrow import csv
@@ -139,7 +150,7 @@ class CsvReader:
             options |= {"column_names": names, "skip_rows": layout.header}
         else:
             options |= {"skip_rows": layout.skipped}
-        return csv.ReadOptions(encoding=layout.encoding, block_size=BLOCK, **options)
+        return csv.ReadOptions(encoding=layout.encoding, block_size=self.block, **options)
 
     def _parsing(self, **options: object) -> object:
         from pyarrow import csv

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.data.formats import text_encoding
+from runtime.data.formats import missing_header, text_encoding
 from runtime.data.formats.csv_dialect import SIGNS, CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
@@ -17,7 +17,9 @@ from runtime.system.spelling import plain
 
 SUFFIXES = (".csv", ".tsv")
 SAMPLE = 1 << 18
-"""Bytes of the first rows, in which separator and header are found."""
+"""Bytes of the first rows, in which separator and header are found; more if the header or the first row is longer."""
+LONGEST = 1 << 26
+"""Characters of the longest cell, and bytes of the longest sample."""
 _SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
 """A first line for Excel, which is no part of the table."""
 
@@ -58,24 +60,32 @@ def find(path: Path, key: str, files: CsvFiles, *, whole: bool = True) -> CsvLay
         whole: whether the encoding is found from the whole file, not from its start.
 
     Raises:
-        DataError: if the encoding or the separator cannot be told; names `key`.
+        DataError: if the encoding or the separator cannot be told, or the first row is no header; names `key`.
         OSError: if it cannot be read.
     """
     encoding = text_encoding.find(path, key, files, None if whole else SAMPLE)
-    with path.open("rb") as file:
-        start = file.read(SAMPLE)
-        complete = not file.read(1)
-    text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
-    first = _SEP.match(text)
-    skipped = 1 if first else 0
-    body = text[first.end() :] if first else text
-    readings = {name: found for name, sign in SIGNS.items() if (found := _rows(body, sign, complete))}
+    # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
+    csv.field_size_limit(LONGEST)
+    size = SAMPLE
+    while True:
+        with path.open("rb") as file:
+            start = file.read(size)
+            complete = not file.read(1)
+        text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
+        first = _SEP.match(text)
+        skipped = 1 if first else 0
+        body = text[first.end() :] if first else text
+        readings = {name: found for name, sign in SIGNS.items() if (found := _rows(body, sign, complete))}
+        if complete or size >= LONGEST or all(len(rows) > 1 for rows, _ in readings.values()):
+            break
+        size *= 4
     named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
     delimiter = files.declared.get("delimiter") or named or _delimiter(path, key, files, readings)
     if delimiter not in readings:
         return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=complete and not body.strip())
     rows, lines = readings[delimiter]
     names = rows[0]
+    missing_header.check(rows, path, key)
     blank = len(names) - len(_trimmed(names))
     if blank == len(names) or not all(_is_blank(row[len(names) - blank :]) for row in rows[1:]):
         blank = 0

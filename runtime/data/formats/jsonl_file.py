@@ -24,6 +24,10 @@ LINE = len(b'{"a":1}')
 _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 
+LARGEST_BLOCK = 1 << 28
+"""Bytes that are read at once of a file with long lines."""
+
+
 class JsonlReader:
     """Reads one file."""
 
@@ -59,7 +63,7 @@ class JsonlReader:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
         _check_keys(lines, size, self.path, self.key)
-        table = reader.read_json(BytesIO(b"".join(lines)))
+        table = reader.read_json(BytesIO(b"".join(lines)), reader.ReadOptions(block_size=size + 1))
         return table, max(len(table), len(table) * self.path.stat().st_size // max(1, size))
 
 
@@ -67,11 +71,14 @@ def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
     from pyarrow import ArrowInvalid
     from pyarrow import json as reader
 
+    parsing = reader.ParseOptions(explicit_schema=schema)
     try:
-        return reader.read_json(path, parse_options=reader.ParseOptions(explicit_schema=schema))
+        return reader.read_json(path, parse_options=parsing)
     except ArrowInvalid:
         _check_lines(path, key)
-        raise
+        # A line may not fit into a block.
+        size = min(LARGEST_BLOCK, path.stat().st_size + 1)
+        return reader.read_json(path, reader.ReadOptions(block_size=size), parsing)
 
 
 def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+MOST = 1 << 30
+"""Bytes of text in a chunk that is converted at once."""
+
+
 class ParquetReader:
     """Reads one file, or all files of a table in several."""
 
@@ -40,7 +44,7 @@ class ParquetReader:
         """Read these columns; dictionary columns as their values, classes by their names."""
         from pyarrow import concat_tables
 
-        return concat_tables([self._read(path, columns) for path in self.files])
+        return concat_tables([self._read(path, columns) for path in self.files], promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the number of all rows."""
@@ -55,7 +59,8 @@ class ParquetReader:
 
 
 def decoded(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
-    """The same table with the values of its dictionary columns.
+    """The same table with the values of its dictionary columns, and all text in one type: writers use string,
+    large_string (pandas 3, polars) and string_view for the same text, and not every computation knows all of them.
 
     Args:
         table: as read.
@@ -65,13 +70,45 @@ def decoded(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
     Raises:
         DataError: if they do not fit into memory.
     """
-    from pyarrow import types
+    from pyarrow import chunked_array, compute, types
 
     for index, field in enumerate(table.schema):
-        if types.is_dictionary(field.type):
-            decoded_size.check(_values_bytes(table[field.name]), f'column "{field.name}" of {subject}', key)
-            table = table.set_column(index, field.name, table[field.name].cast(field.type.value_type))
+        column = table[field.name]
+        if types.is_dictionary(column.type):
+            decoded_size.check(_values_bytes(column), f'column "{field.name}" of {subject}', key)
+            chunks = [_values(chunk) for chunk in column.chunks]
+            column = chunked_array(chunks) if chunks else column.cast(column.type.value_type)
+        elif types.is_run_end_encoded(column.type):
+            column = compute.run_end_decode(column)
+        if types.is_large_string(column.type) or types.is_string_view(column.type):
+            column = _strings(column)
+        if column.type != field.type:
+            table = table.set_column(index, field.name, column)
     return table
+
+
+def _values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
+    from pyarrow import string, types
+
+    values = chunk.dictionary
+    # Views cannot be taken from a dictionary.
+    return (values.cast(string()) if types.is_string_view(values.type) else values).take(chunk.indices)
+
+
+def _strings(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Text of any type as `string`, whose chunks hold two gigabytes at most."""
+    from pyarrow import chunked_array, string
+
+    chunks = list(column.chunks)
+    small = []
+    while chunks:
+        chunk = chunks.pop()
+        if chunk.nbytes > MOST and len(chunk) > 1:
+            half = len(chunk) // 2
+            chunks += [chunk.slice(0, half), chunk.slice(half)]
+        else:
+            small.append(chunk.cast(string()))
+    return chunked_array(reversed(small), string())
 
 
 def _values_bytes(column: pyarrow.ChunkedArray) -> int:

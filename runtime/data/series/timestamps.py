@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import column_values, row_lines
+from runtime.data.formats import column_values, iso_times, row_lines
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
-_DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
 
 
@@ -70,11 +69,16 @@ def read(
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    times, present, per_second = _times(table[time], time, path, key)
+    times, present, per_second, wrong = _times(table[time], time, path, key)
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
     missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
     found = [
-        BadSample(f"{path.name} {row_lines.place(path, row + 1)}", f"{name} is empty")
+        BadSample(
+            f"{path.name} {row_lines.place(path, row + 1)}",
+            f"{time} is {column_values.shown(table[time], row)}, no time"
+            if name == time and wrong[row]
+            else f"{name} is empty",
+        )
         for name, lost in missing
         for row in np.flatnonzero(lost).tolist()
     ]
@@ -92,31 +96,30 @@ def read(
 
 def _times(
     column: pyarrow.ChunkedArray, name: str, path: Path, key: str
-) -> tuple[npt.NDArray[np.generic], column_values.Mask, float]:
-    """Times, a mask of the rows that have one, and ticks per second."""
+) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, column_values.Mask]:
+    """Times, a mask of the rows that have one, ticks per second, and a mask of the cells that are no time."""
     from pyarrow import compute, int64, timestamp, types
 
+    wrong = np.zeros(len(column), np.bool_)
+    if column_values.kind(column) == "text" and (read := iso_times.read(column)):
+        column, wrong = read
     present = compute.is_valid(column).to_numpy(zero_copy_only=False)
     if types.is_date(column.type) or types.is_timestamp(column.type):
         unit = "ns" if getattr(column.type, "unit", "") == "ns" else "us"
         ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
-        return ticks.to_numpy(zero_copy_only=False), present, 1e9 if unit == "ns" else 1e6
+        return ticks.to_numpy(zero_copy_only=False), present, 1e9 if unit == "ns" else 1e6, wrong
     if column_values.kind(column) != "number" or types.is_boolean(column.type):
         raise _no_time(column, name, path, key)
     if types.is_integer(column.type):
-        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), present, 1.0
+        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), present, 1.0, wrong
     values, _ = column_values.numbers(column)
-    return np.nan_to_num(values), present & np.isfinite(values), 1.0
+    return np.nan_to_num(values), present & np.isfinite(values), 1.0, wrong
 
 
 def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> DataError:
-    from pyarrow import compute
-
     shown = str(column.type)
     if column_values.kind(column) == "text":
-        trimmed = column_values.texts(column)
-        dated = compute.fill_null(compute.match_substring_regex(trimmed, _DATE), True)
-        row = int((~dated.to_numpy(zero_copy_only=False)).argmax())
+        row = iso_times.first_other(column)
         shown = f"text: {row_lines.place(path, row + 1)} has {column_values.shown(column, row)}"
     return DataError(
         f'{key}: time column "{name}" of {path} is {shown}',

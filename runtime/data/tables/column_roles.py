@@ -149,7 +149,7 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     present = len(trimmed) - trimmed.null_count
     found = column_values.different(trimmed)
     # Most text columns have few distinct values and no numbers, which is quick to check.
-    if not np.isnan(column_values.numbers(array(found, string()))[0]).all():
+    if not np.isnan(column_values.numbers(array(set(found).difference(column_values.TRUTH), string()))[0]).all():
         _check_spoilt(column, name, source, present)
     if dates := date_texts.form(found):
         raise DataError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.formats import column_values, row_lines
+from runtime.data.formats import column_values, iso_times, row_lines
 from runtime.errors import DataError
 
 DAY = 86_400_000_000
@@ -36,18 +36,22 @@ class DateFeatures:
         made = set(self.names)
         return [*(name for name in names if name not in made), *(self.parts if made & set(names) else ())]
 
-    def expand(self, table: Any, path: Path, key: str) -> Any:
-        """The table with numbers in the place of its dates; int64, or double for `days`.
+    def expand(self, table: Any, path: Path, key: str) -> tuple[Any, dict[int, str]]:
+        """The table with numbers in the place of its dates; int64, or double for `days`. And why rows have no date, by row.
 
         Raises:
-            DataError: if a column holds no dates, or a text that is none; names `key`.
+            DataError: if a column holds no dates; names `key`.
         """
+        odd: dict[int, str] = {}
         for name in self.parts:
-            times = self._times(table[name], name, path, key)
+            times, wrong = self.times(table[name], name, path, key)
+            for row in np.flatnonzero(wrong).tolist():
+                reason = f"{name} is {column_values.shown(table[name], row)}, no date"
+                odd[row] = f"{odd[row]}; {reason}" if row in odd else reason
             for part in self.parts[name]:
                 table = table.append_column(f"{name}.{part}", _part(times, part))
             table = table.drop_columns([name])
-        return table
+        return table, odd
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, from which `from_json` rebuilds the rule; empty without one."""
@@ -57,18 +61,27 @@ class DateFeatures:
             else {}
         )
 
-    def _times(self, column: Any, name: str, path: Path, key: str) -> Any:
-        from pyarrow import compute, timestamp, types
+    def times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
+        """A column as timestamps, null where it is empty or no date, and a mask of the cells that are no date.
 
-        if types.is_date(column.type):
-            return compute.cast(column, timestamp("us"))
-        if types.is_timestamp(column.type):
-            return compute.cast(column, timestamp("us", column.type.tz), safe=False)
+        Raises:
+            DataError: if most cells are no dates; names `key`.
+        """
+        from pyarrow import array, compute, timestamp, types
+
+        wrong = np.zeros(len(column), np.bool_)
         kind = column_values.kind(column)
+        if kind == "text" and self.form is None and (read := iso_times.read(column)):
+            column, wrong = read
+        if types.is_date(column.type):
+            return compute.cast(column, timestamp("us")), wrong
+        if types.is_timestamp(column.type):
+            return compute.cast(column, timestamp("us", column.type.tz), safe=False), wrong
         if kind == "nothing":
-            return compute.cast(column, timestamp("us"))
+            return compute.cast(column, timestamp("us")), wrong
         if kind != "text" or self.form is None:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
+            row = iso_times.first_other(column) if kind == "text" else row
             raise DataError(
                 f'{key}: column "{name}" of {path} is {column.type}: {row_lines.place(path, row + 1)} has {column_values.shown(column, row)}',
                 "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
@@ -78,7 +91,7 @@ class DateFeatures:
         times = compute.strptime(texts, self.form, "us", error_is_null=True)
         wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
         wrong |= self._impossible(texts, times)
-        if wrong.any():
+        if wrong.sum() > iso_times.MOSTLY * (len(texts) - texts.null_count):
             row = int(wrong.argmax())
             raise DataError(
                 f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
@@ -86,7 +99,7 @@ class DateFeatures:
                 "one form for all dates, in data.date_format",
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )
-        return times
+        return compute.if_else(array(wrong), None, times), wrong
 
     def _impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which texts pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""

@@ -86,13 +86,13 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     classes = isinstance(job, TableClassificationJob)
     earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None
     dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format)
-    table = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
+    table, odd = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
     found = earlier.roles() if earlier else roles(table, data, str(path))
     if changed := files.rewritten.intersection(found.categorical):
         # New files, too, are read with the categories as written.
-        table = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
+        table, odd = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
-    rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
+    rows, notes = usable(table, found.numeric, goal, odd, path, "data.train", data.bad_samples)
     kept, held = split.divided(job, goal, rows, notes, table)
 
     def computed() -> Head:
@@ -229,9 +229,9 @@ def _part(
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.file_columns, *target), key)
     table = table_file.read(path, key, wanted=wanted, only=True, text=text, csv=files)
-    table = fitted.dates.expand(table, path, key)
+    table, odd = fitted.dates.expand(table, path, key)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
-    rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
+    rows, notes = usable(table, [number.name for number in fitted.numbers], goal, odd, path, key, budget)
     return _TablePart(
         path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)]
     )

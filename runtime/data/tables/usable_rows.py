@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,16 +36,23 @@ class RowNames:
 
 
 def usable(
-    table: pyarrow.Table, numeric: Sequence[str], goal: TargetColumn | None, path: Path, key: str, budget: float | None
+    table: pyarrow.Table,
+    numeric: Sequence[str],
+    goal: TargetColumn | None,
+    odd: Mapping[int, str],
+    path: Path,
+    key: str,
+    budget: float | None,
 ) -> tuple[Ids, list[str]]:
     """The rows that can be used, and notes on the others.
 
-    A row is dropped if it has no target, or has text or infinity in a numeric column.
+    A row is dropped if it has no target, has text or infinity in a numeric column, or is among the `odd` ones.
 
     Args:
         table: a pyarrow table.
         numeric: its numeric columns.
         goal: its targets, if they are needed.
+        odd: why other rows cannot be used, by row.
         path: its file.
         key: the spec key that names the file, for messages.
         budget: largest share of rows that may be dropped; None if at least one must remain.
@@ -54,6 +61,8 @@ def usable(
         DataError: if a numeric column has another type, if too many rows are dropped, or all of them.
     """
     reasons: dict[int, list[str]] = {row: [reason] for row, reason in (goal.bad if goal else {}).items()}
+    for row, reason in odd.items():
+        reasons.setdefault(row, []).append(reason)
     for name in numeric:
         column_values.check_kind(table[name], name, key, str(path))
         values, strange = column_values.numbers(table[name])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
-from runtime.data.formats import table_file
+from runtime.data.formats import csv_layout, parquet_file, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 
 
@@ -46,6 +48,113 @@ def test_parquet_with_categories_and_codes(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "a.parquet")
     read = table_file.read(tmp_path / "a.parquet", "data.train", text=("b", "c"))
     assert read.to_pydict() == {"a": ["x", "y"], "b": ["7", "8"], "c": ["true", "false"]}
+
+
+LETTERS = ["a", "b", None, "ñ"]
+TEXTS = {
+    "string": pyarrow.array(LETTERS),
+    "large string": pyarrow.array(LETTERS, pyarrow.large_string()),
+    "string view": pyarrow.array(LETTERS).cast(pyarrow.string_view()),
+    "dictionary": pyarrow.array(LETTERS).dictionary_encode(),
+    "dictionary of large strings": pyarrow.array(LETTERS, pyarrow.large_string()).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_text_is_the_same_in_every_type(tmp_path: Path, kind: str, suffix: str) -> None:
+    table = pyarrow.table({"a": TEXTS[kind], "nothing": pyarrow.nulls(4), "lists": [[], None, [], []]})
+    if suffix == "parquet":
+        parquet.write_table(table, tmp_path / "a.parquet")
+    else:
+        with ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+            file.write_table(table)
+    for read in (
+        table_file.read(tmp_path / f"a.{suffix}", "data.train"),
+        table_file.head(tmp_path / f"a.{suffix}", "data.train", 4)[0],
+    ):
+        assert read.schema.field("a").type == pyarrow.string()
+        assert read["a"].to_pylist() == LETTERS
+
+
+@pytest.mark.parametrize("kind", ["dictionary of views", "runs"])
+def test_other_encodings_of_text(tmp_path: Path, kind: str) -> None:
+    views = pyarrow.array(["a", "b"]).cast(pyarrow.string_view())
+    cells = {
+        "dictionary of views": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 0, 1, None]), views),
+        "runs": pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([2, 3, 4], pyarrow.int32()), ["a", "b", None]),
+    }[kind]
+    table = pyarrow.table({"a": cells})
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    assert table_file.read(tmp_path / "a.arrow", "k")["a"].to_pylist() == ["a", "a", "b", None]
+
+
+def test_long_text_is_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_file, "MOST", 40)
+    cells = [f"text {i}" for i in range(33)] + [None, "x" * 100]
+    read = parquet_file.decoded(pyarrow.table({"a": pyarrow.array(cells, pyarrow.large_string())}))
+    assert read["a"].to_pylist() == cells
+    assert read["a"].num_chunks > 10
+
+
+def test_shards_of_a_table_may_lack_the_values_of_a_column(tmp_path: Path) -> None:
+    for number, cells in enumerate((pyarrow.nulls(2), pyarrow.array(["a", "b"], pyarrow.large_string()))):
+        parquet.write_table(pyarrow.table({"a": cells}), tmp_path / f"t-0000{number}-of-00002.parquet")
+    assert table_file.read(tmp_path / "t-00000-of-00002.parquet", "k")["a"].to_pylist() == [None, None, "a", "b"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_cell_of_five_megabytes(tmp_path: Path, suffix: str) -> None:
+    cells = ["short", "long, " * 900_000, "short"]
+    if suffix == "csv":
+        path = written(tmp_path, "a.csv", "a,b\n" + "".join(f'"{cell}",{i}\n' for i, cell in enumerate(cells)))
+    else:
+        path = written(
+            tmp_path, "a.jsonl", "".join(json.dumps({"a": cell, "b": i}) + "\n" for i, cell in enumerate(cells))
+        )
+    assert table_file.read(path, "k")["a"].to_pylist() == cells
+    assert table_file.head(path, "k", 1)[0]["a"].to_pylist() == cells[:1]
+
+
+@pytest.mark.parametrize("sign", [",", ";"])
+def test_a_header_that_is_longer_than_the_sample(tmp_path: Path, sign: str) -> None:
+    names = [f"column number {i} of very many" for i in range(20_000)]
+    rows = [sign.join(names), *(sign.join(str(i + row) for i in range(20_000)) for row in range(3))]
+    path = written(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    layout = csv_layout.find(path, "k", CsvFiles())
+    assert list(layout.names) == names
+    assert layout.rows == 3
+    assert table_file.read(path, "k", wanted={names[-1]: "k"}, only=True)[names[-1]].to_pylist() == [
+        19999,
+        20000,
+        20001,
+    ]
+
+
+NO_HEADER = {
+    "numbers and classes": ["0.5,1,sí", "1.5,2,no", "2.5,3,sí", "3.5,4,no", "4.5,5,sí", "5.5,6,sí"],
+    "texts and classes": [f'"La bomba {i} gotea, mucho",{["sí", "no"][i % 2]}' for i in range(8)],
+    "numbers alone": ["0.5,1,0", "1.5,-2,1", "2.5,3,0", "3.5,4,1", "4.5,5,0", "5.5,6,0"],
+    "with gaps": ["0.5,1,sí", ",2,no", "2.5,,sí", "3.5,4,no", "4.5,5,sí", "5.5,6,sí"],
+}
+
+
+@pytest.mark.parametrize("case", NO_HEADER)
+def test_a_file_without_a_header_is_refused(tmp_path: Path, case: str) -> None:
+    path = written(tmp_path, "a.csv", "\n".join(NO_HEADER[case]) + "\n")
+    with pytest.raises(
+        DataError, match=r"seems to have no header(.|\n)*write a line with the names above it, such as c1,c2"
+    ):
+        table_file.read(path, "data.train")
+
+
+@pytest.mark.parametrize("header", ["a,b,y", "0,1,2", "400.5,410.5,y", "2019,2020,2021", "sí,b,no", "a,b,sí"])
+def test_names_that_look_like_values_are_names(tmp_path: Path, header: str) -> None:
+    numbers = header in ("0,1,2", "2019,2020,2021")
+    rows = [f"{i / 2},{i},{i % 2 if numbers else ['sí', 'no'][i % 2]}" for i in range(8)]
+    path = written(tmp_path, "a.csv", "\n".join([header, *rows]) + "\n")
+    assert table_file.read(path, "data.train").column_names == header.split(",")
 
 
 def test_only_required_columns_are_read(tmp_path: Path) -> None:

@@ -94,7 +94,12 @@ def columns(folder: Path, **values: Any) -> None:
 CASES: dict[str, tuple[str, Any, str, str]] = {
     "missing column": ("csv", lambda d: rows(d, header="path,labels"), 'has no column "label"', 'mean "labels"?'),
     "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "its columns: x, y"),
-    "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "columns: pictures/0.png, yes"),
+    "no header": (
+        "csv",
+        lambda d: rows(d).partition("\n")[2],
+        "seems to have no header",
+        "a line with the names above",
+    ),
     "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns named label", "rename"),
     "empty file": ("csv", lambda d: "", "list.csv is empty", "check how the file was written"),
     "header only": ("csv", lambda d: "path,label\n", "list.csv has a header and no rows", "at least one row"),

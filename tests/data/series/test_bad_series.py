@@ -51,7 +51,13 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             {},
             ['time column "t"', "is text: row 1 (line 2) has `31/05/2024`", "2024-05-31 08:30:00"],
         ),
-        (CLASSES, {"t": ["2024-01-01"] * 99 + ["soon"]}, {}, ["is text: row 100 (line 101) has `soon`"]),
+        (
+            CLASSES,
+            {"t": [f"2024-01-{1 + i % 28:02} {i // 28:02}:00:00" for i in range(99)] + ["soon"]},
+            {"bad_samples": 0},
+            ["1 of 100 samples", "a.csv row 100 (line 101): t is `soon`, no time"],
+        ),
+        (CLASSES, {"t": ["x"] * 60 + [f"2024-01-01 00:00:{i:02}" for i in range(40)]}, {}, ["row 1 (line 2) has `x`"]),
         (CLASSES, {"t": [None] * 10 + list(range(90))}, {}, ["10 of 100 samples", "a.csv row 1 (line 2): t is empty"]),
         (
             CLASSES,

@@ -94,13 +94,13 @@ def test_a_named_feature(tmp_path: Path) -> None:
         ),
         (
             rows("{d:02}.{m:02}.{y}") + "31.02.2024,1,a\n",
-            'dates: {since: [day]}, date_format: "%d.%m.%Y"',
-            "row 61 .line 62. has `31.02",
+            'bad_samples: 0, dates: {since: [day]}, date_format: "%d.%m.%Y"',
+            "row 61 .line 62.: since is `31.02",
         ),
         (
             rows("{d:02}.{m:02}.{y}") + "07.02.24,1,a\n",
-            'dates: {since: [day]}, date_format: "%d.%m.%Y"',
-            "row 61 .line 62. has `07.02.24`",
+            'bad_samples: 0, dates: {since: [day]}, date_format: "%d.%m.%Y"',
+            "row 61 .line 62.: since is `07.02.24`, no date",
         ),
         (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 .line 2. has `1`'),
     ],
@@ -108,6 +108,21 @@ def test_a_named_feature(tmp_path: Path) -> None:
 def test_what_is_no_date(tmp_path: Path, text: str, options: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
         made(tmp_path, text, options)
+
+
+@pytest.mark.parametrize("clock", ["", " 08:30:00", "T08:30:00Z"])
+@pytest.mark.parametrize("odd", ["0000-00-00", "soon", "2024-13-01", "2024-02-30"])
+def test_one_cell_that_is_no_date_loses_its_row_alone(tmp_path: Path, clock: str, odd: str) -> None:
+    """The other rows are those of a file in which the cell is empty, and the row is named."""
+    good = rows("{y}-{m:02}-{d:02}" + clock)
+    data = made(tmp_path, good + f"{odd},1,a\n", "dates: {since: [month, days]}")
+    assert [note for note in data.notes if "row 61 (line 62): since is `" + odd + "`, no date" in note]
+    assert data.preprocessing == made(tmp_path, good, "dates: {since: [month, days]}").preprocessing
+    (tmp_path / "new.csv").write_text(f"x,since\n3,2024-02-29{clock}\n4,{odd}\n")
+    read = load_new.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
+    assert (len(read.split), read.split.title(0)) == (1, "new.csv row 1")
+    with pytest.raises(DataError, match="row 61 .line 62.: since is `" + odd):
+        made(tmp_path, good + f"{odd},1,a\n", "bad_samples: 0, dates: {since: [month]}")
 
 
 @pytest.mark.parametrize(

@@ -252,3 +252,33 @@ def test_a_new_file_is_named_once_in_a_message(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         tables.read([path], data.preprocessing, data.heads, labelled=False)
     assert str(error.value).startswith(f"data: {path} has no column ")
+
+
+@pytest.mark.parametrize("odd", ["desconocido", "yes"])
+def test_one_cell_that_is_no_truth_value_loses_its_row_alone(tmp_path: Path, odd: str) -> None:
+    """The reader of CSV files takes the whole column for text then."""
+    lines = [f"{i / 7},{'true' if i % 3 else 'False'},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["z,on,y", *lines]) + "\n")
+    data = tables.load(job(tmp_path / "a.csv"))
+    new = ["0.5,true", "0.5,false", f"0.5,{odd}", "0.5,TRUE"]
+    (tmp_path / "new.csv").write_text("\n".join(["z,on", *new]) + "\n")
+    read = tables.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
+    assert [read.split.title(i) for i in range(len(read.split))] == [f"new.csv row {row}" for row in (1, 2, 4)]
+    assert [note for note in read.notes if f"new.csv row 3 (line 4): on is `{odd}`, not a number" in note]
+    first, second, third = read.split.gather(np.arange(3))[0].numpy()
+    np.testing.assert_array_equal(first, third)
+    assert first[1] != second[1]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
+def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> None:
+    rows = pyarrow.table(mixed())
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    other = rows
+    for name in ("colour", "y"):
+        other = other.set_column(other.column_names.index(name), name, other[name].cast(kind))
+    parquet.write_table(other, tmp_path / "b.parquet")
+    one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
+    assert one.preprocessing == two.preprocessing
+    for left, right in zip(everything(one.train), everything(two.train), strict=True):
+        assert torch.equal(left, right)

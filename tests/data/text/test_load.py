@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from runtime.data.load import load
 from runtime.data.text import load as text
@@ -220,3 +223,18 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
     empty = reports.table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
     with pytest.raises(DataError, match="2 of 2 samples cannot be used"):
         text.read([empty], made.preprocessing, made.heads, labelled=False)
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
+def test_other_types_of_text_give_the_same_tokens(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    """Pandas 3 writes large_string; labels and texts can have different types, too."""
+    table = arrow_csv.read_csv(reports.write(tmp_path))
+    parquet.write_table(table, tmp_path / "a.parquet")
+    place = table.column_names.index("descripcion")
+    parquet.write_table(table.set_column(place, "descripcion", table["descripcion"].cast(kind)), tmp_path / "b.parquet")
+    one, two = (load(reports.job(tmp_path, train=name)) for name in ("a.parquet", "b.parquet"))
+    assert one.preprocessing == two.preprocessing
+    ids = np.arange(len(one.validation))
+    assert torch.equal(one.validation.gather(ids)[0], two.validation.gather(ids)[0])
+    new = [text.read([tmp_path / n], one.preprocessing, one.heads, labelled=True) for n in ("a.parquet", "b.parquet")]
+    assert all(torch.equal(new[0].split.targets[name], new[1].split.targets[name]) for name in one.heads)
