@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
+NO_LABEL = -1
+"""Class index of a sample that has no label for a head; it counts for the other heads alone."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Head:
     """`none`, `balanced`, or weights by class; None to follow the job's `train:`."""
     label_smoothing: float | None = None
     """None to follow the job's loss."""
+    partial: bool = False
+    """Whether some samples have no label for this head."""
 
     @property
     def outputs(self) -> int:
@@ -52,6 +56,16 @@ class Head:
     def counted(self) -> str:
         """How many outputs of which kind: `3 classes`, `5 labels`, `2 numbers`."""
         return f"{self.outputs} {'labels' if self.several else 'classes' if self.classes else 'numbers'}"
+
+
+def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
+    """The heads, each with whether one of these targets lacks its label."""
+    return {
+        name: replace(
+            head, partial=any(bool((part[name] == NO_LABEL).any()) for part in targets if part[name].ndim == 1)
+        )
+        for name, head in heads.items()
+    }
 
 
 def head(row: Mapping[str, object]) -> Head:
@@ -86,7 +100,7 @@ class Batch:
     """Some samples, preprocessed for the network.
 
     `inputs` are the positional arguments of the network, each of shape (N, ...). `targets` hold, by head name, class
-    indices (N,) int64, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
+    indices (N,) int64, of which NO_LABEL is none, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
     """
 
     ids: Ids

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.data.dataset import Head, Targets
+from runtime.data.dataset import Head, Targets, mark_partial
 from runtime.errors import SpecError
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.yaml_file import read
@@ -38,4 +38,4 @@ def objective(
         name: replace(head, class_weights="none" if name in balanced else weights[name]) for name, head in heads.items()
     }
     note = "the loss is computed without class weights, which are those of the training data" if balanced else ""
-    return losses.objective(train.loss, known, targets, "none"), note
+    return losses.objective(train.loss, mark_partial(known, [targets]), targets, "none"), note

@@ -96,7 +96,7 @@ def _wanted(job: Job) -> _Wanted:
         # Labels have several forms, in some of which an empty cell is an image without a label.
         return _Wanted([(job.data.path_column,)])
     if isinstance(job, TextJob):
-        return _Wanted([job.data.text, *((name,) for name in job.data.labels)], [], list(job.data.labels))
+        return _Wanted([job.data.text, tuple(job.data.labels)], [], list(job.data.labels))
     if isinstance(job, TableJob):
         numbers = list(job.data.numeric or ())
         regression = job.task.endswith("regression")

@@ -2,7 +2,7 @@
 
     loss = sum over heads of head weight * (sum of terms / sum of weights)
 
-with both sums over the optimizer's whole batch. Terms include class weights; for soft targets, each class by its
+with both sums over the samples of the optimizer's whole batch that have a label for the head. Terms include class weights; for soft targets, each class by its
 probability, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for soft targets the mean over
 classes: torch divides by the weights for class indices only, and by the number of samples for soft targets.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.data.dataset import Head, Targets
+from runtime.data.dataset import NO_LABEL, Head, Targets
 from runtime.data.to_device import onto
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 
@@ -38,22 +38,30 @@ class HeadLoss:
     """Whether a sample can have several classes: the weights are those of samples that have the class, and no sample
     counts more than another, as with `pos_weight` of torch's BCEWithLogitsLoss.
     """
+    partial: bool = False
+    """Whether some samples have no label: their class is NO_LABEL, and they count nothing."""
 
     def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The weighted term of each sample; shape (N,)."""
-        if self.class_weights is None:
-            return self.terms(outputs, targets)
-        return self.terms(outputs, targets, onto(outputs.device, self.class_weights).to(outputs.dtype))
+        """The weighted term of each sample, 0 without a label; shape (N,)."""
+        weights = () if self.class_weights is None else (onto(outputs.device, self.class_weights).to(outputs.dtype),)
+        if not self.partial:
+            return self.terms(outputs, targets, *weights)
+        return torch.where(targets == NO_LABEL, 0.0, self.terms(outputs, targets.clamp_min(0), *weights))
 
     @property
     def is_unweighted(self) -> bool:
         """Whether each sample has the weight 1."""
-        return self.class_weights is None or self.several
+        return not self.partial and (self.class_weights is None or self.several)
 
     def weights(self, targets: Tensor) -> Tensor:
-        """The weight of each sample; shape (N,)."""
-        if self.class_weights is None or self.is_unweighted:
+        """The weight of each sample, 0 without a label; shape (N,)."""
+        if self.is_unweighted:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
+        if self.partial:
+            table = torch.ones(1) if self.class_weights is None else self.class_weights
+            found = onto(targets.device, table)[targets.clamp(0, len(table) - 1)]
+            return torch.where(targets == NO_LABEL, 0.0, found)
+        assert self.class_weights is not None
         table = onto(targets.device, self.class_weights)
         # In float64 the sum of weights does not depend on how the batch is split.
         return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
@@ -94,9 +102,11 @@ class Objective:
         total = None
         for name, loss in self.losses.items():
             raw = outputs[name] if isinstance(outputs, Mapping) else outputs
+            # A head without a label in the whole batch adds 0.
+            below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial else over[name]
             # Half precision has too few digits for the sum of a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
-            share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / over[name].to(scores.dtype)
+            share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / below.to(scores.dtype)
             total = share if total is None else total + share
         assert total is not None
         return total
@@ -174,8 +184,9 @@ def balanced_labels(targets: Tensor) -> Tensor:
 
 def balanced(targets: Tensor, classes: int) -> Tensor:
     """Class weights: samples / (classes * samples of the class), shape (C,); 0 for classes without samples."""
-    counts = torch.bincount(targets, minlength=classes).double()
-    weights = len(targets) / (classes * counts)
+    labels = targets[targets != NO_LABEL]
+    counts = torch.bincount(labels, minlength=classes).double()
+    weights = len(labels) / (classes * counts)
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
 
 
@@ -209,5 +220,5 @@ def objective(
         if head.label_smoothing is not None:
             chosen = chosen.model_copy(update={"label_smoothing": head.label_smoothing})
         weights = class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
-        losses[name] = HeadLoss(terms(chosen), weights, head.several)
+        losses[name] = HeadLoss(terms(chosen), weights, head.several, head.partial)
     return Objective(heads, losses)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.data.dataset import Head
+from runtime.data.dataset import NO_LABEL, Head, mark_partial
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 from runtime.training import losses
 
@@ -156,3 +159,62 @@ def test_balanced_labels() -> None:
     """Negatives for each positive; a label that is never or always true is not weighted."""
     weights = losses.balanced_labels(torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]]))
     torch.testing.assert_close(weights, torch.tensor([3.0, 1.0, 1.0]))
+
+
+def heads_with_gaps(count: int = 24) -> tuple[dict[str, Head], dict[str, Tensor], dict[str, Tensor]]:
+    """Two heads, outputs and targets; some samples have no label for one of the heads, and three for the second alone."""
+    torch.manual_seed(0)
+    heads = {name: Head(name, ("a", "b", "c"), weight=weight) for name, weight in (("one", 0.3), ("two", 1.0))}
+    targets = {name: torch.randint(0, 3, (count,)) for name in heads}
+    targets["one"][::5] = NO_LABEL
+    targets["two"][1:7] = NO_LABEL
+    outputs = {name: torch.randn(count, 3, dtype=torch.float64, requires_grad=True) for name in heads}
+    return mark_partial(heads, [targets]), outputs, targets
+
+
+@pytest.mark.parametrize("weighting", ["none", "balanced", {"a": 3.0}], ids=["plain", "balanced", "numbers"])
+@pytest.mark.parametrize(
+    "spec", [CrossEntropy(name="cross-entropy", label_smoothing=0.1), Focal(name="focal", gamma=2.0)]
+)
+def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.Spec, weighting: Any) -> None:
+    """As if each head were trained with the samples that have its label; and in any cut into micro-batches."""
+    heads, outputs, targets = heads_with_gaps()
+    objective = losses.objective(spec, heads, targets, weighting)
+    assert not objective.is_unweighted
+    loss = objective(outputs, targets, objective.denominators(targets))
+    alone = []
+    for name, head in heads.items():
+        rows = targets[name] != NO_LABEL
+        plain = {"": replace(head, name="", partial=False)}
+        some = losses.objective(spec, plain, {"": targets[name][rows]}, weighting)
+        goal = {"": targets[name][rows]}
+        alone.append(some(outputs[name][rows], goal, some.denominators(goal)))
+    torch.testing.assert_close(loss, sum(alone))
+    whole_gradient = torch.autograd.grad(loss, [*outputs.values()])
+    assert (whole_gradient[0][::5] == 0).all()
+    for size in (1, 3, 10):
+        parts = range(0, 24, size)
+        sums = [objective.denominators({k: y[i : i + size] for k, y in targets.items()}) for i in parts]
+        over = {name: torch.stack([one[name] for one in sums]).sum() for name in heads}
+        shares = [
+            objective(
+                {k: x[i : i + size] for k, x in outputs.items()}, {k: y[i : i + size] for k, y in targets.items()}, over
+            )
+            for i in parts
+        ]
+        torch.testing.assert_close(torch.stack(shares).sum(), loss)
+        for found, expected in zip(
+            torch.autograd.grad(torch.stack(shares).sum(), [*outputs.values()]), whole_gradient, strict=True
+        ):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_head_without_any_label_in_a_batch_adds_nothing() -> None:
+    heads, outputs, targets = heads_with_gaps()
+    objective = losses.objective(None, heads, targets, "none")
+    targets["two"][:] = NO_LABEL
+    loss = objective(outputs, targets, objective.denominators(targets))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert (outputs["two"].grad == 0).all()
+    assert (outputs["one"].grad != 0).any()

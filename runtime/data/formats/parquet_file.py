@@ -123,6 +123,7 @@ def _values_bytes(column: pyarrow.ChunkedArray) -> int:
             # Rare: each is taken for as long as all of them.
             size += len(chunk) * int(chunk.dictionary.nbytes)
         else:
-            lengths = compute.binary_length(chunk.dictionary).take(chunk.indices)
+            values = chunk.dictionary.cast("string") if types.is_string_view(kind) else chunk.dictionary
+            lengths = compute.binary_length(values).take(chunk.indices)
             size += 4 * len(chunk) + int(compute.sum(lengths).as_py() or 0)
     return size

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from runtime.data import labels, stateless_random
-from runtime.data.dataset import Head, Split
+from runtime.data.dataset import NO_LABEL, Head, Split
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import accepted
 from runtime.data.streaming.cache import ShardCache
@@ -141,7 +141,8 @@ def unseen_notes(head: Head, splits: Sequence[Split], what: str) -> list[str]:
         return []
     notes = []
     for split, part in zip(splits, ("training", "validation"), strict=True):
-        has = np.bincount(split.targets[head.name].numpy(), minlength=len(head.classes)) > 0
+        found = split.targets[head.name].numpy()
+        has = np.bincount(found[found != NO_LABEL], minlength=len(head.classes)) > 0
         if not has.all():
             names = [name for name, there in zip(head.classes, has.tolist(), strict=True) if not there]
             of = f' "{head.name}"' if head.name else ""

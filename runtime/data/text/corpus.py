@@ -36,8 +36,8 @@ class Corpus:
     """Index of the first usable row of each file."""
     texts: tuple[Any, ...]
     """Pyarrow text columns, one entry per usable row."""
-    labels: dict[str, list[str]]
-    """By column: the label of each usable row, as written."""
+    labels: dict[str, list[str | None]]
+    """By column: the label of each usable row, as written; None if it has none."""
     rows: Ids
     """Number of each usable row in its file; the first is 1."""
     bad: list[BadSample]
@@ -57,7 +57,7 @@ class Corpus:
 def read(
     path: Path, key: str, columns: Sequence[str], labels: Mapping[str, str], text_key: str, files: CsvFiles
 ) -> Corpus:
-    """Read the texts and labels of a file; rows without any text, or without one of the labels, are bad samples.
+    """Read the texts and labels of a file; rows without any text, or without any label, are bad samples.
 
     Args:
         path: a .csv, .tsv, .jsonl or .parquet file.
@@ -82,14 +82,19 @@ def read(
     }
     texts = {name: filled.pop(name) for name in columns}
     # Of several texts, some may be empty: a report without a title is a report.
-    filled = {" and ".join(columns): np.logical_or.reduce(list(texts.values())), **filled}
+    # A row that has a label for some of the heads trains these.
+    labelled = {" and ".join(labels): np.logical_or.reduce(list(filled.values()))} if labels else {}
+    filled = {" and ".join(columns): np.logical_or.reduce(list(texts.values())), **labelled}
     good = np.logical_and.reduce(list(filled.values()))
     return Corpus(
         key,
         [path],
         [0],
         tuple(compute.fill_null(column_values.composed_text(table[name].filter(good)), "") for name in columns),
-        {name: column_values.texts(table[name]).filter(good).to_pylist() for name in labels},
+        {
+            name: [label or None for label in column_values.texts(table[name]).filter(good).to_pylist()]
+            for name in labels
+        },
         np.flatnonzero(good) + 1,
         _bad(path, filled, good),
     )

@@ -14,7 +14,7 @@ import torch
 
 from runtime.data import bad_samples, labels, stateless_random
 from runtime.data.bad_samples import BadSample
-from runtime.data.dataset import Dataset, InputRecord
+from runtime.data.dataset import NO_LABEL, Dataset, InputRecord
 from runtime.data.stateless_random import Ids
 from runtime.data.streaming import index as indices
 from runtime.data.streaming import open_stream
@@ -99,6 +99,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
         return source.split(reader, chosen, classes, estimate(_bytes(source.index, chosen)))
 
     splits = split(train, kept), split(own, held)
+    heads, lacking = text_split.mark_heads(heads, {"training": splits[0].targets, "validation": splits[1].targets})
     order = open_stream.order_of(job, stream, train.index, kept)
     sources = [train] if own is train else [train, own]
     padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
@@ -118,6 +119,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
                 for note in (open_stream.indexed_note(each.corpus.key, each.index), *each.notes)
             ),
             *notes,
+            *lacking,
             *(note for head in heads.values() for note in open_stream.unseen_notes(head, splits, "texts")),
             *text_shards.shared(train.index, kept, own.index, held),
             *open_stream.shuffle_notes(order, _classes(splits[0], heads)),
@@ -149,7 +151,7 @@ def _divided(job: TextJob, cache: ShardCache) -> tuple[_Source, Ids, _Source, Id
 
 
 def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
-    """Index the shards of one address; rows without a text or without one of the labels are left out."""
+    """Index the shards of one address; rows without a text or without any label are left out."""
     store, columns = open_stream.open_store(job, text, key), list(job.data.labels)
     classes = store.class_names()
     look = partial(text_shards.look, texts=job.data.text, labels=columns, key=key, classes=classes)
@@ -160,7 +162,8 @@ def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
         ["composed texts with hashes", *job.data.text, "labels", *columns, *map(str, classes.items())],
     )
     empty = {" and ".join(job.data.text): index.rows[text_shards.SIZE].to_numpy() == 0}
-    empty |= {name: index.rows[name].is_null().to_numpy() for name in columns}
+    # A row that has a label for some of the heads trains these.
+    empty |= {" and ".join(columns): np.logical_and.reduce([index.rows[name].is_null().to_numpy() for name in columns])}
     good = ~np.logical_or.reduce(list(empty.values()))
     bad = [
         BadSample(index.title(row), f"{labels.listed([name for name, none in empty.items() if none[row]])} is empty")
@@ -209,4 +212,4 @@ def _estimate(
 def _classes(split: StreamedTexts, heads: Mapping[str, object]) -> Ids:
     """The classes of the first head."""
     found: Ids = split.targets[next(iter(heads))].numpy()
-    return found
+    return np.where(found == NO_LABEL, found.max() + 1, found)

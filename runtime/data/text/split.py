@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.data import bad_samples, labels, stratify
-from runtime.data.dataset import Head
+from runtime.data.dataset import NO_LABEL, Head, mark_partial
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
@@ -73,7 +73,7 @@ def read(
         held, more = _usable(job, job.data.validation, "data.validation", files)
         parts = whole(train, classes), whole(held, indices(held, heads))
     else:
-        kept, rest, more = _divided(classes, heads, job.data, job.train.seed)
+        kept, rest, more = _divided(classes, job.data, job.train.seed)
         parts = _taken(train, kept, classes), _taken(train, rest, classes)
     if not len(parts[1]):
         raise DataError(
@@ -81,7 +81,8 @@ def read(
             "two texts of a class or more",
             "add texts, or set data.validation to a path",
         )
-    return *parts, heads, [*notes, *more, *_shared(*parts)]
+    heads, lacking = mark_heads(heads, {"training": parts[0].classes, "validation": parts[1].classes})
+    return *parts, heads, [*notes, *more, *lacking, *_shared(*parts)]
 
 
 def whole(source: Corpus, classes: Classes) -> TextPart:
@@ -95,10 +96,40 @@ def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     Raises:
         DataError: for a label that is not among the classes of its head.
     """
-    return {
-        name: labels.indices(found, head.classes, f'{source.key}: column "{column}"')
-        for (name, head), (column, found) in zip(heads.items(), source.labels.items(), strict=True)
-    }
+    made = {}
+    for (name, head), (column, found) in zip(heads.items(), source.labels.items(), strict=True):
+        made[name] = np.full(len(found), NO_LABEL, np.int64)
+        present = np.array([label is not None for label in found], np.bool_)
+        texts = [label for label in found if label is not None]
+        made[name][present] = labels.indices(texts, head.classes, f'{source.key}: column "{column}"')
+    return made
+
+
+def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Heads, list[str]]:
+    """The heads, each with whether some texts have no label for it, and notes on how many.
+
+    Args:
+        heads: the heads.
+        parts: the targets of the training and of the validation part, by the name of the part.
+
+    Raises:
+        DataError: if no text of a part has a label for a head.
+    """
+    notes = []
+    for name in heads:
+        for part, targets in parts.items():
+            total, lacking = len(targets[name]), int((targets[name] == NO_LABEL).sum())
+            if lacking and lacking == total:
+                raise DataError(
+                    f"data.labels.{name}: none of the {total:,} {part} texts has a label",
+                    "some labels of each column on both sides",
+                    "add labels, remove the column, or change data.validation",
+                )
+            if lacking:
+                notes.append(
+                    f'"{name}": {lacking:,} of {total:,} {part} texts have no label; they count for the others'
+                )
+    return mark_partial(heads, list(parts.values())), notes
 
 
 def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
@@ -115,8 +146,9 @@ def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
     """
     heads, notes = {}, []
     for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
-        classes = labels.class_names(train.labels[column])
-        notes += corpus.check_classes(train.labels[column], classes, column, f"data.labels.{column}")
+        written = [label for label in train.labels[column] if label is not None]
+        classes = labels.class_names(written)
+        notes += corpus.check_classes(written, classes, column, f"data.labels.{column}")
         heads[name] = Head(
             name,
             classes,
@@ -124,7 +156,7 @@ def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
             class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
         )
-        notes.append(f'"{column}": {len(classes)} classes: {_counted(train.labels[column])}')
+        notes.append(f'"{column}": {len(classes)} classes: {_counted(written)}')
     return heads, notes
 
 
@@ -138,16 +170,17 @@ def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
     return TextPart(source, rows, {name: found[rows] for name, found in classes.items()})
 
 
-def _divided(classes: Classes, heads: Heads, data: Data, seed: int) -> tuple[Ids, Ids, list[str]]:
+def _divided(classes: Classes, data: Data, seed: int) -> tuple[Ids, Ids, list[str]]:
     """Rows for training and for validation, stratified by the class of the first head.
 
     A row with a class, in any head, that would otherwise occur only in validation is moved to training.
     """
-    kept, rest = stratify.divide(next(iter(classes.values())), data, seed)
+    # Texts without a label for the first head are a stratum of their own.
+    first = next(iter(classes.values()))
+    kept, rest = stratify.divide(np.where(first == NO_LABEL, first.max() + 1, first), data, seed)
     unseen = np.zeros(len(rest), np.bool_)
-    for name, found in classes.items():
-        seen = np.bincount(found[kept], minlength=len(heads[name].classes)) > 0
-        unseen |= ~seen[found[rest]]
+    for found in classes.values():
+        unseen |= ~np.isin(found[rest], np.append(found[kept], NO_LABEL))
     note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
     return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], [note] * bool(unseen.any())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import Head, Targets
+from runtime.data.dataset import NO_LABEL, Head, Targets
 from runtime.data.stateless_random import Ids
 from runtime.training.evaluation.label_scores import LabelScores
 from runtime.training.evaluation.scores import ClassScores, scores
@@ -36,11 +36,15 @@ class MetricAccumulator:
         """
         for name in self.heads:
             raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
-            self.scores[name].update(raw, targets[name])
-            if ids is not None and name in self.worst:
-                self.worst[name].update(ids, raw, targets[name])
+            goal, numbers = targets[name], ids
+            if name in self.worst and goal.ndim == 1 and not bool((labelled := goal != NO_LABEL).all()):
+                raw, goal = raw[labelled], goal[labelled]
+                numbers = None if ids is None else ids[labelled.cpu().numpy()]
+            self.scores[name].update(raw, goal)
+            if numbers is not None and name in self.worst:
+                self.worst[name].update(numbers, raw, goal)
             if self.objective is not None:
-                self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
+                self.sums[name] += _loss_sums(self.objective.losses[name], raw, goal)
 
     def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]], place: tuple[int, int] = (0, 1)) -> None:
         """Sum the counts over all processes; `place` is (i, n) for the i-th of n."""
@@ -53,10 +57,14 @@ class MetricAccumulator:
             worst.read(table)
 
     def metrics(self, over: str = "validation/") -> dict[str, float]:
-        """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`; none of a head
+        for which no sample has a label.
+        """
         found: dict[str, float] = {}
         total = 0.0
         for name, head in self.heads.items():
+            if name in self.worst and not self.scores[name].counts()[0].any():
+                continue
             start = f"{over}{name}/" if name else over
             if self.objective is not None:
                 found[f"{start}loss"] = float(self.sums[name][0] / self.sums[name][1])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from runtime.data.dataset import mark_partial
 from runtime.job.data import Data
 from runtime.models import forward, saved_model
 from runtime.system.console import say
@@ -24,7 +25,8 @@ def result(run: Run) -> dict[str, Any]:
         return {}
     train, split = run.job.train, data.test.split
     network = saved_model.load(run.folder, consent=True).network
-    goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
+    heads = mark_partial(data.heads, [split.targets])
+    goal = losses.objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
     tally = MetricAccumulator(data.heads, goal)
     for ids, outputs in forward.outputs(network, data.heads, split, data.test.prepare, run.device):
         index = torch.from_numpy(ids)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from runtime.data.dataset import InputRecord
+from runtime.data.dataset import NO_LABEL, InputRecord
 from runtime.data.load import load
 from runtime.data.loader.batches import Batches
 from runtime.errors import DrivetrainError
@@ -110,14 +110,19 @@ def test_rows_without_text_or_label_are_left_out(tmp_path: Path) -> None:
     text_shards.folder(tmp_path / "s")
     broken = text_shards.table(range(200, 210)).to_pylist()
     broken[2]["text"], broken[5]["label"], broken[7]["stars"] = "  ", "", None
+    broken[5]["stars"] = None
     parquet.write_table(pyarrow.Table.from_pylist(broken), tmp_path / "s/0012.parquet")
     data = load(text_shards.job(tmp_path, "s"))
-    assert len(data.train) + len(data.validation) == 124
+    assert len(data.train) + len(data.validation) == 125
     notes = "\n".join(data.notes)
     assert "0012.parquet sample 3: text is empty" in notes
-    assert "0012.parquet sample 6: label is empty" in notes
-    assert "0012.parquet sample 8: stars is empty" in notes
-    assert "3 of 127 samples cannot be used and are skipped" in notes
+    assert "0012.parquet sample 6: label and stars is empty" in notes
+    assert "2 of 127 samples cannot be used and are skipped" in notes
+    # The other label of the eighth sample is learned.
+    assert sum(int((part.targets["stars"] == NO_LABEL).sum()) for part in (data.train, data.validation)) == 1
+    assert data.heads["stars"].partial
+    assert not data.heads["label"].partial
+    assert '"stars": 1 of ' in notes
 
 
 def test_it_trains(tmp_path: Path) -> None:

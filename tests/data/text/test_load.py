@@ -13,11 +13,13 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
+from runtime.data.dataset import NO_LABEL
 from runtime.data.load import load
 from runtime.data.text import load as text
 from runtime.data.text.load import TextSplit
 from runtime.errors import DataError
-from tests import reports
+from runtime.training.evaluation import validation
+from tests import reports, tiny
 
 
 def splits(asked: text.TextJob) -> tuple[TextSplit, TextSplit]:
@@ -238,3 +240,67 @@ def test_other_types_of_text_give_the_same_tokens(tmp_path: Path, kind: pyarrow.
     assert torch.equal(one.validation.gather(ids)[0], two.validation.gather(ids)[0])
     new = [text.read([tmp_path / n], one.preprocessing, one.heads, labelled=True) for n in ("a.parquet", "b.parquet")]
     assert all(torch.equal(new[0].split.targets[name], new[1].split.targets[name]) for name in one.heads)
+
+
+HEADER = "descripcion,modo,causa,prioridad"
+
+
+def gaps(folder: Path, every: int = 7) -> list[list[str]]:
+    """Rows of the generated reports, some without a label for one of the columns, as reports.csv."""
+    rows = list(written(reports.write(folder)).values())
+    for i, row in enumerate(rows):
+        if i % every == 0:
+            row[1 + i // every % 3] = ""
+    reports.table(folder / "reports.csv", rows, HEADER)
+    return rows
+
+
+def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> None:
+    rows = gaps(tmp_path)
+    asked = reports.job(tmp_path)
+    made = load(asked)
+    assert len(made.train) + len(made.validation) == len(rows)
+    lacking = dict.fromkeys(made.heads, 0)
+    for part in splits(asked):
+        for i in range(len(part)):
+            row = rows[int(part.part.source.rows[part.part.rows[i]]) - 1]
+            for (name, head), cell in zip(made.heads.items(), row[1:], strict=True):
+                index = int(part.targets[name][i])
+                assert (head.classes[index] if index != NO_LABEL else "") == cell
+                lacking[name] += not cell
+    assert all(lacking.values())
+    assert all(head.partial for head in made.heads.values())
+    assert [
+        note for note in made.notes if '"modo": ' in note and "texts have no label; they count for the others" in note
+    ]
+    new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
+    assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
+
+
+def test_a_row_without_any_label_is_left_out_and_a_column_needs_some(tmp_path: Path) -> None:
+    rows = gaps(tmp_path)
+    rows[3][1:] = ["", "", ""]
+    reports.table(tmp_path / "reports.csv", rows, HEADER)
+    data = load(reports.job(tmp_path))
+    assert [note for note in data.notes if "row 4 (line 5): modo and causa and prioridad is empty" in note]
+    reports.table(tmp_path / "held.csv", [[*row[:2], "", row[3]] for row in rows[10:30]], HEADER)
+    with pytest.raises(DataError, match=r"data.labels.causa: none of the 20 validation texts has a label"):
+        load(reports.job(tmp_path, data=", validation: held.csv"))
+
+
+def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
+    """The losses are the same in micro-batches; the metrics count labelled samples alone."""
+    gaps(tmp_path)
+    asked = reports.job(tmp_path, model=reports.ENCODER.replace("}", ", dropout: 0.0}"))
+    found = []
+    for size in (None, 3):
+        run = tiny.plain(asked, tmp_path / f"run{size}")
+        run.step.use_micro_batch(size)
+        found.append(tiny.losses(run, 8))
+        metrics, confusion = validation.evaluate(run)
+        assert np.isfinite(list(metrics.values())).all()
+        for name, counts in confusion.items():
+            labelled = int((run.dataset.validation.targets[name] != NO_LABEL).sum())
+            assert sum(map(sum, counts["matrix"])) == labelled
+            assert all(run.dataset.validation.targets[name][row["sample"]] != NO_LABEL for row in counts["mistakes"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
