@@ -9,10 +9,10 @@ from pydantic import Field
 from runtime.job.column_names import Cells, Column, OneOrMore
 from runtime.job.stream import MaybeStream
 from runtime.job.values import (
+    BadShare,
     Count,
     FilePath,
     Fold,
-    Fraction,
     Natural,
     Positive,
     PositiveRange,
@@ -44,7 +44,7 @@ class Data(Spec):
         "is the validation data, instead of the fraction; whole groups if `groups` names a column; "
         "`drivetrain repeat JOB --folds 5` trains with each",
     )
-    bad_samples: Fraction = Field(
+    bad_samples: BadShare = Field(
         0.05,
         description="share of samples that may be unreadable; they are listed and skipped, more is an error (exit code 3)",
     )

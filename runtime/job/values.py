@@ -208,6 +208,13 @@ def ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def check_share(value: object) -> object:
+    """Check a number for a share of the samples, which is not taken for their count."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < 1:
+        raise PydanticCustomError("share", "a share of the samples, from 0 to below 1, such as 0.05 for one in twenty")
+    return value
+
+
 def check_web_address(text: str) -> None:
     """Check a URL that is polled during the run."""
     try:
@@ -246,6 +253,7 @@ Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
 Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
 Fold = Annotated[str, _Checked(fold_numbers, _FOLD.pattern)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 # The limit of torch, and of the counters in files.

@@ -108,9 +108,11 @@ class YamlNodeReader:
             raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
         child = (*path, str(node.value))
         if not isinstance(key := self._scalar(node, child), str):
-            raise self._problem(
-                node, child, "a key that is not text", "text as keys", f'write it in quotes: "{printable(node.value)}":'
-            )
+            action = f'write it in quotes: "{printable(node.value)}":'
+            self.problems.append(self._problem(node, child, "a key that is not text", "text as keys", action).problem)
+            # Taken for text, so that what has the key is not blamed for lacking it.
+            self.unread.append(child)
+            key = str(node.value)
         if node.tag == MERGE:
             raise self._problem(node, child, "YAML 1.2 has no merge keys", "each key written out", "copy the keys here")
         if key in taken:

@@ -113,8 +113,8 @@ def test_an_alias_is_a_copy() -> None:
 
 def test_reading_goes_on_behind_what_cannot_be_read() -> None:
     document = read("a: !foo 1\nb: 2\n1: 3\nb: 4\n", "f")
-    assert document.data == {"a": None, "b": 2}
-    assert document.unread == [("a",)]
+    assert document.data == {"a": None, "b": 2, "1": 3}
+    assert document.unread == [("a",), ("1",)]
     assert [(problem.place, problem.key) for problem in document.problems] == [
         ("f:1:4", "a"),
         ("f:3:1", "1"),
