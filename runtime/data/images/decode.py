@@ -1,8 +1,9 @@
 """Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
 
-Rules: the first frame of an animation; upright by EXIF; transparency over white; 16 bits scaled to 8; CMYK and palettes
-as Pillow converts them; square by `data.fit` (center crop, padding with black, or squashing), resized with
-antialiasing. A JPEG much larger than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
+Rules: the first frame of an animation; upright by EXIF; transparency over white, or another ground if nothing could
+be seen on it; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts them;
+square by `data.fit` (center crop, padding with black, or squashing), resized with antialiasing. A JPEG much larger
+than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from runtime.data.images.input_shape import padded
-from runtime.data.images.resize import USUAL, Resize
+from runtime.data.images.resize import GROUNDS, USUAL, Resize
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -38,6 +39,12 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
+_BITS, _PHOTOMETRIC, _COMPRESSION, _PLANES = 258, 262, 259, 284
+"""Tags of TIFF: bits of a sample, what 0 means, compression, and whether each channel is stored by itself."""
+VISIBLE = 8
+"""Pixels that differ by no more than this, of 255, count as one color."""
+_MEASURED = 100_000
+"""Pixels of a file from which percentiles are computed."""
 _GLANCE = 64
 """Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
@@ -61,6 +68,18 @@ class ImageHeader(NamedTuple):
     """Stored without color."""
     oblong: bool
     """Not square."""
+    range_16_bit: tuple[float, float, float, float] | None = None
+    """Of a gray file with 16 bits: smallest value, 1st and 99th percentile, largest value."""
+    color_16_bit: int | None = None
+    """Of a color file with 16 bits a channel, of which Pillow keeps the upper 8: the largest value of these."""
+    invisible_over: tuple[str, ...] | None = None
+    """Of a file with transparent pixels: the grounds on which its pixels have one color."""
+    colors_without_alpha: bool = False
+    """No pixel is visible, but their colors differ: the fourth channel is no transparency."""
+
+    def is_usual(self) -> bool:
+        """Whether the file has opaque pixels of 8 bits."""
+        return self[3:] == (None, None, None, False)
 
 
 def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
@@ -83,7 +102,7 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> 
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
         enough = math.ceil(2 * size / resize.share)
         drafted = image.draft("L" if channels == 1 else None, (enough, enough))
-        flat = _flat(image, mode)
+        flat = _flat(image, mode, resize)
         # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
         width, height = drafted[1][2:] if drafted else flat.size
         small = _square(flat, width, height, size, resize)
@@ -114,9 +133,21 @@ def look(source: Source) -> ImageHeader:
     """
     with _opened(source) as image:
         short, oblong = min(image.size), image.width != image.height
+        colors = _has_color_of_16_bits(image)
         image.draft(None, (_GLANCE, _GLANCE))
-        _flat(image, "RGB")
-        return ImageHeader(short, image.mode in _GREY, oblong)
+        header = ImageHeader(short, False, oblong)
+        if image.mode.startswith("I;16"):
+            values = _values_16_bit(image, invert=True)
+            low, high = (
+                float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED)], (1, 99))
+            )
+            header = header._replace(range_16_bit=(float(values.min()), low, high, float(values.max())))
+        elif image.has_transparency_data:
+            header = _add_visibility(header, image.convert("RGBA"))
+        flat = _flat(image, "RGB")
+        if colors:
+            header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
+        return header._replace(grey=image.mode in _GREY)
 
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -153,6 +184,12 @@ def _opened(source: Source) -> Iterator[Image.Image]:
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             raise UnreadableImage("not a file")
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            tags = getattr(image, "tag_v2", {})
+            if tags.get(_PLANES) == 2 and tags.get(_COMPRESSION, 1) == 1 and max(tags.get(_BITS, (1,))) > 8:
+                raise UnreadableImage(
+                    "16 bits a channel in separate planes without compression, which Pillow reads as noise; "
+                    "save it with interleaved channels, or compressed"
+                )
             yield image
     except (UnreadableImage, MemoryError):
         raise
@@ -172,17 +209,60 @@ def _reason(source: Source, error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _flat(image: Image.Image, mode: str) -> Image.Image:
+def _flat(image: Image.Image, mode: str, resize: Resize = USUAL) -> Image.Image:
     """The whole image in 8 bits without transparency."""
     image.load()
     if image.mode.startswith("I;16"):
-        image = Image.fromarray(np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8))
+        low, high = resize.range_16_bit or (0, 65535)
+        levels = (_values_16_bit(image, invert=resize.rules > 0) - np.float32(low)) / np.float32((high - low) / 255)
+        image = Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise UnreadableImage("32-bit pixels with an unknown range; save it with 8 or 16 bits")
     elif image.has_transparency_data:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        if resize.rules == 0 or not _is_without_alpha(image):
+            image = Image.alpha_composite(Image.new("RGBA", image.size, resize.ground), image)
     return image if image.mode == mode else image.convert(mode)
+
+
+def _values_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
+    """The values of a gray image with 16 bits, float32; a TIFF whose 0 is white is inverted, which Pillow leaves out."""
+    values = np.asarray(image, np.float32)
+    tags = getattr(image, "tag_v2", {})
+    if invert and tags.get(_PHOTOMETRIC) == 0:
+        return np.float32(2 ** tags.get(_BITS, (16,))[0] - 1) - values
+    return values
+
+
+def _has_color_of_16_bits(image: Image.Image) -> bool:
+    """Whether Pillow keeps only the upper 8 bits of a file that is not loaded yet."""
+    tiles = getattr(image, "tile", [])
+    return bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
+
+
+def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:
+    """The header of an RGBA image, with what can be seen of it."""
+    if image.getchannel("A").getextrema() == (255, 255):
+        return header
+    if _is_without_alpha(image):
+        return header._replace(colors_without_alpha=True)
+    on_grounds = {name: Image.alpha_composite(Image.new("RGBA", image.size, name), image) for name in GROUNDS}
+    invisible = tuple(name for name, over in on_grounds.items() if _is_of_one_color(over.convert("RGB")))
+    return header._replace(invisible_over=invisible)
+
+
+def _is_without_alpha(image: Image.Image) -> bool:
+    """Whether an RGBA image has no visible pixel but several colors, as a BMP of 32 bits whose fourth byte is 0."""
+    return image.getchannel("A").getextrema() == (0, 0) and not _is_of_one_color(image.convert("RGB"))
+
+
+def _is_of_one_color(image: Image.Image) -> bool:
+    return all(high - low <= VISIBLE for low, high in _extremes(image))
+
+
+def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
+    """The smallest and largest value of each channel of an RGB image."""
+    return image.getextrema()  # type: ignore[return-value]
 
 
 def _orientation(image: Image.Image) -> int:

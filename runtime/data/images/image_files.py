@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ class Files:
     grey: npt.NDArray[np.bool_]
     oblong: npt.NDArray[np.bool_]
     """Not square."""
+    headers: npt.NDArray[Any]
+    """A `decode.ImageHeader` of each file whose values are of another kind than opaque 8-bit ones, else None."""
     size: int = 0
     channels: int = 0
     resize: Resize = USUAL
@@ -107,7 +109,10 @@ def checked(root: str, names: Sequence[str], cells: Cells | None = None) -> tupl
     sides = np.array([0 if isinstance(seen, str) else seen.short_side for seen in looks], np.int64)
     grey = np.array([not isinstance(seen, str) and seen.grey for seen in looks], np.bool_)
     oblong = np.array([not isinstance(seen, str) and seen.oblong for seen in looks], np.bool_)
-    return Files(root, names, sides, grey, oblong, cells=cells), bad
+    headers = np.empty(len(looks), object)
+    for row, seen in enumerate(looks):
+        headers[row] = seen if isinstance(seen, decode.ImageHeader) and not seen.is_usual() else None
+    return Files(root, names, sides, grey, oblong, headers, cells=cells), bad
 
 
 def _pixels(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:

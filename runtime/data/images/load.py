@@ -24,6 +24,7 @@ from runtime.data.images.label_form import LabelForm
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.resize import Resize
 from runtime.data.images.source import ImageSource
+from runtime.data.images.value_range import BYTES, SHARES
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
@@ -49,31 +50,43 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     train.targets.check(train.rows, train.key)
     wanted = image_input.expected(job)
     size, channels, shape, notes = geometry.decided(job, train, settled, wanted)
-    train.fit(size, channels, shape)
     read = [(train.key, train.images)]
     own: ImageSource | None = None
     kept = train.rows
     if isinstance(job.data.validation, str):
         own = source.read(job.resolve(job.data.validation), job.data, _found(form, train), "data.validation", files)
-        own.fit(size, channels, shape)
         read.append((own.key, own.images))
     else:
         kept, held = _divided(train, job.data, job.train.seed)
+
+    if settled:
+        before = from_preprocessing(dict(settled.preprocessing))
+        train.images, shape = pixel_scale.read_as_trained(
+            train.images, kept, before, train.key, starts_from=not settled.same_data
+        )
+    else:
+        shape, decoding_notes = pixel_scale.measure_training_files(train.images, kept, shape, train.key)
+        notes += decoding_notes
+    train.fit(size, channels, shape)
 
     def computed() -> Head:
         return train.targets.head(train.rows, kept, train.key)
 
     head = settled.head("", computed) if settled else computed()
     train_split = _split(train, kept, head)
+    found, more = preparer(job, train_split, head.classes, wanted, shape)
+    bytes_too = pixel_scale.takes_bytes(train.images, kept, (found.low, found.high))
+    found = replace(found, takes_bytes=bytes_too)
+    if settled:
+        found, more = _as_before(job, settled, train_split, replace(found, image_size=size), more)
     if own:
-        _check_types(train, own)
+        own.images, validation_shape = pixel_scale.read_as_trained(own.images, own.rows, found, own.key)
+        own.fit(size, channels, validation_shape)
         parts = train_split, _split(own, own.rows, head)
+        notes += [f"validation: {note}" for note in pixel_scale.check_some(parts[1], found, own.key)]
         notes += [*own.notes, *_shared(train, own)]
     else:
         parts = train_split, _split(train, held, head)
-    found, more = preparer(job, parts[0], head.classes, wanted, shape)
-    if settled:
-        found, more = _as_before(job, settled, parts[0], replace(found, image_size=size), more)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {head.counted}"
     columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
     return Dataset(
@@ -95,6 +108,7 @@ def _as_before(
     known = from_preprocessing(dict(settled.preprocessing))
     if not settled.same_data:
         known, notes = pixel_scale.known(job, known, found, train.gather(np.arange(1))[0].dtype), []
+        known = replace(known, resize=found.resize)
     augment = Augment(job.data.augment, job.train.seed, known.mean)
     return replace(known, augment=augment, classes=found.classes, image_size=found.image_size), notes
 
@@ -153,21 +167,6 @@ def _split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
     return ImageSplit(images.images, rows, images.targets.tensor(rows, head, images.key))
 
 
-def _check_types(train: ImageSource, held: ImageSource) -> None:
-    """Check that pixels of two separate sources have the same type.
-
-    Raises:
-        DataError: if they do not.
-    """
-    seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
-    if seen == torch.uint8 and own != torch.uint8:
-        raise DataError(
-            f"{held.key}: pixels are {own}, but those of data.train are {seen}".replace("torch.", ""),
-            "the same type for both",
-            "write both files with the same pixel type",
-        )
-
-
 def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     """A note on images that are in both splits, which makes validation scores too good."""
     if (
@@ -188,13 +187,13 @@ def preparer(
     """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
     chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
-    low, high = pixel_range(raw)
-    mean, std = channel_statistics(raw, low, high)
+    low, high = shape.range_16_bit or pixel_range(raw)
+    mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else (low, high)))
     if wanted is not None and wanted.mean and wanted.std:
         mean, std = list(wanted.mean), list(wanted.std)
-    notes = (
-        [f"pixel values from {low:g} to {high:g} are scaled to 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
-    )
+    notes = pixel_scale.check_visible(raw, "data.train")
+    if (low, high) not in (SHARES, BYTES) and not shape.range_16_bit:
+        notes.append(f"pixel values from {low:g} to {high:g} are scaled to 0 to 1")
     if 0 in std:
         notes.append("one channel is constant; it is centered but not scaled")
     if wanted is not None:

@@ -15,14 +15,13 @@ from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head, NewSamples
 from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, source
+from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, pixel_scale, source
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
 from runtime.data.images.label_form import LabelForm
-from runtime.data.images.npz_images import ImageArrays
-from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
+from runtime.data.images.preprocess import from_preprocessing
 from runtime.data.images.source import Images
 from runtime.data.labels import listed
 from runtime.errors import DataError
@@ -73,7 +72,7 @@ def read(
     if form and len(paths) > 1:
         raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
     if any(path.suffix.lower() == ".npz" for path in paths):
-        found = _arrays(paths, preparer, form)
+        found = _arrays(paths, form)
     else:
         found = _files(paths, preprocessing["path_column"], files, form)
     unusable = [*found.absent, *found.broken.values()]
@@ -86,15 +85,15 @@ def read(
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
         )
+    images, shape = pixel_scale.read_as_trained(found.images, rows, preparer, KEY)
     made = found.targets.tensor(rows, heads[""], KEY) if found.targets else None
-    return NewSamples(
-        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.resize), rows, made),
-        preparer,
-        notes,
-    )
+    split = ImageSplit(images.fitted(preparer.image_size, preparer.channels, shape), rows, made)
+    if labelled:  # a prediction may be of one blank image; a score of blank ones says nothing
+        notes += pixel_scale.check_some(split, preparer, KEY)
+    return NewSamples(split, preparer, notes)
 
 
-def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, form: LabelForm | None) -> _FoundImages:
+def _arrays(paths: Sequence[Path], form: LabelForm | None) -> _FoundImages:
     if len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them an .npz",
@@ -106,18 +105,7 @@ def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, form: LabelForm
         images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
     else:
         images, broken, notes = npz_images.unlabelled(paths[0], KEY)
-    _check_range(images, preparer, paths[0])
     return _FoundImages(images, targets, broken, notes=notes)
-
-
-def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) -> None:
-    """Refuse values in another range than in training, which would be scaled to almost nothing."""
-    if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
-        raise DataError(
-            f"{KEY}: pixels of {path} are between 0 and 1, but the training images were between 0 and 255",
-            "the same range for both",
-            "multiply by 255, and store them as uint8",
-        )
 
 
 def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None) -> _FoundImages:

@@ -11,7 +11,7 @@ import numpy as np
 from runtime.data import bad_samples, stateless_random
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Dataset, Head, InputRecord
-from runtime.data.images import geometry, image_files, label_form, manifest
+from runtime.data.images import geometry, image_files, label_form, manifest, pixel_scale
 from runtime.data.images.augment import Augment
 from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ImageTargets
@@ -168,15 +168,23 @@ def _preparer(
     wanted = image_input.expected(job)
     source = _sample(train, kept, job.train.seed)
     size, channels, shape, notes = geometry.decided(job, source, settled, wanted)
+    decoding_notes: list[str] = []
+    earlier = from_preprocessing(dict(settled.preprocessing)) if settled else None
+    if earlier:
+        source.images, shape = pixel_scale.read_as_trained(
+            source.images, source.rows, earlier, source.key, starts_from=True
+        )
+    else:
+        shape, decoding_notes = pixel_scale.measure_training_files(source.images, source.rows, shape, source.key)
     source.fit(size, channels, shape)
     split = ImageSplit(source.images, source.rows, None)
     made, more = preparer(job, split, head.classes, wanted, shape)
-    if settled:
-        known = from_preprocessing(dict(settled.preprocessing))
-        augment = Augment(job.data.augment, job.train.seed, known.mean)
-        return replace(known, augment=augment, classes=head.classes, image_size=size), notes
+    made = replace(made, takes_bytes=pixel_scale.takes_bytes(source.images, source.rows, (made.low, made.high)))
+    if earlier:
+        augment = Augment(job.data.augment, job.train.seed, earlier.mean)
+        return replace(earlier, augment=augment, classes=head.classes, image_size=size, resize=shape), notes
     looked = f"size, channels, mean and deviation are those of {len(source.rows):,} training images"
-    return made, [*notes, looked, *more]
+    return made, [*notes, *decoding_notes, looked, *more]
 
 
 def _sample(train: _Source, kept: Ids, seed: int) -> ImageSource:

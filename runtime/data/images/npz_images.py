@@ -21,6 +21,7 @@ from runtime.data.images.crop import square
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
 from runtime.data.images.label_form import LabelForm
 from runtime.data.images.resize import USUAL, Resize
+from runtime.data.images.value_range import BYTES, find_scale, measure_array
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
@@ -35,6 +36,8 @@ class ImageArrays:
     path: str
     pixels: Tensor
     """Shape (N, C, H, W), uint8 or float32."""
+    written: str = "uint8"
+    """The type in the file."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -106,7 +109,7 @@ def _images(
     content: dict[str, npt.NDArray[np.generic]], path: Path, key: str
 ) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
     pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
-    images = ImageArrays(path.name, torch.from_numpy(pixels))
+    images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
     return images, _not_finite(images), [note] if note else []
 
 
@@ -149,14 +152,16 @@ def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> np
 
 
 def _numbers(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
-    """uint8 as it is, booleans as 0 and 255, all else as float32; and a note on the conversion."""
+    """Whole numbers from 0 to 255 as uint8, booleans as 0 and 255, all else as float32; and a note on the conversion."""
     kind = images.dtype
-    if kind == np.uint8:
-        return np.ascontiguousarray(images), ""
     if kind == np.bool_:
         return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
     if kind.kind not in "iuf":
         raise DataError(f"{key}: images of {path} are {kind}", FORMS, "convert them to uint8 or float32")
+    low, high, whole_numbers = measure_array(images)
+    if whole_numbers and find_scale(low, high, whole_numbers=True) == BYTES:
+        note = f"{path.name}: {kind} images with whole numbers from {low:g} to {high:g} become uint8"
+        return np.ascontiguousarray(images, np.uint8), "" if kind == np.uint8 else note
     note = "" if kind == np.float32 else f"{path.name}: {kind} images become float32"
     return np.ascontiguousarray(images, np.float32), note
 

@@ -12,6 +12,7 @@ from runtime.data.dataset import Inputs
 from runtime.data.images import resize
 from runtime.data.images.augment import Augment
 from runtime.data.images.resize import USUAL, Resize
+from runtime.data.images.value_range import find_scale
 from runtime.data.stateless_random import Ids
 from runtime.data.to_device import onto
 
@@ -32,6 +33,8 @@ class ImagePreprocessing:
     augment: Augment | None = None
     resize: Resize = USUAL
     """How an image becomes square."""
+    takes_bytes: bool | None = None
+    """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -64,7 +67,7 @@ class ImagePreprocessing:
             "high": self.high,
             "mean": list(self.mean),
             "std": list(self.std),
-        }
+        } | ({} if self.takes_bytes is None else {"takes_bytes": self.takes_bytes})
 
 
 def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
@@ -78,15 +81,15 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         resize=resize.of(data),
+        takes_bytes=data.get("takes_bytes"),
     )
 
 
 def pixel_range(raw: Tensor) -> tuple[float, float]:
-    """Raw values that are mapped to 0 and 1: limits of the dtype or, for floats beyond [0, 1], minimum and maximum."""
+    """Raw values that are mapped to 0 and 1: those of a usual scale or, beyond these, minimum and maximum."""
     if raw.dtype == torch.uint8:
         return 0.0, 255.0
-    low, high = float(raw.min()), float(raw.max())
-    return (0.0, 1.0) if low == high or (low >= 0 and high <= 1) else (low, high)
+    return find_scale(float(raw.min()), float(raw.max()), whole_numbers=bool((raw == raw.round()).all()))
 
 
 def channel_statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""How an image becomes the square that the network sees; stored with the model."""
+"""How the pixels of a file become the square that the network sees; stored with the model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from typing import Any
 
 from runtime.job.data import Fit
 
+GROUNDS = {"white": 255, "black": 0, "gray": 128}
+"""Colors that transparent pixels can lie on, the usual one first."""
+RULES = 1
+"""0: a MinIsWhite file of 16 bits was not inverted, and one without a visible pixel was white. 1: inverted; its colors."""
+
 
 @dataclass(frozen=True)
 class Resize:
-    """Form, interpolation and crop."""
+    """Values, ground, form, interpolation and crop."""
 
     fit: Fit = "crop"
     interpolation: str = "bilinear"
     """bilinear or bicubic, with antialiasing."""
     share: float = 1.0
     """Part of each side that is kept around the center; all of it where an image is padded."""
+    range_16_bit: tuple[float, float] | None = None
+    """Values of gray 16-bit files that become black and white, if such files were among the training images."""
+    ground: str = "white"
+    """What transparent pixels lie on: a key of `GROUNDS`."""
+    rules: int = RULES
+    """By which rules files are read; models of older versions keep theirs."""
 
     def kept(self, width: float, height: float) -> tuple[float, float]:
         """Width and height of the part of an image that is kept."""
@@ -33,16 +44,22 @@ class Resize:
             "pad": "long side fits, black bars beside the short one",
             "squash": f"{part}each side by itself",
         }[self.fit]
-        return f"upright, transparency over white, {square}, {self.interpolation} with antialias"
+        return f"upright, transparency over {self.ground}, {square}, {self.interpolation} with antialias"
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `of` rebuilds it."""
-        return {
+        values: dict[str, object] = {
             "fit": self.fit,
             "interpolation": self.interpolation,
             "crop_share": self.share,
             "resize": self.sentence(),
         }
+        if self.range_16_bit:
+            values["range_16_bit"] = list(self.range_16_bit)
+        if self.ground != next(iter(GROUNDS)):
+            values["ground"] = self.ground
+        # A model of an older version must stay as it was written, to be compared with what it was.
+        return values | ({"rules": self.rules} if self.rules else {})
 
 
 USUAL = Resize()
@@ -54,4 +71,7 @@ def of(preprocessing: Mapping[str, Any]) -> Resize:
         preprocessing.get("fit", "crop"),
         preprocessing.get("interpolation", "bilinear"),
         preprocessing.get("crop_share", 1.0),
+        tuple(preprocessing["range_16_bit"]) if "range_16_bit" in preprocessing else None,
+        preprocessing.get("ground", "white"),
+        preprocessing.get("rules", 0),
     )

@@ -125,7 +125,9 @@ def test_validation_of_another_type(tmp_path: Path) -> None:
     path = npz(tmp_path / "x.npz", noise(20, 8, 8), np.arange(20) % 2)
     other = npz(tmp_path / "y.npz", noise(20, 8, 8) / 255, np.arange(20) % 2)
     text = message(job(path, validation=str(other)))
-    assert text.startswith("data.validation: pixels are float32, but those of data.train are uint8")
+    assert text.startswith(
+        "data.validation: pixels of y.npz are between 0 and 1, but the training images were between 0 and 255"
+    )
 
 
 def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:

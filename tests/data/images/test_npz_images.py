@@ -50,7 +50,11 @@ PIXELS = {
     "bool": (noise(20, 8, 8) > 99, "uint8", "x.npz: bool images become 0 and 255"),
     "float32": (noise(20, 8, 8) / np.float32(255), "float32", ""),
     "float64": (noise(20, 8, 8) / 255, "float32", "x.npz: float64 images become float32"),
-    "int64": (noise(20, 8, 8, dtype=np.int64), "float32", "x.npz: int64 images become float32"),
+    "int64": (
+        noise(20, 8, 8, dtype=np.int64),
+        "uint8",
+        "x.npz: int64 images with whole numbers from 0 to 255 become uint8",
+    ),
     "wide": (np.where(noise(20, 8, 8) > 99, 3.0, -2.0), "float32", "pixel values from -2 to 3 are scaled to 0 to 1"),
 }
 
