@@ -135,6 +135,10 @@ class ImageRegressionJob(ImageJob):
 
     task: Literal["image-regression"]
 
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the labels."""
+        return self.data.label_column
+
     def problems(self) -> Iterator[Problem]:
         """Refuse what is for classes."""
         yield from super().problems()

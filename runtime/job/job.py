@@ -33,6 +33,8 @@ from runtime.storage.remote_address import is_remote
 Setting = bool | int | float | str
 LABEL_METRICS = ("micro_f1", "map")
 """Metrics of labels that can be true together, beside accuracy (all labels right) and f1 (mean over the labels)."""
+SCALED_RMSE = "scaled_rmse"
+"""RMSE of several columns of numbers, each divided by its deviation: the one of which no column's unit decides."""
 FOLDERS = ("transformers", "run")
 """Values of `model.source` whose name can be a folder."""
 
@@ -138,7 +140,11 @@ class Job(Spec):
 
     def scores(self) -> tuple[str, ...]:
         """Names of the metrics of each output."""
-        return self.METRICS
+        return (*self.METRICS, SCALED_RMSE) if len(self.number_columns()) > 1 else self.METRICS
+
+    def number_columns(self) -> tuple[str, ...]:
+        """The columns of numbers to predict, as far as the spec names them; empty for other tasks."""
+        return ()
 
     def metrics(self) -> list[str]:
         """Every metric of an evaluation, which the job can use for decisions."""
@@ -146,14 +152,18 @@ class Job(Spec):
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
             names += [start + metric for metric in self.scores() if start + metric not in names]
+        if len(columns := self.number_columns()) > 1:
+            names += [
+                f"validation/{column}/{metric}" for column in columns for metric in self.METRICS if metric != "loss"
+            ]
         return names
 
     def best(self) -> str:
         """The metric that selects the best checkpoint."""
         if self.checkpoint.best:
             return self.checkpoint.best
-        first = self.heads()[0]
-        return f"validation/{first}/{self.BEST}" if first else f"validation/{self.BEST}"
+        first, metric = self.heads()[0], SCALED_RMSE if len(self.number_columns()) > 1 else self.BEST
+        return f"validation/{first}/{metric}" if first else f"validation/{metric}"
 
     def resolve(self, path: str) -> Path:
         """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
@@ -241,4 +251,6 @@ class Job(Spec):
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of the metric is an improvement."""
     name = metric.rsplit("/", 1)[-1]
-    return name in ("loss", "mse", "mae", "rmse", "error") or name.endswith(("-loss", "_loss", "-error", "_error"))
+    return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, "error") or name.endswith(
+        ("-loss", "_loss", "-error", "_error")
+    )

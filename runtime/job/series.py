@@ -179,6 +179,10 @@ class SeriesRegressionJob(SeriesJob):
 
     task: Literal["series-regression"]
 
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the labels."""
+        return self.data.label or ()
+
     def problems(self) -> Iterator[Problem]:
         """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
         yield from super().problems()

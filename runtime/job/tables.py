@@ -156,3 +156,7 @@ class TableRegressionJob(TableJob):
     LOSSES = ("mse", "huber")
 
     task: Literal["tabular-regression"]
+
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the target."""
+        return self.data.target

@@ -22,6 +22,8 @@ from runtime.tracking.live.time_left import TimeLeft
 if TYPE_CHECKING:
     from runtime.training.run import Run
 
+COLUMNS_SHOWN = 4
+"""Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
 
@@ -59,7 +61,7 @@ class Progress:
             "steps": self.total,
             "steps_per_epoch": run.batches.per_epoch,
             "evaluation_steps": evaluation,
-            "best": run.job.best(),
+            "best": run.watch.best.metric,
         }
         try:
             RunFiles(run.folder).write_json(PROGRESS, ahead)
@@ -78,7 +80,7 @@ class Progress:
     def evaluation(self, run: Run, best: str) -> None:
         """Report an evaluation; `best` says that it is the best so far, and why if that does not show."""
         if self.live is None:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items())
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items() if name not in _of_columns(run))
             say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
@@ -87,6 +89,14 @@ class Progress:
             self.live.close()
             self.spent += self.live.spent
             self.live = None
+
+
+def _of_columns(run: Run) -> set[str]:
+    """The metrics of single columns, if there are so many that an epoch would not fit on a line."""
+    columns = [column for head in run.readable.heads.values() for column in head.columns]
+    if len(columns) <= COLUMNS_SHOWN:
+        return set()
+    return {name for name in run.last if name.rpartition("/")[0].endswith(tuple(f"/{column}" for column in columns))}
 
 
 def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:

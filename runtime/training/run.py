@@ -39,7 +39,7 @@ from runtime.system.signals import Signals
 from runtime.tracking.event_log import EventLog
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import identical_ranks, losses, optimizer, schedules, torch_setup
-from runtime.training.best_metric import BestMetric
+from runtime.training.best_metric import BestMetric, choose_metric
 from runtime.training.checkpoints import resume
 from runtime.training.counters import Counters
 from runtime.training.ema import Ema
@@ -258,7 +258,7 @@ def assemble(
         step=Step(model, made, _objective(job, dataset), job.train.clip_norm, device, options),
         rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
-        watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
+        watch=BestMetric(choose_metric(job, dataset.heads), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
         events=events,
         counters=counters,

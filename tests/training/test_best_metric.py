@@ -7,9 +7,18 @@ import math
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import pytest
+import torch
+
+from runtime.data.dataset import Head
+from runtime.job import Checkpoint, Job, lower_is_better
+from runtime.job.images import ImageRegressionJob
+from runtime.job.series import SeriesRegressionJob
+from runtime.job.tables import TableRegressionJob
 from runtime.job.train import Constant, EarlyStopping, Plateau
 from runtime.training import loop
-from runtime.training.best_metric import BestMetric
+from runtime.training.best_metric import BestMetric, choose_metric
+from runtime.training.evaluation.scores import scores
 
 CONSTANT = Constant(name="constant")
 
@@ -110,3 +119,48 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         run.last = {"validation/accuracy": accuracy, "validation/loss": loss}
         loop._record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
     assert told == ["best", "best", "best, by its loss", "", "best"]
+
+
+REGRESSIONS: dict[str, tuple[type[Job], dict[str, object]]] = {
+    "images": (ImageRegressionJob, {"label_column": ["wear", "price"]}),
+    "tables": (TableRegressionJob, {"target": ["wear", "price"]}),
+    "series": (SeriesRegressionJob, {"label": ["wear", "price"], "window": 4}),
+}
+
+
+def regression(kind: str, **data: object) -> Job:
+    job, columns = REGRESSIONS[kind]
+    keys = columns | {"train": "x.csv"} | data
+    return job.model_validate({"name": "t", "task": f"{TASKS[kind]}-regression", "data": keys})
+
+
+TASKS = {"images": "image", "tables": "tabular", "series": "series"}
+
+
+@pytest.mark.parametrize("kind", REGRESSIONS)
+def test_the_unit_of_a_column_does_not_choose_the_best_epoch(kind: str) -> None:
+    """The second epoch is far better for wear and hardly worse for the price, whose unit is larger."""
+    job = regression(kind)
+    head = Head("", columns=("wear", "price"), mean=(0.5, 20000.0), std=(0.25, 9000.0))
+    watch = BestMetric(choose_metric(job, {"": head}), None, CONSTANT)
+    raw = []
+    for step, errors in enumerate(((0.9, 1.0), (0.1, 1.02))):
+        tally = scores(head)
+        tally.update(torch.tensor([errors]) * torch.ones(8, 1), torch.zeros(8, 2))
+        found = {f"validation/{name}": value for name, value in tally.compute().items()} | {"validation/loss": 0.0}
+        assert set(found) == set(job.metrics())
+        raw.append(found["validation/rmse"])
+        assert watch.update(found, step, step)
+    assert raw[1] > raw[0]
+    assert watch.best.metric == job.best() == "validation/scaled_rmse"
+    assert all(lower_is_better(name) for name in job.metrics() if not name.endswith("r2"))
+
+
+def test_a_single_column_and_a_choice_of_the_user_stay() -> None:
+    one, two = (Head("", columns=columns) for columns in (("wear",), ("wear", "price")))
+    job = regression("tables", target=["wear"])
+    assert choose_metric(job, {"": one}) == job.best() == "validation/rmse"
+    # Columns that only the data has, as in an .npz.
+    assert choose_metric(regression("images", label_column=["label"]), {"": two}) == "validation/scaled_rmse"
+    own = regression("tables").model_copy(update={"checkpoint": Checkpoint(best="validation/price/rmse")})
+    assert choose_metric(own, {"": two}) == "validation/price/rmse"

@@ -31,6 +31,7 @@ _TITLES = {
     "micro_f1": "Micro F1",
     "map": "Mean average precision",
     "scale": "fp16 loss scale",
+    "scaled_rmse": "RMSE, each column divided by its deviation",
 }
 _FIRST = ("loss",)
 _LAST = ("lr", "grad_norm", "scale")

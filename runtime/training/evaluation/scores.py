@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Head
+from runtime.job.job import SCALED_RMSE
 from runtime.training.evaluation.label_scores import LabelScores
 
 
@@ -38,9 +39,15 @@ class ClassScores:
 
 
 class NumberScores:
-    """MAE, RMSE and R2 in the units of the data, averaged over columns."""
+    """MAE, RMSE and R2 in the units of the data.
+
+    Of several columns each has its own, `COLUMN/rmse`; those without a column are over all of them: the mean of the MAE and
+    of R2, and the root of the mean squared error. In these the column with the largest unit decides, unlike in
+    `scaled_rmse`, for which each column is divided by its deviation in the training data.
+    """
 
     def __init__(self, head: Head) -> None:
+        self.columns = head.columns
         self.std = torch.tensor(head.std, dtype=torch.float64)
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
         self.total = torch.zeros(1, dtype=torch.int64)
@@ -64,11 +71,15 @@ class NumberScores:
         count = self.total.clamp_min(1)
         absolute, squared, truth, truth2 = self.sums / count
         spread = (truth2 - truth**2).clamp_min(1e-12)
-        return {
-            "mae": float((absolute * self.std).mean()),
-            "rmse": float((squared * self.std**2).mean() ** 0.5),
-            "r2": float((1 - squared / spread).mean()),
-        }
+        mae, mse, r2 = absolute * self.std, squared * self.std**2, 1 - squared / spread
+        scores = {"mae": float(mae.mean()), "rmse": float(mse.mean() ** 0.5), "r2": float(r2.mean())}
+        if len(self.columns) > 1:
+            scores[SCALED_RMSE] = float(squared.mean() ** 0.5)
+            for index, column in enumerate(self.columns):
+                scores[f"{column}/mae"] = float(mae[index])
+                scores[f"{column}/rmse"] = float(mse[index] ** 0.5)
+                scores[f"{column}/r2"] = float(r2[index])
+        return scores
 
 
 class NoScores:

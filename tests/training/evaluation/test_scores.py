@@ -89,3 +89,20 @@ def test_numbers_far_from_zero(offset: float, spread: float) -> None:
     assert got["r2"] == pytest.approx(float(1 - error.double().pow(2).sum() / plain), rel=1e-5)
     assert got["rmse"] == pytest.approx(float(error.double().pow(2).mean().sqrt()) * spread, rel=1e-5)
     assert got["mae"] == pytest.approx(float(error.double().abs().mean()) * spread, rel=1e-5)
+
+
+def test_each_of_several_columns_has_its_scores() -> None:
+    """Over all columns the unit of one of them decides, but not in scaled_rmse."""
+    head = Head("", columns=("wear", "price"), mean=(0.5, 20000.0), std=(0.25, 9000.0))
+    tally = scores(head)
+    truth, guess = torch.randn(50, 2), torch.randn(50, 2)
+    tally.update(guess, truth)
+    found = tally.compute()
+    error = (guess - truth).double()
+    for index, (column, std) in enumerate(zip(head.columns, head.std, strict=True)):
+        one = scores(Head("", columns=(column,), mean=(0.0,), std=(std,)))
+        one.update(guess[:, index : index + 1], truth[:, index : index + 1])
+        assert {key: found[f"{column}/{key}"] for key in ("mae", "rmse", "r2")} == pytest.approx(one.compute())
+    assert found["scaled_rmse"] == pytest.approx(float(error.pow(2).mean().sqrt()))
+    assert found["rmse"] == pytest.approx(float((error * torch.tensor(head.std)).pow(2).mean().sqrt()))
+    assert "scaled_rmse" not in scores(Head("", columns=("x",), mean=(0.0,), std=(1.0,))).compute()
