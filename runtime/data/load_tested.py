@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from runtime.data import load_new
+from runtime.data import copies, load_new
+from runtime.data.copies import ComparableSplit
 from runtime.data.dataset import Dataset
 from runtime.data.images.image_files import Files
 from runtime.errors import DataError
@@ -37,3 +38,6 @@ def add(job: Job, dataset: Dataset) -> None:
         dataset.files["data.test"] = [os.path.relpath(name, base) for name in images.names]
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
+    training, test = dataset.train, dataset.test.split
+    if isinstance(training, ComparableSplit) and isinstance(test, ComparableSplit):
+        dataset.notes += copies.shared(training.contents(), test.contents(), test.title, "samples for the final test")

@@ -161,6 +161,15 @@ def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDAr
     )
 
 
+def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:
+    """The number of each cell's value in the order of first appearance, -1 for an empty cell; shape (N,)."""
+    from pyarrow import ChunkedArray, compute
+
+    whole = column.combine_chunks() if isinstance(column, ChunkedArray) else column
+    numbers = whole.dictionary_encode().indices
+    return np.asarray(_array(compute.fill_null(numbers, -1)), np.int64)
+
+
 def shown(column: pyarrow.ChunkedArray, row: int) -> str:
     """One cell, for messages."""
     return f"`{printable(str(column[row].as_py()), 40)}`"

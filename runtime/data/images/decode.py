@@ -8,6 +8,7 @@ than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the targe
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
@@ -76,10 +77,12 @@ class ImageHeader(NamedTuple):
     """Of a file with transparent pixels: the grounds on which its pixels have one color."""
     colors_without_alpha: bool = False
     """No pixel is visible, but their colors differ: the fourth channel is no transparency."""
+    content: int = 0
+    """A digest of the pixels: the same for copies, whatever their name, their metadata and, without loss, their format."""
 
     def is_usual(self) -> bool:
         """Whether the file has opaque pixels of 8 bits."""
-        return self[3:] == (None, None, None, False)
+        return self[3:7] == (None, None, None, False)
 
 
 def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
@@ -135,8 +138,9 @@ def look(source: Source) -> ImageHeader:
         short, oblong = min(image.size), image.width != image.height
         colors = _has_color_of_16_bits(image)
         image.draft(None, (_GLANCE, _GLANCE))
+        size, deep = image.size, image.mode.startswith("I;16")
         header = ImageHeader(short, False, oblong)
-        if image.mode.startswith("I;16"):
+        if deep:
             values = _values_16_bit(image, invert=True)
             low, high = (
                 float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED)], (1, 99))
@@ -147,7 +151,17 @@ def look(source: Source) -> ImageHeader:
         flat = _flat(image, "RGB")
         if colors:
             header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
-        return header._replace(grey=image.mode in _GREY)
+        # What flattening drops can be all that differs between two images.
+        exact = image if deep else image.convert("RGBA") if image.has_transparency_data else flat
+        return header._replace(grey=image.mode in _GREY, content=_digest(exact, size))
+
+
+def _digest(image: Image.Image, size: tuple[int, int]) -> int:
+    """A digest of the pixels in strips, since a copy of a large image would take as much memory again."""
+    digest = hashlib.sha256(repr((size, image.mode)).encode())
+    for top in range(0, image.height, _CHUNK):
+        digest.update(image.crop((0, top, image.width, min(top + _CHUNK, image.height))).tobytes())
+    return int.from_bytes(digest.digest()[:8], signed=True)
 
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -47,6 +47,8 @@ class Files:
     """Not square."""
     headers: npt.NDArray[Any]
     """A `decode.ImageHeader` of each file whose values are of another kind than opaque 8-bit ones, else None."""
+    contents: npt.NDArray[np.int64]
+    """A digest of the pixels of each image; 0 for a file that cannot be used."""
     size: int = 0
     channels: int = 0
     resize: Resize = USUAL
@@ -75,10 +77,6 @@ class Files:
                 partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), self._sources(rows)
             )
         return torch.from_numpy(np.stack(images))
-
-    def whole_paths(self) -> set[str]:
-        """All paths, normalized so that two lists can be compared."""
-        return {os.path.normpath(os.path.join(os.path.abspath(self.root), name)) for name in self.names}
 
     def stamps(self) -> list[object]:
         """What changes if one of the images changes."""
@@ -112,7 +110,8 @@ def checked(root: str, names: Sequence[str], cells: Cells | None = None) -> tupl
     headers = np.empty(len(looks), object)
     for row, seen in enumerate(looks):
         headers[row] = seen if isinstance(seen, decode.ImageHeader) and not seen.is_usual() else None
-    return Files(root, names, sides, grey, oblong, headers, cells=cells), bad
+    contents = np.array([0 if isinstance(seen, str) else seen.content for seen in looks], np.int64)
+    return Files(root, names, sides, grey, oblong, headers, contents, cells=cells), bad
 
 
 def _pixels(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:

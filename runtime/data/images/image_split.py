@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
+from runtime.data.copies import Contents
 from runtime.data.dataset import Inputs, Targets
 from runtime.data.images.npz_images import ImageArrays
 from runtime.data.stateless_random import Ids
@@ -24,6 +26,16 @@ class GatherImages(Protocol):
         ...
 
 
+@runtime_checkable
+class ComparableImages(Protocol):
+    """Images whose content can be compared without reading them again."""
+
+    @property
+    def contents(self) -> Contents:
+        """A digest of each image."""
+        ...
+
+
 class ImageSplit:
     """Some rows of images; new ones may have no targets."""
 
@@ -37,6 +49,10 @@ class ImageSplit:
     def gather(self, ids: Ids) -> Inputs:
         """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
         return (self.images.gather(self.rows[ids]),)
+
+    def contents(self) -> Contents:
+        """A digest of each image; none if they are not at hand."""
+        return self.images.contents[self.rows] if isinstance(self.images, ComparableImages) else np.zeros(0, np.int64)
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.data import groups, labels, stateless_random, stratify
+from runtime.data import copies, groups, stateless_random
 from runtime.data.dataset import Dataset, Head, InputRecord
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -52,12 +52,15 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     size, channels, shape, notes = geometry.decided(job, train, settled, wanted)
     read = [(train.key, train.images)]
     own: ImageSource | None = None
-    kept = train.rows
+    kept, marks = train.rows, dict[str, int]()
+    notes += _contradictions(train)
     if isinstance(job.data.validation, str):
         own = source.read(job.resolve(job.data.validation), job.data, _found(form, train), "data.validation", files)
         read.append((own.key, own.images))
     else:
-        kept, held = _divided(train, job.data, job.train.seed)
+        division = copies.Division(train.images.contents[train.rows], "images", settled)
+        kept, held = _divided(train, job.data, job.train.seed, division)
+        marks = division.stored()
 
     if settled:
         before = from_preprocessing(dict(settled.preprocessing))
@@ -92,7 +95,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     return Dataset(
         *parts,
         heads={"": head},
-        preprocessing=found.to_json() | columns,
+        preprocessing=found.to_json() | columns | marks,
         prepare=found,
         views=job.data.augment.views or 0,
         decoded=not isinstance(train.images, Files),
@@ -140,20 +143,21 @@ def _found(form: LabelForm, train: ImageSource) -> LabelForm:
     return replace(form, separator=train.separator or form.separator, groups="")
 
 
-def _divided(train: ImageSource, data: ImageData, seed: int) -> tuple[Ids, Ids]:
+def _divided(train: ImageSource, data: ImageData, seed: int, division: copies.Division) -> tuple[Ids, Ids]:
     """Images for training and for validation from one source."""
     strata = train.targets.strata(train.rows)
     single = isinstance(train.targets, ClassTargets)
     if train.groups:
         train.notes += [] if single else train.targets.notes(train.rows)
-        found = groups.numbered([train.groups[row] for row in train.rows.tolist()])
+        found = division.whole(groups.numbered([train.groups[row] for row in train.rows.tolist()]))
         kept, held = groups.divide(strata, found, data, seed, train.key)
         lost = held[np.isin(strata[held], strata[kept], invert=True)] if single else held[:0]
         names = sorted(set(train.targets.taken(train.rows[lost]))) if isinstance(train.targets, ClassTargets) else []
-        train.notes.append(groups.note(data.groups or "", found, kept, held, names))
+        train.notes += [groups.note(data.groups or "", found, kept, held, names), *division.notes(kept, held)]
         return train.rows[kept], train.rows[held]
     train.notes += train.targets.notes(train.rows)
-    kept, held = stratify.divide(strata, data, seed)
+    kept, held = division.divide(strata, data, seed)
+    train.notes += division.notes(kept, held)
     if not len(held):
         raise DataError(
             f"{train.key}: every class has only one image, so none is left for validation",
@@ -169,16 +173,16 @@ def _split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
 
 def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     """A note on images that are in both splits, which makes validation scores too good."""
-    if (
-        not (isinstance(train.images, Files) and isinstance(held.images, Files))
-        or train.images.cells
-        or held.images.cells
-    ):
+    training, other = (part.images.contents[part.rows] for part in (train, held))
+    return copies.shared(training, other, lambda index: held.images.title(held.rows[index]), "validation images")
+
+
+def _contradictions(train: ImageSource) -> list[str]:
+    """A note on copies with different classes."""
+    if not isinstance(train.targets, ClassTargets):
         return []
-    both = train.images.whole_paths() & held.images.whole_paths()
-    return [f"{len(both):,} validation images are also in the training data: {labels.listed(sorted(both), 3)}"] * bool(
-        both
-    )
+    contents, classes = train.images.contents[train.rows], train.targets.taken(train.rows)
+    return copies.contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
 
 
 def preparer(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data import target_columns
+from runtime.data import copies, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, npz_file
 from runtime.data.images import image_targets
@@ -53,6 +53,11 @@ class ImageArrays:
     def title(self, row: int) -> str:
         """The number of an image in the file."""
         return f"{self.path}[{row}]"
+
+    @property
+    def contents(self) -> npt.NDArray[np.int64]:
+        """A digest of the pixels of each image."""
+        return copies.row_digests(self.pixels.numpy())
 
     @property
     def short_sides(self) -> npt.NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import stratify, target_columns
+from runtime.data import copies, target_columns
 from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -31,8 +31,8 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if job.data.arrays:
-        kept, held = _arrays(job, path, classes)
-        stored: dict[str, Any] = {"form": "arrays", "classes": classes}
+        kept, held, split_marks = _arrays(job, path, classes, settled)
+        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **split_marks}
     else:
         kept, held, layout = _long(job, path, _layout(job, classes, settled), files)
         stored = {"form": "long", **layout.to_json()}
@@ -60,6 +60,8 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
         *kept.notes,
         *held.notes,
     ]
+    if isinstance(job.data.validation, str):
+        notes += copies.shared(train.contents(), validation.contents(), validation.title, "validation windows")
     if constant:
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
         notes.append(f"constant in the training rows, so centered but not scaled: {names}")
@@ -145,8 +147,12 @@ def _long(
     return *window_split.divided(read, data.validation, data.bad_samples), read.layout
 
 
-def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, WindowSplit]:
-    """Training and validation windows of arrays: from two files, or from one that is split by class or at random."""
+def _arrays(
+    job: SeriesJob, path: Path, classes: bool, settled: InputRecord | None
+) -> tuple[WindowSplit, WindowSplit, dict[str, int]]:
+    """Training and validation windows of arrays, from two files, or from one that is split by class or at random; and what
+    the preprocessing stores of the split.
+    """
     data = job.data
     train = window_split.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
     if isinstance(data.validation, str):
@@ -154,20 +160,24 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, Win
             job.resolve(data.validation), "data.validation", classes, data.bad_samples, labelled=True
         )
         own.check_shape(train.length, train.values.shape[1])
-        return train, own
+        return train, own, {}
     assert train.goal is not None
     strata = np.zeros(len(train.starts), np.int64)
     if train.goal.texts is not None:
         encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
         strata = encoded.indices.to_numpy().astype(np.int64)
-    kept, held = stratify.divide(strata, data, job.train.seed)
+    division = copies.Division(
+        copies.row_digests(train.values.reshape(-1, *train.shape)[train.marks]), "windows", settled
+    )
+    kept, held = division.divide(strata, data, job.train.seed)
+    train.notes.extend(division.notes(kept, held))
     if not len(held):
         raise DataError(
             f"data.train: {len(strata):,} usable windows, too few to leave any for validation",
             "two windows or more, in a classification of one class",
             "add data, or set data.validation to a path",
         )
-    return train.taken(kept), replace(train.taken(held), notes=[])
+    return train.taken(kept), replace(train.taken(held), notes=[]), division.stored()
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:

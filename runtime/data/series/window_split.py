@@ -46,6 +46,11 @@ class WindowSplit:
     notes: list[str]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and channels of a window."""
+        return self.length, self.values.shape[1]
+
+    @property
     def fitting(self) -> npt.NDArray[np.generic]:
         """The rows that mean and standard deviation are computed from."""
         return self.values if self.fitted.all() else self.values[self.fitted]

@@ -11,11 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data import copies
+from runtime.data.copies import Contents
 from runtime.data.dataset import Inputs, Targets
 from runtime.data.stateless_random import Ids
 
 FARTHEST = 1e6
 """New values are clipped at this many standard deviations from the mean."""
+_COMPARED = 4096
+"""Windows that are copied at a time to compare them; they may overlap."""
 
 
 @dataclass
@@ -46,6 +50,11 @@ class SeriesSplit:
         windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
         chosen = windows.index_select(0, torch.from_numpy(self.starts[ids]))
         return (chosen.view(len(ids), self.length, channels),)
+
+    def contents(self) -> Contents:
+        """A digest of each window."""
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED))
+        return np.concatenate([copies.row_digests(self.gather(ids)[0].numpy()) for ids in parts])
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.data import copies
 from runtime.data import target_columns as targets
+from runtime.data.copies import Contents
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -44,6 +46,12 @@ class TableSplit:
         """Numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         rows = torch.from_numpy(self.rows[ids])
         return tuple(x.index_select(0, rows) for x in self.inputs)
+
+    def contents(self) -> Contents:
+        """A digest of each row: features as the network gets them, and targets."""
+        parts = [*self.gather(np.arange(len(self))), *self.targets.values()]
+        rows = [part.numpy().reshape(len(self), -1) for part in parts]
+        return copies.row_digests(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""
@@ -93,7 +101,8 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
         table, odd = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, odd, path, "data.train", data.bad_samples)
-    kept, held = split.divided(job, goal, rows, notes, table)
+    division = split.division(table, found, goal, rows, settled)
+    kept, held = split.divided(job, goal, rows, notes, table, division)
 
     def computed() -> Head:
         return targets.head(goal, rows, kept, "data.train")
@@ -118,11 +127,15 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
         place = job.resolve(data.validation)
         own = _part(place, "data.validation", fitted, data.target, classes, data.bad_samples, files)
         validation = own.split(own.rows, head)
+        twice = copies.shared(
+            train.split(kept, head).contents(), validation.contents(), validation.title, "validation rows"
+        )
+        own.notes.extend(twice)
     else:
         own = _TablePart(path, "data.train", train.inputs, held, goal, fitted.notes(taken(table, held), "validation"))
         validation = own.split(held, head)
     counts = f"{len(kept):,} training and {len(validation):,} validation rows"
-    stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json()}
+    stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json(), **division.stored()}
     return Dataset(
         train.split(kept, head),
         validation,

@@ -48,10 +48,14 @@ class Corpus:
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""
-        path, most = self.paths[bisect_right(self.starts, index) - 1], 80 // len(self.texts)
+        most = 80 // len(self.texts)
         texts = (column[index].as_py() for column in self.texts)
         shown = " | ".join(f"{text[:most]}{'…' if len(text) > most else ''}" for text in texts)
-        return f"{path.name} row {self.rows[index]}: {shown}"
+        return f"{self.row(index)}: {shown}"
+
+    def row(self, index: int) -> str:
+        """File and row of one text."""
+        return f"{self.paths[bisect_right(self.starts, index) - 1].name} row {self.rows[index]}"
 
 
 def read(

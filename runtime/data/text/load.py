@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from runtime.data import bad_samples
+from runtime.data.copies import Contents
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -46,6 +47,10 @@ class TextSplit:
         types = () if self.types is None else (torch.from_numpy(self.types.padded(ids, 0)[0]),)
         return torch.from_numpy(filled), *types, torch.from_numpy(mask)
 
+    def contents(self) -> Contents:
+        """A digest of each row's texts."""
+        return self.part.contents()
+
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""
         self.tokens = self.tokens.changed(change)
@@ -66,7 +71,7 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
         SpecError: if the job's network does not fit them.
     """
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
-    train, held, heads, notes = text_split.read(job, files, settled.heads if settled and settled.same_data else None)
+    train, held, heads, marks, notes = text_split.read(job, files, settled)
     columns = train.texts, held.texts
     words, limits, source = job_tokenizer.choose(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
@@ -79,7 +84,7 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
         TextSplit(part, tokens.sequences(longest, side), words.pad, tokens.types(longest, side) if typed else None)
         for part, tokens in zip((train, held), encoded, strict=True)
     ]
-    preprocessing = job_tokenizer.stored(job, heads, words, longest, typed)
+    preprocessing = job_tokenizer.stored(job, heads, words, longest, typed) | marks
     padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts",

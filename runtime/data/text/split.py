@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad_samples, labels, stratify
-from runtime.data.dataset import NO_LABEL, Head, mark_partial
+from runtime.data import bad_samples, copies, labels
+from runtime.data.copies import Contents
+from runtime.data.dataset import NO_LABEL, Head, InputRecord, mark_partial
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
@@ -27,6 +28,8 @@ Classes = dict[str, npt.NDArray[np.int64]]
 Heads = dict[str, Head]
 _BETWEEN = "\x1f"
 """Between the texts of a row where rows are compared."""
+_COMPARED = 65_536
+"""Rows whose texts are copied at a time to compare them."""
 
 
 @dataclass
@@ -46,34 +49,47 @@ class TextPart:
         """Pyarrow columns with the texts of each row."""
         return tuple(column.take(self.rows) for column in self.source.texts)
 
+    def contents(self) -> Contents:
+        """A digest of each row's texts, whatever their blanks, their case and their form of Unicode."""
+        starts = range(0, len(self), _COMPARED)
+        return np.concatenate(
+            [copies.digests(_plain([text.slice(start, _COMPARED) for text in self.texts])) for start in starts]
+        )
+
     def title(self, index: int) -> str:
         """Row and first words of one text."""
         return self.source.title(int(self.rows[index]))
 
 
 def read(
-    job: TextJob, files: CsvFiles, settled: Mapping[str, Head] | None = None
-) -> tuple[TextPart, TextPart, Heads, list[str]]:
-    """Training part, validation part, heads and notes.
+    job: TextJob, files: CsvFiles, settled: InputRecord | None = None
+) -> tuple[TextPart, TextPart, Heads, dict[str, int], list[str]]:
+    """Training part, validation part, heads, what the preprocessing stores of the split, and notes.
 
     Args:
         job: the job.
         files: how CSV files are written; gets what was found.
-        settled: the heads of a resumed run; None to take them from the training texts.
+        settled: preprocessing and heads of the run; heads of another run are not used.
 
     Raises:
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
     train, notes = _usable(job, job.data.train, "data.train", files)
     heads, more = heads_of(job, train)
-    heads = dict(settled or heads)
+    heads = dict(settled.heads) if settled and settled.same_data else heads
     notes += more
     classes = indices(train, heads)
+    contents, marks = whole(train, classes).contents(), dict[str, int]()
+    for column, written in train.labels.items():
+        notes += copies.contradictions(contents, written, train.row, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
         held, more = _usable(job, job.data.validation, "data.validation", files)
         parts = whole(train, classes), whole(held, indices(held, heads))
     else:
-        kept, rest, more = _divided(classes, job.data, job.train.seed)
+        independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
+        division = copies.Division(contents, "texts", settled, independent=independent)
+        kept, rest, more = _divided(classes, job.data, job.train.seed, division)
+        marks = division.stored()
         parts = _taken(train, kept, classes), _taken(train, rest, classes)
     if not len(parts[1]):
         raise DataError(
@@ -82,7 +98,7 @@ def read(
             "add texts, or set data.validation to a path",
         )
     heads, lacking = mark_heads(heads, {"training": parts[0].classes, "validation": parts[1].classes})
-    return *parts, heads, [*notes, *more, *lacking, *_shared(*parts)]
+    return *parts, heads, marks, [*notes, *more, *lacking, *_shared(*parts)]
 
 
 def whole(source: Corpus, classes: Classes) -> TextPart:
@@ -166,23 +182,38 @@ def _counted(found: Sequence[str]) -> str:
     return labels.listed([f"{names[i]} {counts[i] / len(found):.0%}" for i in order], 8)
 
 
+def _plain(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
+    """The texts of some rows, joined, in one case and form of Unicode, with single blanks."""
+    from pyarrow import compute
+
+    joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _BETWEEN)
+    plain = compute.utf8_lower(compute.utf8_normalize(joined, "NFKC"))
+    rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(plain, r"\s+", " ")).to_pylist()
+    return rows
+
+
 def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
     return TextPart(source, rows, {name: found[rows] for name, found in classes.items()})
 
 
-def _divided(classes: Classes, data: Data, seed: int) -> tuple[Ids, Ids, list[str]]:
+def _divided(classes: Classes, data: Data, seed: int, division: copies.Division) -> tuple[Ids, Ids, list[str]]:
     """Rows for training and for validation, stratified by the class of the first head.
 
     A row with a class, in any head, that would otherwise occur only in validation is moved to training.
     """
     # Texts without a label for the first head are a stratum of their own.
     first = next(iter(classes.values()))
-    kept, rest = stratify.divide(np.where(first == NO_LABEL, first.max() + 1, first), data, seed)
+    kept, rest = division.divide(np.where(first == NO_LABEL, first.max() + 1, first), data, seed)
     unseen = np.zeros(len(rest), np.bool_)
     for found in classes.values():
         unseen |= ~np.isin(found[rest], np.append(found[kept], NO_LABEL))
+    if division.together:
+        unseen = np.isin(division.copies[rest], division.copies[rest[unseen]])
     note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
-    return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], [note] * bool(unseen.any())
+    notes = [note] if unseen.any() else []
+    if division.together:
+        notes += division.notes(kept, rest)
+    return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], notes
 
 
 def _shared(train: TextPart, held: TextPart) -> list[str]:

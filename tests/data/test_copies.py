@@ -1,0 +1,236 @@
+"""Copies of a sample are on one side of a split, and what is on both sides is said."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from runtime.data import copies, load_tested
+from runtime.data.dataset import Dataset, InputRecord
+from runtime.data.load import load
+from runtime.job import JOBS, Job
+
+torch.set_num_threads(1)
+
+COUNT, TIMES = 40, 4
+Write = Callable[[Path], dict[str, Any]]
+
+
+def job(folder: Path, task: str, data: dict[str, Any], seed: int = 0) -> Job:
+    settings = {"train": {"seed": seed}} | ({} if task != "text-classification" else {"model": {"name": "encoder"}})
+    rows = {
+        name: str(folder / value) if name in ("train", "validation", "test") else value for name, value in data.items()
+    }
+    return JOBS[task].model_validate(
+        {"name": "t", "task": task, "data": ({} if "fold" in rows else {"validation": 0.25}) | rows, **settings}
+    )
+
+
+def noise(count: int = COUNT, *, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (count, 12, 12, 3), dtype=np.uint8)
+
+
+def labels(count: int = COUNT) -> list[str]:
+    return ["ab"[number % 2] for number in range(count)]
+
+
+def sentences(count: int = COUNT) -> list[str]:
+    drawn = np.random.default_rng(0).integers(0, 500, (count, 12))
+    return [" ".join(f"word{number}" for number in row) for row in drawn.tolist()]
+
+
+def write_rows(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def repeated_rows_of_a_manifest(folder: Path) -> dict[str, Any]:
+    for number, pixels in enumerate(noise()):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    write_rows(folder / "m.csv", ["path", "label"], [[f"{n}.png", label] for n, label in enumerate(labels())] * TIMES)
+    return {"train": "m.csv"}
+
+
+def copies_under_other_names(folder: Path) -> dict[str, Any]:
+    for number, (pixels, label) in enumerate(zip(noise(), labels(), strict=True)):
+        (folder / label).mkdir(exist_ok=True)
+        first = folder / label / f"{number}.png"
+        Image.fromarray(pixels).save(first)
+        shutil.copy(first, folder / label / f"{number} (1).png")
+        (folder / label / f"{number} link.png").symlink_to(first)
+        # The same pixels in another file format.
+        Image.fromarray(pixels).save(folder / label / f"{number}.bmp")
+    return {"train": "."}
+
+
+def repeated_arrays(folder: Path) -> dict[str, Any]:
+    np.savez(folder / "x.npz", images=np.tile(noise(), (TIMES, 1, 1, 1)), labels=np.array(labels() * TIMES))
+    return {"train": "x.npz"}
+
+
+def repeated_numbers_of_images(folder: Path) -> dict[str, Any]:
+    values = np.random.default_rng(1).normal(size=COUNT)
+    np.savez(folder / "x.npz", images=np.tile(noise(), (TIMES, 1, 1, 1)), labels=np.tile(values, TIMES))
+    return {"train": "x.npz"}
+
+
+def repeated_cells(folder: Path) -> dict[str, Any]:
+    for number, pixels in enumerate(noise()):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    cells = [{"bytes": (folder / f"{number}.png").read_bytes(), "path": None} for number in range(COUNT)]
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    table = pyarrow.table({"image": pyarrow.array(cells * TIMES, kind), "label": labels() * TIMES})
+    parquet.write_table(table, folder / "x.parquet")
+    return {"train": "x.parquet"}
+
+
+def repeated_texts(folder: Path) -> dict[str, Any]:
+    forms = [sentences(), [text.upper() for text in sentences()], [f" {text}  " for text in sentences()], sentences()]
+    rows = [[text, label] for form in forms for text, label in zip(form, labels(), strict=True)]
+    write_rows(folder / "t.csv", ["text", "label"], rows)
+    return {"train": "t.csv", "text": "text", "labels": "label"}
+
+
+def repeated_rows(folder: Path) -> dict[str, Any]:
+    rows = np.random.default_rng(0).normal(size=(COUNT, 4)).round(3).tolist()
+    write_rows(
+        folder / "t.csv", ["p", "q", "r", "s", "y"], [[*r, y] for r, y in zip(rows, labels(), strict=True)] * TIMES
+    )
+    return {"train": "t.csv", "target": "y"}
+
+
+def repeated_rows_with_numbers(folder: Path) -> dict[str, Any]:
+    rows = np.random.default_rng(0).normal(size=(COUNT, 4)).round(3).tolist()
+    write_rows(folder / "t.csv", ["p", "q", "r", "y"], rows * TIMES)
+    return {"train": "t.csv", "target": "y"}
+
+
+def repeated_windows(folder: Path) -> dict[str, Any]:
+    x = np.random.default_rng(0).normal(size=(COUNT, 9, 2)).astype(np.float32)
+    np.savez(folder / "x.npz", x=np.tile(x, (TIMES, 1, 1)), y=np.array(labels() * TIMES))
+    return {"train": "x.npz"}
+
+
+FORMS: list[tuple[str, Write]] = [
+    ("image-classification", repeated_rows_of_a_manifest),
+    ("image-classification", copies_under_other_names),
+    ("image-classification", repeated_arrays),
+    ("image-classification", repeated_cells),
+    ("image-regression", repeated_numbers_of_images),
+    ("text-classification", repeated_texts),
+    ("tabular-classification", repeated_rows),
+    ("tabular-regression", repeated_rows_with_numbers),
+    ("series-classification", repeated_windows),
+]
+
+
+def on_both_sides(data: Dataset) -> int:
+    training, validation = data.train, data.validation
+    assert isinstance(training, copies.ComparableSplit)
+    assert isinstance(validation, copies.ComparableSplit)
+    return int(np.isin(validation.contents(), training.contents()).sum())
+
+
+@pytest.mark.parametrize(("task", "write"), FORMS, ids=[write.__name__ for _, write in FORMS])
+def test_copies_are_on_one_side(tmp_path: Path, task: str, write: Write) -> None:
+    wanted = job(tmp_path, task, write(tmp_path))
+    data = load(wanted)
+    assert on_both_sides(data) == 0
+    assert len(data.train) + len(data.validation) == COUNT * TIMES
+    assert 0.15 < len(data.validation) / (COUNT * TIMES) < 0.35
+    (note,) = [note for note in data.notes if "are copies of others" in note]
+    assert f"{COUNT * (TIMES - 1)} of {COUNT * TIMES} " in note
+    # A resumed run has the same split, and one that was recorded before copies were looked for keeps the one it had.
+    record = InputRecord(data.preprocessing, data.heads)
+    assert torch.equal(load(wanted, record).train.targets[""], data.train.targets[""])
+    before = {name: value for name, value in data.preprocessing.items() if name != copies.MARK}
+    assert on_both_sides(load(wanted, replace(record, preprocessing=before))) > 0
+
+
+@pytest.mark.parametrize(("task", "write"), FORMS, ids=[write.__name__ for _, write in FORMS])
+def test_what_is_in_training_and_in_a_file_of_its_own_is_said(tmp_path: Path, task: str, write: Write) -> None:
+    data = write(tmp_path)
+    wanted = job(tmp_path, task, data | {"validation": data["train"], "test": data["train"]})
+    dataset = load(wanted)
+    load_tested.add(wanted, dataset)
+    lines = "\n".join(dataset.notes)
+    assert f"{COUNT * TIMES} " in lines
+    assert "are also in the training data" in lines or "identical to training" in lines
+    assert f"{COUNT * TIMES} samples for the final test are also in the training data: " in lines
+
+
+def test_folds_are_a_partition_of_what_is_different(tmp_path: Path) -> None:
+    data = repeated_rows_of_a_manifest(tmp_path)
+    titles = []
+    for fold in ("1/3", "2/3", "3/3"):
+        split = load(job(tmp_path, "image-classification", data | {"fold": fold})).validation
+        titles += sorted({split.title(index) for index in range(len(split))})
+    assert len(titles) == len(set(titles)) == COUNT
+
+
+def test_copies_join_the_groups_that_they_are_in(tmp_path: Path) -> None:
+    for number, pixels in enumerate(noise()):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    rows = [[f"{n % COUNT}.png", labels()[n % COUNT], f"patient {n // 2}"] for n in range(2 * COUNT)]
+    write_rows(tmp_path / "m.csv", ["path", "label", "patient"], rows)
+    data = load(job(tmp_path, "image-classification", {"train": "m.csv", "groups": "patient"}))
+    assert on_both_sides(data) == 0
+    assert any(note.startswith("40 of 80 images are copies of others") for note in data.notes)
+
+
+def test_one_path_with_two_labels_is_listed(tmp_path: Path) -> None:
+    for number, pixels in enumerate(noise()):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    write_rows(tmp_path / "m.csv", ["path", "label"], [[f"{n}.png", label] for n in range(COUNT) for label in "ab"])
+    data = load(job(tmp_path, "image-classification", {"train": "m.csv"}))
+    (note,) = [note for note in data.notes if "different labels" in note]
+    assert note.startswith(f"{COUNT} images occur with different labels, which no network can learn: ")
+    assert "0.png (a, b)" in note
+    assert note.endswith(f"and {COUNT - 3} more")
+
+
+def test_texts_with_two_labels_are_listed(tmp_path: Path) -> None:
+    rows = [[text, label] for text in sentences() for label in "ab"]
+    write_rows(tmp_path / "t.csv", ["text", "label"], rows)
+    data = load(job(tmp_path, "text-classification", {"train": "t.csv", "text": "text", "labels": "label"}))
+    assert any(f'{COUNT} texts, by "label", occur with different labels' in note for note in data.notes)
+
+
+def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
+    """Rows of a table of two categories repeat by chance: whole kinds of them would be missing in training."""
+    drawn = np.random.default_rng(0).integers(0, 2, (200, 3))
+    rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in drawn.tolist()]
+    write_rows(tmp_path / "t.csv", ["p", "q", "y"], rows)
+    data = load(job(tmp_path, "tabular-classification", {"train": "t.csv", "target": "y"}))
+    assert copies.MARK not in data.preprocessing
+    assert len(data.validation) == 50
+    assert any(
+        "validation rows are identical to training rows, since there are only 4 different" in n for n in data.notes
+    )
+
+
+def test_without_copies_nothing_is_said_or_stored(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=noise(), labels=np.array(labels()))
+    data = load(job(tmp_path, "image-classification", {"train": "x.npz"}))
+    assert copies.MARK not in data.preprocessing
+    assert not [note for note in data.notes if "copies" in note or "identical" in note]
+
+
+def test_images_of_one_color_are_split_as_they_are(tmp_path: Path) -> None:
+    """Where each class has a single different image, nothing would be left for validation."""
+    pixels = np.repeat(np.array([[10], [200]], np.uint8), 20, axis=0)[:, :, None] * np.ones((1, 8, 8), np.uint8)
+    np.savez(tmp_path / "x.npz", images=pixels, labels=np.repeat(["a", "b"], 20))
+    data = load(job(tmp_path, "image-classification", {"train": "x.npz"}))
+    assert len(data.validation) == 10
+    assert any("10 of 10 validation images are identical to training images" in note for note in data.notes)
