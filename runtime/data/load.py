@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.data import class_weights
+from runtime.data import class_counts, class_weights
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -55,6 +55,9 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
     if earlier:
         dataset.notes.append(f"{_TAKEN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
     check_loss(job, dataset)
+    if not isinstance(job, TextJob):  # which says it of each column
+        counts = class_counts.of(dataset).items()
+        dataset.notes += [class_counts.note(numbers, dataset.heads[name].classes) for name, numbers in counts]
     if "pyarrow" in sys.modules:
         # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runtime.data.formats import table_splits
@@ -40,7 +40,10 @@ def named(job: Job) -> Job:
         return job
     place = job.document.place(("data", "train"))
     found = split_folders.find(job.resolve(job.data.train), f"{place}: data.train")
-    return _with(job, {"train": found.train, "validation": found.validation, "test": found.test}) if found else job
+    if not found:
+        return job
+    splits = {"train": found.train, "validation": found.validation, "test": found.test}
+    return _with(job, splits, found.unused)
 
 
 def _has_train(path: Path) -> bool:
@@ -71,8 +74,8 @@ def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
     return made
 
 
-def _with(job: Job, splits: Mapping[str, str | None]) -> Job:
-    """The job with the splits in its training folder; what the spec names stays."""
+def _with(job: Job, splits: Mapping[str, str | None], unused: Sequence[str] = ()) -> Job:
+    """The job with the splits in its training folder; what the spec names stays. `unused`: folders without classes."""
     root, given = job.data.train, job.data.model_fields_set
     update = {"train": os.path.join(root, splits["train"] or "")}
     told = [f"{root} has the splits of a data set: {splits['train']} for training"]
@@ -85,6 +88,7 @@ def _with(job: Job, splits: Mapping[str, str | None]) -> Job:
             told.append(f"{name} {use}")
         elif name:
             told.append(f"{name} is not used, since data.{decided} is {getattr(job.data, decided)!r}")
+    told += [f"{name} is not used, since it has no class folders" for name in unused]
     made = job.model_copy(update={"data": job.data.model_copy(update=update)})
     made._notes = (*job.notes, ", ".join(told))
     return made

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from runtime.data.formats.shards import SHARD
+from runtime.data.images import leftovers
 from runtime.data.images.split_folders import TEST, TRAIN, VALIDATION
 from runtime.errors import DataError
 
@@ -64,6 +65,7 @@ def has_images(folder: Path) -> bool:
         return True
     try:
         folders = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        folders = {name for name in folders if not leftovers.is_leftover(name)}
         tables = {**_named(folder), **_named(folder, "data")}
     except OSError:
         return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.data.images import split_folders
+from runtime.data.images import leftovers, split_folders
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.labels import listed
 from runtime.errors import DataError
@@ -26,17 +26,17 @@ class FolderListing:
 def read(folder: Path, key: str) -> FolderListing:
     """List the images of every class, nested ones too, in sorted order.
 
-    Hidden files and folders are skipped silently. Files of other kinds, empty folders, images outside of every class
+    Hidden files and folders are skipped silently. Folders of thumbnails and deleted files, files of other kinds, empty folders, images outside of every class
     folder and folders that link back to themselves are skipped with a note.
 
     Raises:
         DataError: if there are no class folders, or they are splits such as train and test; names `key`.
     """
-    top = sorted(_entries(folder, key), key=lambda entry: entry.name)
-    classes = [entry.name for entry in top if _is_folder(entry)]
-    _check_parts(folder, classes, key)
     listing = FolderListing()
     empty, passed = [], _SkippedFiles()
+    top = sorted(_entries(folder, key, passed), key=lambda entry: entry.name)
+    classes = [entry.name for entry in top if _is_folder(entry)]
+    _check_parts(folder, classes, key)
     for label in classes:
         names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
         listing.names += names
@@ -44,6 +44,7 @@ def read(folder: Path, key: str) -> FolderListing:
         if not names:
             empty.append(label)
     loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
+    _check_inner(folder, classes, listing.names, key)
     if not listing.names:
         raise DataError(
             f"{key}: {folder} has no images in class folders ({len(loose):,} images are outside of class folders)",
@@ -59,12 +60,12 @@ def read(folder: Path, key: str) -> FolderListing:
 
 
 def subfolders(folder: Path, key: str) -> list[str]:
-    """Names of the subfolders of a folder, sorted, without hidden ones.
+    """Names of the subfolders of a folder, sorted, without hidden ones and leftovers.
 
     Raises:
         DataError: if it cannot be listed; names `key`.
     """
-    return sorted(entry.name for entry in _entries(folder, key) if _is_folder(entry))
+    return sorted(entry.name for entry in _entries(folder, key, _SkippedFiles()) if _is_folder(entry))
 
 
 @dataclass
@@ -72,12 +73,17 @@ class _SkippedFiles:
     """What was skipped inside class folders."""
 
     kinds: dict[str, int] = field(default_factory=dict)
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """The number of folders, by name."""
     loops: list[str] = field(default_factory=list)
 
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
             counts = [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(self.kinds.items())]
             yield f"{folder}: files without an image extension are skipped: {listed(counts)}"
+        if self.leftovers:
+            counts = [f"{name} ({count:,})" if count > 1 else name for name, count in sorted(self.leftovers.items())]
+            yield f"{folder}: folders of thumbnails, deleted files and the like are no classes and are skipped: {listed(counts)}"
         if self.loops:
             yield f"{folder}: symbolic links to a parent folder are not followed: {listed(self.loops)}"
 
@@ -88,7 +94,7 @@ def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFile
     if real in above:
         passed.loops.append(place)
         return
-    for entry in sorted(_entries(root / place, key), key=lambda entry: entry.name):
+    for entry in sorted(_entries(root / place, key, passed), key=lambda entry: entry.name):
         name = f"{place}/{entry.name}"
         if _is_folder(entry):
             yield from _images(root, name, (*above, real), passed, key)
@@ -99,16 +105,21 @@ def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFile
             passed.kinds[kind] = passed.kinds.get(kind, 0) + 1
 
 
-def _entries(folder: Path, key: str) -> list[os.DirEntry[str]]:
+def _entries(folder: Path, key: str, passed: _SkippedFiles) -> list[os.DirEntry[str]]:
+    """What is in a folder, without hidden files and folders and without leftovers, of which `passed` gets the names."""
     try:
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
             f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
             "a folder that this user may read",
             "give this user read permission",
         ) from None
+    skipped = [entry.name for entry in visible if leftovers.is_leftover(entry.name) and _is_folder(entry)]
+    for name in skipped:
+        passed.leftovers[name] = passed.leftovers.get(name, 0) + 1
+    return [entry for entry in visible if entry.name not in skipped]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -123,8 +134,21 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
+def _check_inner(folder: Path, classes: list[str], names: list[str], key: str) -> None:
+    """Refuse a folder that holds only the folder with the classes, as archives often do."""
+    parts = {tuple(name.split("/")[1:-1]) for name in names}
+    inner = {part[0] for part in parts if part}
+    if len(classes) == 1 and len(inner) > 1 and () not in parts:
+        place = folder / classes[0]
+        raise DataError(
+            f"{key}: {folder} holds a single folder, {classes[0]}, which has the folders {listed(sorted(inner))}",
+            "a folder with one folder per class",
+            f"name the inner one if those are the classes: {place}",
+        )
+
+
 def _check_parts(folder: Path, classes: list[str], key: str) -> None:
-    if len(classes) > 1 and all(name.lower() in split_folders.NAMES for name in classes):
+    if len(classes) > 1 and split_folders.are_splits(classes):
         raise DataError(
             f"{key}: the folders of {folder} are splits of a data set, not classes: {listed(classes)}",
             "a folder with one folder per class",

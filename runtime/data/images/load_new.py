@@ -15,7 +15,16 @@ from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head, NewSamples
 from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import class_folders, image_files, label_form, manifest, npz_images, pixel_scale, source
+from runtime.data.images import (
+    class_folders,
+    image_files,
+    label_form,
+    leftovers,
+    manifest,
+    npz_images,
+    pixel_scale,
+    source,
+)
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_split import ImageSplit
@@ -129,8 +138,12 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
             targets = ClassTargets(listing.labels)
             notes += listing.notes
         elif path.is_dir():
-            images, others = _inside(path)
+            images, others, skipped = _inside(path)
             names += images
+            if skipped:
+                notes.append(
+                    f"{path}: folders of thumbnails, deleted files and the like are skipped: {listed(skipped)}"
+                )
             if others:
                 notes.append(f"{path}: files that are no images are left out: {listed(others)}")
         else:
@@ -154,21 +167,25 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _inside(folder: Path) -> tuple[list[str], list[str]]:
-    """Images of a folder and its subfolders, in sorted order, and its other files; neither includes hidden ones. Each
-    folder is visited once.
+def _inside(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Images of a folder and its subfolders, in sorted order, its other files, and names of folders that are skipped as
+    leftovers; none includes hidden ones. Each folder is visited once.
     """
     seen: set[str] = set()
     images: list[str] = []
     others: list[str] = []
+    skipped: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(place))
+        skipped |= {name for name in folders if leftovers.is_leftover(name)}
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in seen
+            if not name.startswith(".")
+            and name not in skipped
+            and os.path.realpath(os.path.join(place, name)) not in seen
         )
         for name in sorted(name for name in names if not name.startswith(".")):
             kind = images if name.lower().endswith(EXTENSIONS) else others
             kind.append(os.path.join(place, name))
-    return images, others
+    return images, others, sorted(skipped)

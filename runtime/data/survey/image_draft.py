@@ -109,6 +109,7 @@ def _root(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
     if not found:
         return folder, None, None, choices
     held, test = (folder / name if name else None for name in (found.validation, found.test))
+    choices += [f"{folder / name} is not used, since it has no class folders" for name in found.unused]
     return folder / found.train, held, test, choices
 
 

@@ -179,7 +179,7 @@ def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
 def _counted(found: Sequence[str]) -> str:
     names, counts = np.unique(np.array(found, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    return labels.listed([f"{names[i]} {counts[i] / len(found):.0%}" for i in order], 8)
+    return labels.listed([f"{names[i]} {counts[i]:,} ({counts[i] / len(found):.0%})" for i in order], 8)
 
 
 def _plain(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:

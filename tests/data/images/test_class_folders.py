@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from runtime.data.images import class_folders, split_folders
 from runtime.data.images.load import load
+from runtime.data.load import load as load_job
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)
@@ -95,3 +97,84 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
 def test_parts_are_named_in_the_advice(tmp_path: Path) -> None:
     folder(tmp_path, valid=4, Train=4)
     assert f"name one of them: {tmp_path}/Train or {tmp_path}/valid" in message(job(tmp_path))
+
+
+LEFTOVERS = (
+    "@eaDir",
+    "#recycle",
+    "__MACOSX",
+    "lost+found",
+    "$RECYCLE.BIN",
+    "@Recently-Snapshot",
+    "THMBNL",
+    "FOUND.000",
+)
+
+
+@pytest.mark.parametrize("name", LEFTOVERS)
+def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
+    folder(tmp_path, a=4, b=4)
+    for place in (tmp_path, tmp_path / "a"):
+        folder(place / name, a=2, thumb=2)
+    data = load(job(tmp_path))
+    assert data.heads[""].classes == ("a", "b")
+    assert len(data.train) + len(data.validation) == 8
+    assert any("are no classes and are skipped: " in note and f"{name} (2)" in note for note in data.notes)
+    assert class_folders.subfolders(tmp_path, "k") == ["a", "b"]
+
+
+def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:
+    folder(tmp_path / "archive", a=4, b=4)
+    (tmp_path / "__MACOSX").mkdir()
+    assert f"name the inner one if those are the classes: {tmp_path / 'archive'}" in message(job(tmp_path))
+
+
+SPLITS: dict[str, tuple[list[str], tuple[str, str | None, str | None] | None]] = {
+    "a common word": (["seg_train", "seg_test"], ("seg_train", None, "seg_test")),
+    "set": (["training_set", "test_set"], ("training_set", None, "test_set")),
+    "joined": (["trainset", "valset"], ("trainset", "valset", None)),
+    "capitals": (["Training", "Testing"], ("Training", None, "Testing")),
+    "camels": (["TrainImages", "ValImages"], ("TrainImages", "ValImages", None)),
+    "images": (["train_images", "val_images", "test_images"], ("train_images", "val_images", "test_images")),
+    "years": (["train2017", "val2017"], ("train2017", "val2017", None)),
+    "valid": (["train", "valid"], ("train", "valid", None)),
+    "classes": (["steam train", "bus"], None),
+    "classes of trains": (["steam train", "test tube"], None),
+    "a class": (["train", "bus"], None),
+}
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_splits_under_other_names(tmp_path: Path, case: str) -> None:
+    names, expected = SPLITS[case]
+    for name in names:
+        folder(tmp_path / name, a=4, b=4)
+    found = split_folders.find(tmp_path, "k")
+    assert (found and (found.train, found.validation, found.test)) == expected
+    if expected:
+        assert "are splits of a data set" in message(job(tmp_path))
+
+
+def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Path) -> None:
+    for name in ("seg_train/seg_train", "seg_test/seg_test"):
+        folder(tmp_path / name, a=4, b=4)
+    folder(tmp_path / "seg_pred", seg_pred=4)
+    found = split_folders.find(tmp_path, "k")
+    assert found
+    assert found.names == ["seg_train/seg_train", "seg_test/seg_test"]
+    assert found.unused == ("seg_pred",)
+
+
+@pytest.mark.parametrize("inside", ["", "test", "unknown"], ids=["flat", "twice", "unknown"])
+def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) -> None:
+    folder(tmp_path / "train", a=4, b=4)
+    (tmp_path / "test" / inside).mkdir(parents=True)
+    Image.new("L", (16, 16)).save(tmp_path / "test" / inside / "1.png")
+    found = split_folders.find(tmp_path, "k")
+    assert found
+    assert (found.names, found.unused) == (["train"], ("test",))
+
+
+def test_the_log_names_the_classes_and_their_counts(tmp_path: Path) -> None:
+    folder(tmp_path, common=20, rare=4)
+    assert load_job(job(tmp_path)).notes[-1] == "classes for training: common 15, rare 3"
