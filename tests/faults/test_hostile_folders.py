@@ -1,0 +1,202 @@
+"""A hostile job folder and a hostile run folder through every command: nothing runs, nothing outside is opened, nothing is
+sent but to the named server.
+
+An audit hook, which all Python processes of a command inherit, writes down the files that they open, the programs that
+they start and the addresses that they connect to.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.cli.commands import COMMANDS
+from runtime.errors import CheckpointError
+from tests import mlflow_double
+from tests.hostile import LINKS, SECRET, Done, Outside, is_plain, plant_link, watch_command, write_code_job, write_job
+from tests.mlflow_double import MlflowDouble
+
+OURS = ("python", "python3", "git", "docker", "nvidia-smi", "nvidia-ctk", "sh", "dash")
+"""Programs that commands of ours start."""
+NEVER = {
+    "schema": "prints a constant",
+    "completion": "prints a constant",
+    "calibrate": "reads neither a job nor a run",
+    "sample": "reads neither a job nor a run",
+    "launch": "tests/docker/test_hostile_job.py",
+}
+"""Commands that no hostile folder reaches here, and why."""
+JOB_COMMANDS = {
+    "validate": ["validate", "job.yaml"],
+    "facts": ["facts"],
+    "doctor": ["doctor"],
+    "plan": ["plan", "job.yaml"],
+    "fetch": ["fetch", "job.yaml"],
+    "init": ["init", "photos", "--output", "drafted.yaml"],
+    "shard": ["shard", "photos", "--to", "shards"],
+    "convert": ["convert", "weights.pt"],
+    "memory": ["memory", "job.yaml", "--output", "memory"],
+    "find-lr": ["find-lr", "job.yaml", "--output", "rates", "--steps", "20"],
+    "train": ["train", "job.yaml"],
+    "repeat": ["repeat", "job.yaml", "--seeds", "2"],
+    "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={parameters: {train.optimizer.lr: [0.01, 0.02]}}"],
+    "bench": ["bench", "job.yaml", "--rounds", "1", "--output", "bench"],
+}
+LONG = ("memory", "find-lr", "repeat", "sweep", "bench")
+RUN_COMMANDS = {
+    "watch": ["watch", "runs/hostile-001"],
+    "report": ["report", "runs/hostile-001"],
+    "compare": ["compare", "runs/hostile-001", "runs/other-001"],
+    "track": ["track", "runs/hostile-001", "--mlflow", "ADDRESS"],
+    "evaluate": ["evaluate", "runs/hostile-001"],
+    "predict": ["predict", "runs/hostile-001", "photos"],
+    "export": ["export", "runs/hostile-001", "--output", "model.onnx"],
+    "reproduce": ["reproduce", "runs/hostile-001"],
+    "extend": ["train", "job.yaml", "--extend", "runs/hostile-001", "--set", "train.epochs=2"],
+    "train": ["train", "job.yaml"],
+    "repeat": ["repeat", "job.yaml", "--seeds", "2"],
+    "from": ["train", "job.yaml", "--new", "--set", "model={from: runs/hostile-001}"],
+}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Outside]:
+    place = Outside(tmp_path / "outside")
+    yield place
+    place.check()
+
+
+@pytest.fixture
+def server() -> Iterator[MlflowDouble]:
+    with mlflow_double.serving(MlflowDouble()) as double:
+        yield double
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the hostile job, and its run."""
+    folder = tmp_path_factory.mktemp("trained")
+    beside = Outside(folder / "outside")
+    (folder / "work").mkdir()
+    write_job(folder / "work", beside)
+    done = watch_command(["train", "job.yaml"], folder / "work", folder)
+    assert done.code == 0, done.output
+    beside.check()
+    return folder / "work"
+
+
+def check_actions(done: Done, outside: Outside, *addresses: str) -> None:
+    """The processes of a command did nothing but their work."""
+    assert is_plain(done.output), done.output
+    assert SECRET not in done.output
+    assert [line for kind in ("read", "write") for line in done.of_kind(kind) if str(outside.path) in line] == []
+    programs = {Path(line.strip("'\"")).name for line in done.of_kind("program")}
+    assert {name for name in programs if not name.startswith(OURS)} == set()
+    remote = [line for line in done.of_kind("connect") if line.startswith("(") and "'127.0.0.1'" not in line]
+    assert remote == []
+    ports = [line for line in done.of_kind("connect") if line.startswith("(")]
+    assert addresses or ports == []
+
+
+def test_every_command_meets_a_hostile_folder() -> None:
+    commands = {words[0] for words in (*JOB_COMMANDS.values(), *RUN_COMMANDS.values())}
+    assert commands | set(NEVER) == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in JOB_COMMANDS]
+)
+def test_a_hostile_job(tmp_path: Path, outside: Outside, name: str) -> None:
+    (tmp_path / "work").mkdir()
+    write_job(tmp_path / "work", outside)
+    done = watch_command(JOB_COMMANDS[name], tmp_path / "work", tmp_path)
+    assert done.code == (3 if name == "convert" else 0), done.output
+    check_actions(done, outside)
+
+
+@pytest.mark.parametrize("name", RUN_COMMANDS)
+def test_a_run_folder_full_of_links(
+    trained: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
+) -> None:
+    shutil.copytree(trained, tmp_path / "work")
+    run = tmp_path / "work" / "runs" / "hostile-001"
+    shutil.copytree(run, run.with_name("other-001"))
+    if name == "repeat":
+        run = run.rename(run.with_name("hostile-seed0-001"))
+    for link in ("events.jsonl", "report.html", ".lock", "tracker", "model/config.json"):
+        plant_link(run, link, outside)
+    if name in ("train", "repeat"):  # the unfinished run that the next command of this name would continue
+        (run / "state.json").write_text('{"status": "stopped", "exit_code": 75}')
+    words = [word.replace("ADDRESS", server.address) for word in RUN_COMMANDS[name]]
+    done = watch_command(words, tmp_path / "work", tmp_path)
+    assert done.code == (2 if name == "from" else CheckpointError.exit_code), done.output
+    assert "is a symbolic link" in done.output
+    check_actions(done, outside)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, link: str) -> None:
+    shutil.copytree(trained, tmp_path / "work")
+    plant_link(tmp_path / "work" / "runs" / "hostile-001", link, outside)
+    done = watch_command(["report", "runs/hostile-001"], tmp_path / "work", tmp_path)
+    assert done.code == CheckpointError.exit_code
+    assert f"runs/hostile-001/{link} is a symbolic link" in done.output
+    check_actions(done, outside)
+
+
+def test_a_run_folder_that_is_a_link(trained: Path, tmp_path: Path, outside: Outside) -> None:
+    shutil.copytree(trained, tmp_path / "work")
+    (tmp_path / "work" / "runs" / "hostile-002").symlink_to(outside.path)
+    for words in (["watch", "runs/hostile-002"], ["train", "job.yaml"]):
+        done = watch_command(words, tmp_path / "work", tmp_path)
+        assert done.code in (0, CheckpointError.exit_code), done.output
+        check_actions(done, outside)
+
+
+@pytest.fixture(scope="module")
+def trained_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job that has code of its own, and its run."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "work").mkdir()
+    write_code_job(folder / "work")
+    done = watch_command(["train", "job.yaml"], folder / "work", folder)
+    assert done.code == 0, done.output
+    return folder / "work"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "runs/tiny-001"],
+        ["predict", "runs/tiny-001", "rows.npz"],
+        ["export", "runs/tiny-001", "--output", "model.onnx"],
+        ["reproduce", "runs/tiny-001"],
+        ["report", "runs/tiny-001"],
+        ["watch", "runs/tiny-001"],
+        ["compare", "runs/tiny-001", "runs/tiny-001"],
+        ["track", "runs/tiny-001", "--mlflow", "ADDRESS"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_code_of_a_foreign_run_does_not_run(
+    trained_code: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, words: list[str]
+) -> None:
+    """The same folder elsewhere, for a user who has agreed to nothing; its state names a folder with other code."""
+    shutil.copytree(trained_code, tmp_path / "work")
+    run = tmp_path / "work" / "runs" / "tiny-001"
+    state = json.loads((run / "state.json").read_text())
+    (tmp_path / "theirs").mkdir()
+    source = write_code_job(tmp_path / "theirs")
+    (run / "state.json").write_text(json.dumps(state | {"source": str(source)}))
+    named = [word.replace("ADDRESS", server.address) for word in words]
+    stranger = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOSTILE_CANARY": str(outside.canary)}
+    done = watch_command(named, tmp_path / "work", tmp_path, **stranger)
+    reads_only = words[0] in ("report", "watch", "compare", "track")
+    assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
+    assert [path for path, authorization in server.seen if authorization] == []
+    check_actions(done, outside, *([server.address] if words[0] == "track" else []))
