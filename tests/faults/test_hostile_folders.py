@@ -43,8 +43,8 @@ JOB_COMMANDS = {
     "find-lr": ["find-lr", "job.yaml", "--output", "rates", "--steps", "20"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
-    "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={parameters: {train.optimizer.lr: [0.01, 0.02]}}"],
-    "bench": ["bench", "job.yaml", "--rounds", "1", "--output", "bench"],
+    "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],
+    "bench": ["bench", "job.yaml", "--rounds", "3", "--output", "bench"],
 }
 LONG = ("memory", "find-lr", "repeat", "sweep", "bench")
 RUN_COMMANDS = {
