@@ -187,13 +187,13 @@ class Done:
         return [line.removeprefix(f"{kind} ") for line in self.actions if line.startswith(f"{kind} ")]
 
 
-def watch_command(words: list[str], folder: Path, scratch: Path, **variables: str) -> Done:
-    """Run `drivetrain` in a folder, with an audit hook in it and in all Python processes that it starts."""
+def watch_command(words: list[str], folder: Path, scratch: Path, root: Path = ROOT, **variables: str) -> Done:
+    """Run `drivetrain` of a checkout in a folder, with an audit hook in it and in all Python processes that it starts."""
     (scratch / "hook").mkdir(exist_ok=True)
     (scratch / "hook" / "sitecustomize.py").write_text(HOOK)
     log = scratch / "log"
     log.unlink(missing_ok=True)
-    path = os.pathsep.join((str(scratch / "hook"), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(scratch / "hook"), str(root), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
         [sys.executable, "-m", "runtime", *words],
         cwd=folder,

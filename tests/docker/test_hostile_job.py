@@ -1,0 +1,88 @@
+"""A hostile job in a container and a hostile run folder in the image: neither reaches what lies outside, nor the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import CheckpointError
+from tests import mlflow_double, own_job
+from tests.docker.conftest import Run
+from tests.docker.test_launch import checkout, remove
+from tests.hostile import SECRET, Outside, plant_link, plant_repository, watch_command
+from tests.mlflow_double import MlflowDouble
+
+CODE = """
+from pathlib import Path
+
+print("run runs/../../outside starts", flush=True)
+outside = Path("../../../outside")  # as the host sees it from a run folder
+for run in Path("/workspace/runs").glob("tiny-*"):
+    for name, target in {"report.html": "key", "events.jsonl": "bashrc", "provenance.json": "key", "tracker": ""}.items():
+        if (run / name).exists():
+            (run / name).rename(run / f"{name}.old")
+        (run / name).symlink_to(outside / target)
+"""
+
+
+@pytest.fixture
+def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
+    folder = checkout(tmp_path / "drivetrain")
+    yield folder
+    remove(folder)
+
+
+def test_the_host_believes_no_container(project: Path, tmp_path: Path) -> None:
+    """Code in the container prints a line like ours and plants links, while a tracker on the host copies the run."""
+    outside = Outside(tmp_path / "outside")
+    work = project / "work"
+    work.mkdir()
+    (work / "my_data.py").write_text(own_job.DATA)
+    (work / "my_model.py").write_text(CODE + own_job.MODEL)
+    plant_repository_after_commit(work, outside)
+    with mlflow_double.serving(MlflowDouble()) as server:
+        job = (
+            own_job.JOB.format(data="", model="", train="", checkpoint="") + f"track: {{mlflow: '{server.address}'}}\n"
+        )
+        (work / "job.yaml").write_text(job)
+        done = watch_command(["launch", "work/job.yaml"], project, tmp_path, project)
+        assert "run runs/../../outside starts" in done.output
+        assert "my_model.py" not in done.output, done.output
+        sent = b"".join(server.files.values()) + json.dumps([server.runs, list(server.experiments)]).encode()
+    assert SECRET.encode() not in sent
+    assert [line for kind in ("read", "write") for line in done.of_kind(kind) if str(outside.path) in line] == []
+    outside.check()
+
+
+def plant_repository_after_commit(work: Path, outside: Outside) -> None:
+    """A repository needs a job file to hold."""
+    (work / "job.yaml").write_text("name: tiny\n")
+    plant_repository(work, outside)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["report"], ["watch"], ["compare"], ["evaluate"], ["predict"], ["export"], ["reproduce"]],
+    ids=lambda w: w[0],
+)
+def test_a_run_folder_full_of_links_in_the_image(container: Run, tmp_path: Path, words: list[str]) -> None:
+    outside = Outside(tmp_path / "outside")
+    run = tmp_path / "runs" / "hostile-001"
+    (run / "model").mkdir(parents=True)
+    (run / "job.yaml").write_text("name: hostile\n")
+    for link in ("state.json", "report.html", "events.jsonl", ".lock", "model/config.json"):
+        plant_link(run, link, outside)
+    shutil.copytree(run, run.with_name("other-001"), symlinks=True)
+    more = {"compare": ["runs/other-001"], "predict": ["runs"]}.get(words[0], [])
+    owner = f"--user={os.getuid()}:{os.getgid()}"
+    options = (f"--volume={tmp_path}:/work", "--workdir=/work", owner)
+    done = container(*words, "runs/hostile-001", *more, options=options)
+    assert done.returncode == CheckpointError.exit_code, done.stdout + done.stderr
+    assert "is a symbolic link, which could lead out of the run folder" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    outside.check()
