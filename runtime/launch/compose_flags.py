@@ -28,6 +28,7 @@ def flags(variables: Mapping[str, str]) -> list[str]:
     options = [
         *(("--cap-drop", capability) for capability in service["cap_drop"]),
         *(("--security-opt", option) for option in service["security_opt"]),
+        *(("--ulimit", f"{name}={most}") for name, most in service["ulimits"].items()),
         *(("--tmpfs", mount) for mount in service["tmpfs"]),
         ("--cpus", limits["cpus"]),
         ("--memory", limits["memory"]),

@@ -59,7 +59,7 @@ def test_a_script_runs_one_hardened_container_on_each_engine(folder: Path, capsy
     text = (folder / "tiny.nodes.sh").read_text()
     assert "contexts=(node0 node1)" in text
     assert (
-        "options=(--init --read-only --cap-drop=ALL --security-opt=no-new-privileges:true --pids-limit=512 --user=1000:1000 "
+        "options=(--init --read-only --cap-drop=ALL --security-opt=no-new-privileges:true --pids-limit=512 --ulimit=core=0 --user=1000:1000 "
         "--network=host --cpus=2 --memory=4096m --memory-swap=4096m --shm-size=256m --tmpfs=/tmp:exec,mode=1777 "
         "--tmpfs=/cache:exec,mode=1777 --volume=/srv/data:/data)"
     ) in text

@@ -302,6 +302,7 @@ def test_the_container_is_hardened_as_compose_says() -> None:
         "--read-only",
         *("--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges:true"),
+        *("--ulimit", "core=0"),
         *("--tmpfs", "/tmp:exec,mode=1777,size=512m"),
         *("--cpus", "1.5", "--memory", "3g", "--memory-swap", "3g"),
         *("--shm-size", "256m", "--pids-limit", "512"),

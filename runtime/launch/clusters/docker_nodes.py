@@ -111,6 +111,7 @@ def _options(work: ClusterJob, here: NodesSite) -> list[str]:
     memory = f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**20)}m"
     made = [
         *("--init", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", f"--pids-limit={PIDS}"),
+        "--ulimit=core=0",
         f"--user={here.user}:{here.user}",
         # The processes choose ports of their own, and other nodes have to reach them.
         "--network=host",
