@@ -13,7 +13,7 @@ from runtime.report.formatting import aligned, duration, number, plain, shown
 from runtime.report.record import read
 from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
 from runtime.report.summary import summarize
-from runtime.system.files import make_folder
+from runtime.system.files import PRIVATE, make_folder
 from runtime.system.printable import printable_text
 from runtime.system.run_files import RunFiles
 
@@ -74,7 +74,7 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
     spreads, left_out = list(_spreads(entries)), list(_left_out(entries))
     head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
-    make_folder(folder)
+    make_folder(folder, PRIVATE)
     RunFiles(folder).write_json("repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
     RunFiles(folder).write_text("repeat.md", printable_text(markdown(head, below)))
     RunFiles(folder).write_text("repeat.html", printable_text(page(head, below)))

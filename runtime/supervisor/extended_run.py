@@ -25,7 +25,13 @@ from runtime.supervisor.finished_run import MAY_CHANGE, FinishedRun
 from runtime.supervisor.run_folder import RECORDS, RunFolder
 from runtime.supervisor.spec_difference import difference, spec_text, stored_job
 from runtime.system.console import say
-from runtime.system.files import make_folder, sha256, storage_error, sync_folder
+from runtime.system.files import (
+    PRIVATE,
+    make_folder,
+    sha256,
+    storage_error,
+    sync_folder,
+)
 from runtime.system.run_files import RunFiles, refuse_links
 from runtime.tracking.event_log import EventLog
 from runtime.training.checkpoints.manifest import MANIFEST, verify
@@ -93,7 +99,7 @@ def _begun(
 ) -> RunFolder:
     """Copy the finished run into a new folder."""
     beside, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name, after)
-    make_folder(beside)
+    make_folder(beside, PRIVATE)
     lock = run_folder.lock_folder(beside)
     try:
         for rest in beside.iterdir():  # of a killed attempt

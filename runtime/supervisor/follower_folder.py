@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.job import Job
 from runtime.supervisor.run_folder import LOCK, RunFolder, lock_folder
 from runtime.supervisor.spec_difference import spec_text
-from runtime.system.files import make_folder, storage_error
+from runtime.system.files import PRIVATE, make_folder, storage_error
 from runtime.system.run_files import RunFiles
 
 FOLDER = "followers"
@@ -26,7 +26,7 @@ def opened(runs: Path, job: Job, index: int) -> RunFolder:
         Busy: if another process has it.
     """
     path = runs / FOLDER / f"{job.name}-{index}"
-    make_folder(path)
+    make_folder(path, PRIVATE)
     lock = lock_folder(path)
     try:
         for rest in path.iterdir():

@@ -14,7 +14,7 @@ from runtime.errors import Busy, CheckpointError, DataError, SpecError
 from runtime.job import Job
 from runtime.supervisor.spec_difference import difference, spec_text
 from runtime.system import file_lock
-from runtime.system.files import make_folder, storage_error
+from runtime.system.files import PRIVATE, make_folder, storage_error
 from runtime.system.run_files import RunFiles, refuse_links
 
 RECORDS = (
@@ -91,7 +91,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
         return RunFolder(last, True, lock)
     path = next_path(runs, job.name, after)
     try:
-        path.mkdir()
+        path.mkdir(PRIVATE)
         RunFiles(path).write_text("job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None

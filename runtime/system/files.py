@@ -26,14 +26,22 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
-def make_folder(path: Path) -> None:
+PRIVATE = 0o700
+"""The mode of a folder that only its owner may enter: runs quote samples, and repeat paths and addresses."""
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents, if they do not exist.
+
+    Args:
+        path: of the folder.
+        mode: of the folder itself, less the bits of the process's umask.
 
     Raises:
         StorageError: if that fails.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error(path, error) from None
 

@@ -12,7 +12,7 @@ import yaml
 from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import run_folder, spec_difference
+from runtime.supervisor import follower_folder, run_folder, spec_difference
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -34,6 +34,19 @@ def test_numbers_go_up_when_runs_are_done(tmp_path: Path) -> None:
         run = run_folder.open_run(runs, job(tmp_path))
         assert (run.path.name, run.resumes) == (expected, False)
         end(run, "done")
+
+
+def test_a_run_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
+    """Its mistakes quote samples; the folder of all runs is as the umask says."""
+    before = os.umask(0o022)
+    try:
+        end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "done")
+        follower = follower_folder.opened(tmp_path / "runs", job(tmp_path), 1)
+        os.close(follower.lock)
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "runs", tmp_path / "runs" / "a-001", follower.path)]
+    assert modes == [0o755, 0o700, 0o700]
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed"])

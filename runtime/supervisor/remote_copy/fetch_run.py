@@ -12,7 +12,7 @@ from runtime.storage.object_store import ObjectStore
 from runtime.supervisor.remote_copy.run_copy import best_of, step_of
 from runtime.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
 from runtime.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
-from runtime.system.files import make_folder, parse_json, storage_error, sync_folder
+from runtime.system.files import PRIVATE, make_folder, parse_json, storage_error, sync_folder
 from runtime.system.units import format_bytes
 from runtime.training.checkpoints.manifest import MANIFEST, MOST_BYTES, all_damaged, listed_in, passed_over, verify
 
@@ -35,7 +35,7 @@ def fetch_run(store: ObjectStore, final: Path, tell: Callable[[str], None], abov
     make_folder(final.parent)
     try:
         shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
+        place.mkdir(PRIVATE)
         sizes = {each.name: each.bytes for each in store.objects()}
         found, more = _checkpoints(store, sizes, place / CHECKPOINTS, tell, above)
         if found is None and above >= 0:

@@ -13,7 +13,7 @@ from runtime.supervisor import named_run, run_folder, same_inputs
 from runtime.supervisor.spec_difference import FREE, difference, spec_text
 from runtime.supervisor.sweep.study import Study
 from runtime.system.console import say
-from runtime.system.files import make_folder
+from runtime.system.files import PRIVATE, make_folder
 from runtime.system.run_files import RunFiles, refuse_links
 
 SPEC = named_run.SWEEP
@@ -52,7 +52,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
             raise
         os.close(lock)
     path = run_folder.next_path(runs, name)
-    make_folder(path)
+    make_folder(path, PRIVATE)
     lock = run_folder.lock_folder(path)
     RunFiles(path).write_text(SPEC, spec_text(job))
     study = Study(path, job, metric)
