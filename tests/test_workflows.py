@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -50,6 +51,70 @@ def test_jobs_may_only_read_unless_they_publish(path: Path) -> None:
     assert whole["permissions"] == {"contents": "read"}
     writers = {name for name, job in whole["jobs"].items() if "write" in (job.get("permissions") or {}).values()}
     assert writers == ({"image", "publish", "wheel"} if path.stem == "release" else set())
+
+
+DOUBLE = """#!/bin/bash
+echo "$(basename "$0") $*" >>"$LOG"
+case "$*" in
+    *"inspect --raw"*"@$JOINED") echo '{"manifests": ['"$INSIDE"']}' ;;
+    *"inspect --raw"*) echo '{"config": {}}' ;;
+    *"inspect --format"*RepoDigests*) printf '%s\\n' "other/x@sha256:0" "r.example/a/drivetrain/cpu@$PUSHED" ;;
+    *"inspect --format"*) echo contents ;;
+    *"imagetools inspect"*) echo "Digest: $JOINED" ;;
+    create*) echo container ;;
+esac
+"""
+
+
+def released(folder: Path, *words: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """A step of the release with doubles of docker and cosign, and what these were asked."""
+    for name in ("docker", "cosign"):
+        (folder / name).write_text(DOUBLE)
+        (folder / name).chmod(0o755)
+    log = folder / "log"
+    log.write_text("")
+    surroundings = {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(log), "DRIVETRAIN_REGISTRY": "r.example/a"}
+    done = subprocess.run(
+        [ROOT / "scripts" / "release", *words],
+        env=surroundings | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, log.read_text().splitlines()
+
+
+def test_what_was_tested_is_what_is_signed(tmp_path: Path) -> None:
+    """Tags were asked again in each step, and anybody who may push there can move them."""
+    name, (amd, arm, joined, other) = "r.example/a/drivetrain/cpu", (f"sha256:{letter * 64}" for letter in "1234")
+    done, _ = released(tmp_path, "push", "cpu", "amd64", PUSHED=amd)
+    assert done.stdout == f"cpu-amd64={amd}\n"
+    tested = {"DIGEST_AMD64": amd, "DIGEST_ARM64": arm, "JOINED": joined}
+    done, asked = released(tmp_path, "join", "cpu", **tested, INSIDE=f'"{amd}", "{arm}"')
+    assert done.stdout == f"name={name}\ndigest={joined}\n", done.stderr
+    assert any(line.endswith(f" {name}@{amd} {name}@{arm}") for line in asked if " create " in line)
+    for inside in (f'"{amd}", "{other}"', f'"{amd}", "{arm}", "{other}"', f'"{amd}"'):
+        done, _ = released(tmp_path, "join", "cpu", **tested, INSIDE=inside)
+        assert (done.returncode != 0, done.stdout) == (True, "")
+        assert "which has other images than those that were tested" in done.stderr
+    done, asked = released(tmp_path, "sign", "cpu", **tested, DIGEST=joined)
+    assert done.returncode == 0, done.stderr
+    signed = [line.split()[-1] for line in asked if line.startswith("cosign")]
+    assert signed == [f"{name}@{digest}" for digest in (joined, amd, arm)]
+
+
+@pytest.mark.parametrize("step", ["join", "sign"])
+def test_a_step_without_a_digest_is_refused(tmp_path: Path, step: str) -> None:
+    done, asked = released(tmp_path, step, "cpu", DIGEST=f"sha256:{'3' * 64}", DIGEST_AMD64="latest")
+    assert done.returncode == 2
+    assert done.stderr.startswith("DIGEST_AMD64 is 'latest'\n  possible: the digest that")
+    assert not [line for line in asked if " create " in line or " attest " in line]
+
+
+def test_the_workflow_hands_the_digests_on() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    built = [f"{each['word']}-{each['arch']}" for each in jobs["image"]["strategy"]["matrix"]["include"]]
+    assert jobs["image"]["outputs"] == {name: f"${{{{ steps.push.outputs.{name} }}}}" for name in built}
 
 
 def test_the_changelog_has_the_version() -> None:
