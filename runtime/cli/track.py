@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from pydantic import ValidationError
 
@@ -10,6 +11,7 @@ from runtime.errors import SpecError
 from runtime.job.track import Track
 from runtime.supervisor import named_run
 from runtime.system.console import say
+from runtime.tracking.mlflow_server import LOCATION
 from runtime.tracking.run_tracker import RunTracker, open_tracker, stored_track
 from runtime.tracking.tracker import TrackerError
 
@@ -57,6 +59,8 @@ def _asked(given: argparse.Namespace) -> Track | None:
     """The server of the command line."""
     if given.mlflow is None:
         return None
+    # Whoever types the address names the server that may have the credentials.
+    os.environ[LOCATION] = given.mlflow
     try:
         return Track(mlflow=given.mlflow, experiment=given.experiment)
     except ValidationError as error:

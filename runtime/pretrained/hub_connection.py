@@ -37,7 +37,6 @@ LONGEST_WAIT = 300.0
 MOST_JSON = 32 << 20
 """Bytes of a list that the hub sends."""
 TOKEN = "HF_TOKEN"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BUSY = (408, 429, 500, 502, 503, 504)
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
@@ -183,10 +182,10 @@ def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ,
             f"HF_ENDPOINT is {endpoint!r}", "an address such as https://huggingface.co", "correct it, or unset it"
         )
     token, source = find_token(environ)
-    if token and where.scheme == "http" and where.hostname not in _LOOPBACK:
+    if token and where.scheme == "http" and not web.is_loopback(where.hostname):
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
         token, source = "", ""
-    opener = build_opener(ProxyHandler(web.proxies()), HTTPSHandler(context=web.certificates()), _Redirects())
+    opener = build_opener(ProxyHandler(web.proxies(endpoint)), HTTPSHandler(context=web.certificates()), _Redirects())
     return Connection(endpoint, token, source, opener, say, kind)
 
 

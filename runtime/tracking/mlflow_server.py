@@ -19,10 +19,14 @@ from runtime.system.secrets import masked
 from runtime.system.version import VERSION
 from runtime.tracking.tracker import TrackerError
 
+LOCATION = "MLFLOW_TRACKING_URI"
+"""Names the user's own server; a job may name another, which gets no credentials."""
 VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 """From which MLflow's own client takes the same."""
 PATIENCE = 10.0
 """Seconds to wait for an answer."""
+LARGEST = 8 << 20
+"""Bytes of an answer."""
 _PASSING = (408, 425, 429)
 
 
@@ -40,8 +44,11 @@ class MlflowServer:
         self.identity = identity
         self.until: float | None = None
         self.authorization = _authorization(environ)
+        self.withheld, self.cure = _withheld(self.address, environ) if self.authorization else ("", "")
+        if self.withheld:
+            self.authorization = ""
         self.opener: OpenerDirector = build_opener(
-            ProxyHandler(web.proxies()), HTTPSHandler(context=web.certificates()), _NoRedirects()
+            ProxyHandler(web.proxies(self.address)), HTTPSHandler(context=web.certificates()), _NoRedirects()
         )
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,10 +65,10 @@ class MlflowServer:
         text = self._open(Request(f"{self.address}/api/2.0/mlflow/{path}", data, headers, method=method))
         try:
             found = json.loads(text or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise self._stranger()
+            raise self.stranger()
         return found
 
     def put(self, path: str, content: bytes) -> None:
@@ -75,7 +82,9 @@ class MlflowServer:
             request.add_header("Authorization", self.authorization)
         try:
             with self.opener.open(request, timeout=self._patience()) as answer:
-                found: bytes = answer.read()
+                found: bytes = answer.read(LARGEST + 1)
+                if len(found) > LARGEST:
+                    raise self.stranger()
                 return found
         except HTTPError as error:
             with error:
@@ -84,6 +93,13 @@ class MlflowServer:
             raise self._silent(error.reason) from None
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
+        except ValueError:  # its text has the header
+            raise TrackerError(
+                f"track.mlflow: a request to {self.address} cannot be written",
+                f"a host name, and credentials in {', '.join(VARIABLES)} without line breaks",
+                "correct the address or the variable",
+                passing=False,
+            ) from None
 
     def _patience(self) -> float:
         return PATIENCE if self.until is None else max(0.2, min(PATIENCE, self.until - time.monotonic()))
@@ -105,9 +121,10 @@ class MlflowServer:
         if error.code in (401, 403):
             return TrackerError(
                 f"track.mlflow: {self.address} answers {error.code}: "
-                + ("the user or the token is refused" if self.authorization else "it wants a user or a token"),
+                + ("the user or the token is refused" if self.authorization else "it wants a user or a token")
+                + (f", and {self.withheld}" if self.withheld else ""),
                 "a user who may write there",
-                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}",
+                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}" + (f"; {self.cure}" if self.cure else ""),
                 passing=False,
             )
         if 300 <= error.code < 400:
@@ -118,7 +135,7 @@ class MlflowServer:
                 passing=False,
             )
         if error.code == 404 and not found:
-            return self._stranger()
+            return self.stranger()
         return TrackerError(
             f"track.mlflow: {self.address} answers {error.code}{f': {text}' if text else ''}",
             "an MLflow server that is well",
@@ -126,7 +143,8 @@ class MlflowServer:
             passing=error.code >= 500 or error.code in _PASSING,
         )
 
-    def _stranger(self) -> TrackerError:
+    def stranger(self) -> TrackerError:
+        """The error for an answer that no MLflow server gives."""
         return TrackerError(
             f"track.mlflow: what answers at {self.address} is no MLflow server",
             "the address that `mlflow server` prints",
@@ -161,3 +179,22 @@ def _authorization(environ: Mapping[str, str]) -> str:
     if token:
         return f"Bearer {token}"
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
+
+
+def _withheld(address: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Why a server gets no credentials, and what to do if it should; empty if it gets them.
+
+    A job names the server, and the job may be a stranger's.
+    """
+    own, given = environ.get(LOCATION, "").strip(), "the credentials of this machine are not sent"
+    try:
+        named = bool(own) and web.origin(own) == web.origin(address)
+    except ValueError:
+        named = False
+    if not named:
+        cause = f"{LOCATION} names another server" if own else f"{LOCATION} does not name this server"
+        return f"{given}, since {cause}", f"if it is your server, export {LOCATION}={address}"
+    scheme, host, _ = web.origin(address)
+    if scheme != "https" and not web.is_loopback(host):
+        return f"{given}, since the address is not encrypted (http)", "use the https address of the server"
+    return "", ""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from runtime.system.console import say
 from runtime.system.run_files import RunFiles
 from runtime.system.secrets import masked
 from runtime.tracking.mlflow_server import Missing, MlflowServer
@@ -52,7 +53,11 @@ class MlflowTracker:
         self.address = self.server.address
         self.experiment = experiment
         self.files = files
-        self.known: dict[str, str] = files.read_object(IDENTITY)
+        self.known = {key: text for key, text in files.read_object(IDENTITY).items() if isinstance(text, str)}
+        if self.server.withheld:
+            say(f"tracker: {self.address}: {self.server.withheld}")
+            say("  possible: a server that the user's own environment names, over https or on this machine")
+            say(f"  do:       {self.server.cure}")
 
     @property
     def until(self) -> float | None:
@@ -65,12 +70,13 @@ class MlflowTracker:
 
     def begin(self, run: RunDescription) -> str:
         """Create the run, or find the one that was created before; returns the address of its page."""
-        if "run" not in self.known:
+        if not {"run", "experiment"} <= self.known.keys():
             self._keep(key=self.known.get("key") or uuid.uuid4().hex)
             self._keep(experiment=self._experiment())
             info = self._created_before() or self._create(run)
-            self._log_parameters(info["run_id"], run.parameters)
-            self._keep(run=info["run_id"], files=info.get("artifact_uri", ""))
+            number = self._text(info, "run_id")
+            self._log_parameters(number, run.parameters)
+            self._keep(run=number, files=str(info.get("artifact_uri", "")))
         self.server.post("runs/update", {"run_id": self.known["run"], "status": "RUNNING"})
         self.describe(run.tags)
         return f"{self.address}/#/experiments/{self.known['experiment']}/runs/{self.known['run']}"
@@ -112,7 +118,7 @@ class MlflowTracker:
         if found := self._find_experiment():
             return found
         try:
-            return str(self.server.post("experiments/create", {"name": self.experiment})["experiment_id"])
+            return self._text(self.server.post("experiments/create", {"name": self.experiment}), "experiment_id")
         except TrackerError:
             if found := self._find_experiment():  # another run has just created it
                 return found
@@ -125,22 +131,24 @@ class MlflowTracker:
             )
         except Missing:
             return ""
-        found = answer["experiment"]
+        found = self._object(answer, "experiment")
         if found.get("lifecycle_stage") == "deleted":
             raise TrackerError(
                 f"track.experiment: {self.experiment!r} is deleted on {self.address}",
                 "an experiment that is not deleted, or a new name",
-                f"restore it (`mlflow experiments restore --experiment-id {found['experiment_id']}`), or choose another",
+                f"restore it (`mlflow experiments restore --experiment-id {self._text(found, 'experiment_id')}`), or choose another",
                 passing=False,
             )
-        return str(found["experiment_id"])
+        return self._text(found, "experiment_id")
 
     def _created_before(self) -> dict[str, Any] | None:
         """The run that was created before its number could be kept."""
         text = f"tags.`{_KEY}` = '{self.known['key']}'"
         found = self.server.post("runs/search", {"experiment_ids": [self.known["experiment"]], "filter": text})
         runs = found.get("runs", [])
-        return runs[0]["info"] if runs else None
+        if not isinstance(runs, list):
+            raise self.server.stranger()
+        return self._object({"run": runs[0]}, "run", "info") if runs else None
 
     def _create(self, run: RunDescription) -> dict[str, Any]:
         body = {
@@ -149,8 +157,22 @@ class MlflowTracker:
             "start_time": run.started,
             "tags": [{"key": _KEY, "value": self.known["key"]}, {"key": _SOURCE, "value": "drivetrain train"}],
         }
-        info: dict[str, Any] = self.server.post("runs/create", body)["run"]["info"]
-        return info
+        return self._object(self.server.post("runs/create", body), "run", "info")
+
+    def _object(self, answer: object, *keys: str) -> dict[str, Any]:
+        """An object inside an answer."""
+        for key in keys:
+            answer = answer.get(key) if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            raise self.server.stranger()
+        return answer
+
+    def _text(self, answer: Mapping[str, Any], key: str) -> str:
+        """A number or name in an answer, as text."""
+        value = answer.get(key)
+        if not isinstance(value, str | int) or not str(value):
+            raise self.server.stranger()
+        return str(value)
 
     def _log_parameters(self, run: str, parameters: Mapping[str, str]) -> None:
         items = [
