@@ -156,4 +156,9 @@ class Stopped(DrivetrainError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean "x"?` for the closest of `known`, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f'did you mean "{close[0]}"?' if close else ""
+    # Words may be names of data, such as columns and classes.
+    letters = (
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in "".join(close)
+    )
+    shown = "".join(letters)
+    return f'did you mean "{shown}"?' if close else ""

@@ -9,7 +9,6 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from textwrap import indent
 from typing import Any
 
 from runtime.errors import Busy, DeviceError
@@ -76,7 +75,7 @@ class ComposeProject:
                 for line in container.logs().decode(errors="replace").splitlines():
                     say_aside(line)
             raise nvidia_toolkit.refused(done.stderr) or DeviceError(
-                f"the container could not be started:\n{indent(done.stderr.strip()[-2000:], ' ' * 4)}",
+                f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
                 "see the engine's message above",
                 "`docker compose config` shows the requested settings",
             )

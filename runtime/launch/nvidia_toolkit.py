@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from textwrap import indent
 from typing import Any
 
 from runtime.errors import DeviceError
@@ -66,7 +65,7 @@ def refused(words: str) -> DeviceError | None:
         )
     if "nvidia-container-cli" in words or "nvml error" in words.lower():
         return DeviceError(
-            f"the NVIDIA container toolkit could not provide the GPU:\n{indent(words.strip()[-1000:], ' ' * 4)}",
+            f"the NVIDIA container toolkit could not provide the GPU:\n{words.strip()[-1000:]}",
             "a working driver: nvidia-smi on the host lists the GPU",
             "fix what the toolkit reports; after a driver update restart the host",
         )

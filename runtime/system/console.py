@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -32,9 +33,9 @@ def say_aside(text: str) -> None:
 
 
 def say_error(error: DrivetrainError) -> None:
-    """Print the parts of an error to stderr."""
-    for line in error.lines():
-        say_aside(line)
+    """Print the parts of an error to stderr; the further lines of one, such as an engine's message, are indented."""
+    for part in error.lines():
+        say_aside(re.sub("\n(?! )", "\n    ", part))
 
 
 def say_json(value: object, *, ascii_only: bool = True) -> None:
