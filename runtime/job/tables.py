@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,11 @@ class TableData(TableFileData):
     )
     date_format: Annotated[str, Field(min_length=2, pattern="%")] | None = Field(
         None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
+    )
+    first_year: Annotated[int, Field(ge=1600, le=2100)] | None = Field(
+        None,
+        description="first of the hundred years that two digits (%y) stand for: 1930 for dates of birth makes 40 1940; needed "
+        "if dates of this century would be later than this year",
     )
 
 
@@ -111,6 +117,14 @@ class TableJob(Job):
                 f"is {given.groups!r}, which data.{twice[0]} has too",
                 "a column that is only read for the split",
                 "remove it from one",
+            )
+        two_digits = re.search("%[yDxcg]", (given.date_format or "").replace("%%", ""))
+        if given.first_year is not None and not two_digits:
+            yield self.problem(
+                ("data", "first_year"),
+                f"is {given.first_year}, and data.date_format has no year of two digits",
+                "for dates such as 31.05.24, whose form has %y",
+                "remove it, or correct data.date_format",
             )
         if given.date_format and not given.dates:
             yield self.problem(

@@ -52,6 +52,8 @@ VALUES = (
         "text that is not empty", "change the value"),
     Row('data: {train: data, missing: ["?", -999]}', "3:21", "data.missing: is ?, -999, and 'data' is no table",
         "for tables that are read as a whole", "remove it"),
+    Row("name: a\ntask: tabular-regression\ndata: {train: a.csv, target: y, first_year: 30}", "3:33", "data.first_year: is 30",
+        "a number >= 1600", "change the value"),
     Row("data: {train: data, fold: 6/5}", "3:21", "data.fold: is '6/5'",
         "one of 2 to 100 folds, such as 1/5 for the first of five", "change the value"),
     Row("data: {train: data, fold: 2}", "3:21", "data.fold: is 2",

@@ -24,6 +24,8 @@ LINE = len(b'{"a":1}')
 _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 
+_ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
+"""How a time with a zone ends."""
 LARGEST_BLOCK = 1 << 28
 """Bytes that are read at once of a file with long lines."""
 
@@ -53,7 +55,7 @@ class JsonlReader:
         changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
         if changed:
             table = _table(self.path, self.key, schema([(name, string()) for name in changed]))
-        return table.select(list(columns))
+        return _with_zones(table.select(list(columns)), self.path, self.key, text)
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the approximate number of all rows."""
@@ -100,6 +102,25 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
     for number, line in enumerate(lines, 1):
         names.update(_KEY.findall(line))
         cells.add(CELL * number * len(names) - cells.size)
+
+
+def _with_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
+    """The table with the zone of times that have one, which the reader drops; text where only some have one."""
+    from pyarrow import compute, schema, string, timestamp, types
+
+    times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
+    if not times:
+        return table
+    written = _table(path, key, schema([(name, string()) for name in times]))
+    for name in times:
+        zoned = compute.match_substring_regex(written[name], _ZONE)
+        if not compute.any(zoned).as_py():
+            continue
+        cells = written[name]
+        if compute.all(zoned).as_py():
+            cells = cells.cast(timestamp("us", "UTC"))
+        table = table.set_column(table.column_names.index(name), name, cells)
+    return table
 
 
 def _check_lines(path: Path, key: str) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from runtime.data.formats import column_values, iso_times, row_lines
+from runtime.data.tables import two_digit_years
 from runtime.errors import DataError
 
 DAY = 86_400_000_000
 """Microseconds."""
+POSIX_YEAR = 1969
+"""First of the years that two digits stand for, if they tell no other: 69 is 1969, and 68 is 2068."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class DateFeatures:
     """The parts of each column, in the words of the spec."""
     form: str | None = None
     """Form of dates that are text, as in strptime."""
+    first_year: int | None = None
+    """What two digits of a year stand for: this year and the 99 after it; None: not said."""
+    zones: dict[str, str] | None = field(default_factory=dict)
+    """The time zone in which the numbers of a column are, by column; empty for times without one. The first file that is
+    read decides, others follow. None: of a model that was stored without zones.
+    """
 
     @property
     def names(self) -> list[str]:
@@ -45,6 +54,7 @@ class DateFeatures:
         odd: dict[int, str] = {}
         for name in self.parts:
             times, wrong = self.times(table[name], name, path, key)
+            times = self._in_zone(times, name, path, key)
             for row in np.flatnonzero(wrong).tolist():
                 reason = f"{name} is {column_values.shown(table[name], row)}, no date"
                 odd[row] = f"{odd[row]}; {reason}" if row in odd else reason
@@ -55,11 +65,25 @@ class DateFeatures:
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, from which `from_json` rebuilds the rule; empty without one."""
-        return (
-            {"dates": {name: list(parts) for name, parts in self.parts.items()}, "date_format": self.form}
-            if self.parts
-            else {}
-        )
+        if not self.parts:
+            return {}
+        rule: dict[str, object] = {
+            "dates": {name: list(parts) for name, parts in self.parts.items()},
+            "date_format": self.form,
+        }
+        if self.zones is not None:
+            rule["zones"] = self.zones
+            if two_digit_years.has(self.form):
+                rule["first_year"] = self.first_year or POSIX_YEAR
+        return rule
+
+    def notes(self) -> list[str]:
+        """Notes on the columns whose times have a zone."""
+        return [
+            f"{name}: times with a zone, whose numbers are those in {zone}"
+            for name, zone in (self.zones or {}).items()
+            if zone
+        ]
 
     def times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
         """A column as timestamps, null where it is empty or no date, and a mask of the cells that are no date.
@@ -91,6 +115,11 @@ class DateFeatures:
         times = compute.strptime(texts, self.form, "us", error_is_null=True)
         wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
         wrong |= self._impossible(texts, times)
+        if two_digit_years.has(self.form):
+            if self.first_year is None:
+                two_digit_years.check(texts, times, name, path, key, "data.first_year" if self.parts else "")
+            times, moved = two_digit_years.shift(times, self.first_year or POSIX_YEAR)
+            wrong |= moved
         if wrong.sum() > iso_times.MOSTLY * (len(texts) - texts.null_count):
             row = int(wrong.argmax())
             raise DataError(
@@ -100,6 +129,38 @@ class DateFeatures:
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )
         return compute.if_else(array(wrong), None, times), wrong
+
+    def _in_zone(self, times: Any, name: str, path: Path, key: str) -> Any:
+        """The times in the zone of the column.
+
+        Raises:
+            DataError: if they have a zone and the column has none, or the other way round; or if the zone is not known here.
+        """
+        from pyarrow import ArrowInvalid, compute, timestamp
+
+        if self.zones is None or times.null_count == len(times):
+            return times
+        zone = times.type.tz or ""
+        first = self.zones.setdefault(name, zone)
+        if bool(first) != bool(zone):
+            row = int(np.argmax(times.is_valid().to_numpy(zero_copy_only=False)))
+            given, trained = (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {first}")
+            raise DataError(
+                f'{key}: times of column "{name}" of {path} are {given}, and those of the training data {trained}: '
+                f"{row_lines.place(path, row + 1)} has `{times[row].as_py()}`",
+                "times as in the training data, all with a zone or all without",
+                "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
+            )
+        try:
+            times = compute.cast(times, timestamp("us", first or None))
+            compute.hour(times.slice(0, 1))
+        except ArrowInvalid:
+            raise DataError(
+                f'{key}: column "{name}" of {path} is in the time zone {first}, which this machine does not know',
+                "a zone of its database, such as UTC or Europe/Madrid",
+                "install tzdata, or write the times in UTC",
+            ) from None
+        return times
 
     def _impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which texts pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""
@@ -120,7 +181,13 @@ class DateFeatures:
 
 def from_json(stored: Mapping[str, Any]) -> DateFeatures:
     """Rebuild the rule from `DateFeatures.to_json`."""
-    return DateFeatures(stored.get("dates", {}), stored.get("date_format"))
+    zones = stored.get("zones")
+    return DateFeatures(
+        stored.get("dates", {}),
+        stored.get("date_format"),
+        stored.get("first_year", POSIX_YEAR),
+        None if zones is None else dict(zones),
+    )
 
 
 def _part(times: Any, part: str) -> Any:

@@ -93,7 +93,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
     earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None
-    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format)
+    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
     table, odd = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
     found = earlier.roles() if earlier else roles(table, data, str(path))
     if changed := files.rewritten.intersection(found.categorical):
@@ -117,6 +117,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     _check_varied(fitted, found, path)
     about = [
         *found.notes(),
+        *dates.notes(),
         *alike(data.target[0], head.classes),
         *revealing_columns.describe(table, found, goal, kept, dates.names),
         *notes,

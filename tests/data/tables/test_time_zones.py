@@ -1,0 +1,215 @@
+"""Instants are the same in every form; the zone, and the century of two digits, belong to the model."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from runtime.data import load_new
+from runtime.data.dataset import Dataset
+from runtime.data.load import load
+from runtime.errors import DataError, SpecError
+from runtime.job_spec import load as job_spec
+
+MADRID = ZoneInfo("Europe/Madrid")
+INSTANTS = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(hours=13 * n, minutes=n) for n in range(300)]
+PARTS = "[year, month, day, weekday, hour, minute, days]"
+
+
+def store(path: Path, times: list[Any], kind: Any = None) -> Path:
+    """A file with times, a number and a class."""
+    columns = {"when": times, "z": [n % 5 for n in range(len(times))], "y": ["ab"[n % 2] for n in range(len(times))]}
+    if path.suffix == ".parquet":
+        table = pyarrow.table(columns)
+        parquet.write_table(table.set_column(0, "when", pyarrow.array(times, kind)) if kind else table, path)
+    elif path.suffix == ".jsonl":
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    else:
+        rows = zip(*columns.values(), strict=True)
+        path.write_text(
+            "when,z,y\n" + "".join(",".join("" if cell is None else str(cell) for cell in row) + "\n" for row in rows)
+        )
+    return path
+
+
+def dataset(path: Path, options: str = "") -> Dataset:
+    spec = path.parent / "job.yaml"
+    dates = f"dates: {{when: {PARTS}}}{options}"
+    spec.write_text(
+        f"name: t\ntask: tabular-classification\ndata: {{train: {path.name}, target: y, validation: 0.2, {dates}}}\n"
+    )
+    return load(job_spec.load(spec))
+
+
+def inputs(data: Dataset, path: Path) -> list[Any]:
+    read = load_new.read([path], data.preprocessing, data.heads, labelled=False)
+    return [part.tolist() for part in read.split.gather(np.arange(len(read.split)))]
+
+
+def clock(form: str, zone: Any) -> list[str]:
+    return [instant.astimezone(zone).strftime(form) for instant in INSTANTS]
+
+
+def forms(folder: Path) -> dict[str, Path]:
+    """The same instants in files of all kinds."""
+    iso = [instant.astimezone(MADRID).isoformat() for instant in INSTANTS]
+    zulu = clock("%Y-%m-%dT%H:%M:%SZ", UTC)
+    return {
+        "Parquet, Madrid": store(folder / "a.parquet", INSTANTS, pyarrow.timestamp("us", "Europe/Madrid")),
+        "Parquet, UTC, ns": store(folder / "b.parquet", INSTANTS, pyarrow.timestamp("ns", "UTC")),
+        "Parquet, fixed offset, ms": store(folder / "c.parquet", INSTANTS, pyarrow.timestamp("ms", "-05:00")),
+        "Parquet, text": store(folder / "d.parquet", iso),
+        "Parquet, large text": store(folder / "e.parquet", iso, pyarrow.large_string()),
+        "CSV, offsets": store(folder / "f.csv", iso),
+        "CSV, Z": store(folder / "g.csv", zulu),
+        "CSV, space and offset": store(folder / "h.csv", clock("%Y-%m-%d %H:%M:%S%z", ZoneInfo("Asia/Tokyo"))),
+        "JSONL, offsets": store(folder / "i.jsonl", iso),
+        "JSONL, Z": store(folder / "j.jsonl", zulu),
+        "JSONL, mixed offsets": store(folder / "k.jsonl", [zulu[n] if n % 2 else text for n, text in enumerate(iso)]),
+    }
+
+
+@pytest.mark.parametrize("trained", ["Parquet, Madrid", "Parquet, UTC, ns", "CSV, offsets", "JSONL, offsets"])
+def test_the_same_instants_are_the_same_inputs_in_every_form(tmp_path: Path, trained: str) -> None:
+    files = forms(tmp_path)
+    data = dataset(files[trained])
+    expected = inputs(data, files[trained])
+    assert {name: inputs(data, path) == expected for name, path in files.items()} == dict.fromkeys(files, True)
+
+
+def test_forms_without_a_zone_of_their_own_give_the_same_model(tmp_path: Path) -> None:
+    files = forms(tmp_path)
+    models = [
+        dataset(path).preprocessing for name, path in files.items() if "Madrid" not in name and "fixed" not in name
+    ]
+    assert all(model["numeric"] == models[0]["numeric"] for model in models)
+    assert {model["zones"]["when"] for model in models} == {"UTC"}
+
+
+def test_the_zone_is_said_and_decides_the_hour(tmp_path: Path) -> None:
+    files = forms(tmp_path)
+    madrid, utc = dataset(files["Parquet, Madrid"]), dataset(files["CSV, Z"])
+    assert "when: times with a zone, whose numbers are those in Europe/Madrid" in madrid.notes
+    assert "when: times with a zone, whose numbers are those in UTC" in utc.notes
+    hours = {
+        name: next(c for c in data.preprocessing["numeric"] if c["name"] == "when.hour")
+        for name, data in (("m", madrid), ("u", utc))
+    }
+    assert hours["m"]["mean"] != hours["u"]["mean"]
+
+
+NAIVE = {
+    "csv": lambda folder: store(folder / "n.csv", clock("%Y-%m-%d %H:%M:%S", UTC)),
+    "parquet": lambda folder: store(folder / "n.parquet", [i.replace(tzinfo=None) for i in INSTANTS]),
+    "jsonl": lambda folder: store(folder / "n.jsonl", clock("%Y-%m-%dT%H:%M:%S", UTC)),
+    "days": lambda folder: store(folder / "n.parquet", [i.date() for i in INSTANTS]),
+    "text": lambda folder: store(folder / "n.parquet", clock("%Y-%m-%d", UTC)),
+}
+
+
+@pytest.mark.parametrize("kind", NAIVE)
+@pytest.mark.parametrize("zoned", ["Parquet, Madrid", "CSV, offsets", "JSONL, Z"])
+def test_times_without_a_zone_are_not_those_with_one(tmp_path: Path, kind: str, zoned: str) -> None:
+    with_zone, without = forms(tmp_path)[zoned], NAIVE[kind](tmp_path)
+    with pytest.raises(
+        DataError, match=r'times of column "when" of .* are without a zone, and those of the training data in'
+    ):
+        inputs(dataset(with_zone), without)
+    with pytest.raises(
+        DataError, match=r'times of column "when" of .* are in .*, and those of the training data without a zone'
+    ):
+        inputs(dataset(without), with_zone)
+
+
+def test_the_validation_file_follows_the_training_file(tmp_path: Path) -> None:
+    forms(tmp_path), NAIVE["csv"](tmp_path)
+    with pytest.raises(DataError, match=r"data\.validation: times of column"):
+        load(job(tmp_path, "g.csv", "n.csv"))
+    assert len(load(job(tmp_path, "g.csv", "b.parquet")).validation) == len(INSTANTS)
+
+
+def job(folder: Path, train: str, validation: str) -> Any:
+    spec = folder / "two.yaml"
+    spec.write_text(
+        f"name: t\ntask: tabular-classification\ndata: {{train: {train}, target: y, validation: {validation}, dates: {{when: {PARTS}}}}}\n"
+    )
+    return job_spec.load(spec)
+
+
+def test_empty_times_have_any_zone(tmp_path: Path) -> None:
+    data = dataset(forms(tmp_path)["CSV, Z"])
+    store(tmp_path / "empty.csv", [None] * 4)
+    assert len(inputs(data, tmp_path / "empty.csv")[0]) == 4
+
+
+def test_a_zone_that_the_machine_does_not_know(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.parquet", INSTANTS, pyarrow.timestamp("us", "Mars/Olympus"))
+    with pytest.raises(DataError, match=r"is in the time zone Mars/Olympus, which this machine does not know"):
+        dataset(path)
+
+
+def test_a_model_that_was_stored_without_zones_reads_as_it_did(tmp_path: Path) -> None:
+    files = forms(tmp_path)
+    data = dataset(files["CSV, Z"])
+    del data.preprocessing["zones"]
+    assert len(inputs(data, NAIVE["csv"](tmp_path))[0]) == len(INSTANTS)
+
+
+BORN = [date(1940 + n % 66, 1 + n % 12, 1 + n % 28) for n in range(300)]
+SHORT = ', date_format: "%d/%m/%y"'
+
+
+def years(data: Dataset) -> dict[str, Any]:
+    return dict(next(c for c in data.preprocessing["numeric"] if c["name"] == "when.year"))
+
+
+def test_years_of_two_digits_that_can_be_of_two_centuries_are_refused(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.csv", [day.strftime("%d/%m/%y") for day in BORN])
+    with pytest.raises(DataError) as error:
+        dataset(path, SHORT)
+    assert "row 1 (line 2) has `01/01/40`, which is 1940 or 2040" in str(error.value)
+    assert "set data.first_year: 1940 if it is 1940, or data.first_year: 1969 if it is 2040" in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%y", "%m/%d/%y %H:%M", "%y-%m-%d"])
+def test_with_the_first_year_two_digits_are_what_four_are(tmp_path: Path, form: str) -> None:
+    long = dataset(store(tmp_path / "a.csv", [day.strftime("%Y-%m-%d") for day in BORN]))
+    short = dataset(
+        store(tmp_path / "b.csv", [day.strftime(form) for day in BORN]), f', date_format: "{form}", first_year: 1940'
+    )
+    assert short.preprocessing["numeric"] == long.preprocessing["numeric"]
+    assert short.preprocessing["first_year"] == 1940
+    assert inputs(short, tmp_path / "b.csv") == inputs(long, tmp_path / "a.csv") == inputs(short, tmp_path / "a.csv")
+
+
+def test_years_of_two_digits_that_are_over_are_clear(tmp_path: Path) -> None:
+    days = [date(1995 + n % 20, 1 + n % 12, 1 + n % 28) for n in range(300)]
+    short = dataset(store(tmp_path / "b.csv", [day.strftime("%d/%m/%y") for day in days]), SHORT)
+    assert years(short) == years(dataset(store(tmp_path / "a.csv", [day.strftime("%Y-%m-%d") for day in days])))
+    assert short.preprocessing["first_year"] == 1969
+    # New dates follow the model, also those that come later.
+    assert inputs(short, store(tmp_path / "c.csv", ["01/02/40"])) == inputs(
+        short, store(tmp_path / "d.csv", ["2040-02-01"])
+    )
+
+
+def test_a_leap_day_that_the_other_century_does_not_have(tmp_path: Path) -> None:
+    days = ["29/02/00", *(day.strftime("%d/%m/%y") for day in BORN)]
+    data = dataset(store(tmp_path / "a.csv", days), f"{SHORT}, first_year: 1900, bad_samples: 0.1")
+    assert any("row 1 (line 2): when is `29/02/00`, no date" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d%%y.%m.%Y"])
+def test_a_first_year_without_two_digits_does_nothing_and_is_refused(tmp_path: Path, form: str) -> None:
+    path = store(tmp_path / "a.csv", ["01.02.2020"])
+    with pytest.raises(SpecError, match=r"data\.first_year: is 1940, and data\.date_format has no year of two digits"):
+        dataset(path, f', date_format: "{form}", first_year: 1940')
