@@ -24,9 +24,9 @@ def parse(text: str) -> dict[str, str]:
         if key not in fields:
             keys = ", ".join(f"{name}=..." for name in fields)
             raise SpecError(f"{OPTION}: {pair!r} names no option", keys, nearest(key, fields) or "use one of these")
-        if value not in fields[key]:
-            given = f"{OPTION}: {key} is {value!r}"
-            raise SpecError(given, ", ".join(fields[key]), nearest(value, fields[key]) or "use one of these")
+        if value not in fields[key] if fields[key] else not value.isdecimal():
+            given, possible = f"{OPTION}: {key} is {value!r}", ", ".join(fields[key]) or "a number of lines"
+            raise SpecError(given, possible, nearest(value, fields[key]) or "use one of these")
         if value != "auto":
             found[key] = value
     return found

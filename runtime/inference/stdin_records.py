@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -88,6 +89,7 @@ def table(stream: BinaryIO, wanted: Sequence[str], files: CsvFiles) -> Table:
         DataError: if there is nothing, a column is missing in the header, or the separator is not clear.
     """
     lines = enumerate(stream, start=1)
+    above = b"".join(line for _, line in islice(lines, int(files.declared.get("skip", 0))))
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
         raise DataError(f"{NAME} is empty", "a CSV with a header, or JSON lines", "check the command before the pipe")
@@ -95,7 +97,7 @@ def table(stream: BinaryIO, wanted: Sequence[str], files: CsvFiles) -> Table:
         raise DataError(f"{NAME} is UTF-16", "UTF-8", "convert it: `... | iconv -f utf-16 -t utf-8 | drivetrain ...`")
     if first[1].removeprefix(_MARKS).lstrip().startswith((b"{", b"[")):
         return Table(".jsonl", b"", _objects(first, lines, wanted))
-    return _csv(first[1], lines, wanted, files)
+    return _csv(above, first[1], lines, wanted, files)
 
 
 def whole(stream: BinaryIO, folder: Path) -> Path:
@@ -165,9 +167,11 @@ def _objects(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], wante
             yield Record(number, kept.encode() + b"\n")
 
 
-def _csv(first: bytes, lines: Iterator[tuple[int, bytes]], wanted: Sequence[str], files: CsvFiles) -> Table:
-    header = first
-    if _SEP.match(first.removeprefix(_MARKS)):
+def _csv(
+    above: bytes, first: bytes, lines: Iterator[tuple[int, bytes]], wanted: Sequence[str], files: CsvFiles
+) -> Table:
+    header = above + first
+    if not above and _SEP.match(first.removeprefix(_MARKS)):
         header += next(lines, (0, b""))[1]
     row = next(((number, line) for number, line in lines if line.strip()), None)
     if row is None:

@@ -86,9 +86,11 @@ class CsvOptions(Spec):
         "auto", description="how characters are stored; auto: UTF-8, UTF-16 with a byte order mark, or windows-1252"
     )
 
+    skip: Natural = Field(0, description="lines above the header: titles, comments and empty lines")
+
     def declared(self) -> dict[str, str]:
-        """The options that are not auto."""
-        return {key: value for key, value in self.model_dump().items() if value != "auto"}
+        """The options that are not auto, as on the command line."""
+        return {key: str(value) for key, value in self.model_dump().items() if value not in ("auto", 0)}
 
 
 class TableFileData(Data):

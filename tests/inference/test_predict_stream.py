@@ -161,6 +161,12 @@ def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
     ]
 
 
+def test_lines_above_the_header_are_skipped() -> None:
+    read = stdin_records.table(BytesIO(b"Informe\n\ntext,b\nx,1\ny,2\n"), ["text"], CsvFiles({"skip": "2"}))
+    assert read.header == b"Informe\n\ntext,b\n"
+    assert [(record.line, record.content) for record in read.records] == [(4, b"x,1\n"), (5, b"y,2\n")]
+
+
 def test_windows_of_a_long_table_come_at_the_end(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "series").mkdir()
     run = trained(CASES["series"], home / "series")

@@ -38,7 +38,7 @@ class CsvFiles:
     """The CSV files of a job, or new ones for its model."""
 
     declared: Mapping[str, str] = field(default_factory=dict)
-    """Options that hold for every file, as in the spec: delimiter, decimal, encoding."""
+    """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
     option: str = "data.csv"
     """Where options are declared: the key of the spec, or an option of the command line."""
     usual: Dialect | None = None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from runtime.data.formats import missing_header, text_encoding
+from runtime.data.formats import missing_header, row_lines, text_encoding
 from runtime.data.formats.csv_dialect import SIGNS, CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
@@ -22,6 +24,7 @@ LONGEST = 1 << 26
 """Characters of the longest cell, and bytes of the longest sample."""
 _SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
 """A first line for Excel, which is no part of the table."""
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,14 @@ def find(path: Path, key: str, files: CsvFiles, *, whole: bool = True) -> CsvLay
             complete = not file.read(1)
         text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
         first = _SEP.match(text)
-        skipped = 1 if first else 0
-        body = text[first.end() :] if first else text
+        skipped = int(files.declared.get("skip", 1 if first else 0))
+        body = text[_end_of_lines(text, skipped) :]
         readings = {name: found for name, sign in SIGNS.items() if (found := _rows(body, sign, complete))}
         if complete or size >= LONGEST or all(len(rows) > 1 for rows, _ in readings.values()):
             break
         size *= 4
+    _check_above(readings, skipped, path, key, files)
+    row_lines.note_skipped(path, skipped)
     named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
     delimiter = files.declared.get("delimiter") or named or _delimiter(path, key, files, readings)
     if delimiter not in readings:
@@ -97,18 +102,59 @@ def find(path: Path, key: str, files: CsvFiles, *, whole: bool = True) -> CsvLay
     ):
         blank = longer
     kept = tuple(map(plain, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
-    return CsvLayout(delimiter, encoding, kept, blank, skipped, skipped + lines, len(rows) - 1)
+    return CsvLayout(delimiter, encoding, kept, blank, skipped, skipped + lines[0], len(rows) - 1)
 
 
-def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], int] | None:
-    """Rows that are not empty, and the number of lines up to the end of the header; None if they cannot be parsed."""
+def _end_of_lines(text: str, count: int) -> int:
+    """Where the text behind so many lines begins."""
+    ends = [0, *(found.end() for found in islice(_LINE_END.finditer(text), count))]
+    return ends[count] if count < len(ends) else len(text)
+
+
+def _check_above(
+    readings: Mapping[str, tuple[list[list[str]], list[int]]], skipped: int, path: Path, key: str, files: CsvFiles
+) -> None:
+    """Refuse a file whose header comes behind lines of another form: titles, or comments.
+
+    Raises:
+        DataError: if it has some; names `key`.
+    """
+    declared = files.declared.get("delimiter")
+    tried = [found for name, found in readings.items() if declared in (None, name)]
+    if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
+        return
+    rows, ends = max(tried, key=lambda found: _width(found[0]))
+    width = _width(rows)
+    above = next(place for place, row in enumerate(rows) if len(row) == width)
+    names, below = rows[above], rows[above + 1 :]
+    shorter = 0 < above < len(rows) and len(_trimmed(rows[0])) < width
+    if not shorter or len(below) < missing_header.LEAST or any(len(row) != width for row in below):
+        return
+    columns = zip(names, zip(*below, strict=True), strict=True)
+    if len(set(names)) < width or any(missing_header.is_value(name, cells) for name, cells in columns):
+        return
+    raise DataError(
+        f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
+        f"the header seems to be `{printable(', '.join(names), 60)}`",
+        f"a header in the first line, or the number of lines above it in {files.key('skip')}",
+        files.advice("skip", [str(skipped + ends[above] - 1 - sum(name.count("\n") for name in names))]),
+    )
+
+
+def _width(rows: list[list[str]]) -> int:
+    """The most frequent number of cells in a row."""
+    return Counter(map(len, rows)).most_common(1)[0][0]
+
+
+def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[int]] | None:
+    """Rows that are not empty, and for each the number of lines up to its end; None if they cannot be parsed."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
     rows: list[list[str]] = []
-    lines = 0
+    lines: list[int] = []
     try:
         for row in reader:
             if row:
-                lines = lines or reader.line_num
+                lines.append(reader.line_num)
                 rows.append(row)
     except csv.Error:
         return None
@@ -116,7 +162,7 @@ def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], int] |
     return (rows if complete or len(rows) < 2 else rows[:-1], lines) if rows else None
 
 
-def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], int]]) -> str:
+def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], list[int]]]) -> str:
     """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
     usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
     several = {name: rows for name, (rows, _) in readings.items() if len(_trimmed(rows[0])) > 1}

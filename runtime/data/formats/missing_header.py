@@ -28,9 +28,9 @@ def check(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         return
     columns = list(zip(*below, strict=True))
     filled = [[cell for cell in cells if cell.strip()] for cells in columns]
-    numbers = [place for place, cells in enumerate(filled) if cells and all(map(_is_number, cells))]
+    numbers = [place for place, cells in enumerate(filled) if cells and all(map(is_number, cells))]
     texts = [place for place in range(len(first)) if place not in set(numbers)]
-    if not all(_is_number(first[place]) for place in numbers):
+    if not all(is_number(first[place]) for place in numbers):
         return
     names = ",".join(f"c{number}" for number in range(1, min(len(first), SHOWN) + 1))
     if texts:
@@ -47,9 +47,14 @@ def check(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         )
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
         return False
     return True
+
+
+def is_value(name: str, cells: Sequence[str]) -> bool:
+    """Whether the name of a column is rather one of its cells: empty, a number, or the same as another."""
+    return not name.strip() or is_number(name) or name in cells

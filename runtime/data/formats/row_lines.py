@@ -16,6 +16,16 @@ _TOKEN = re.compile(r'(?:(?<=[,;\t|\n\r])|^)"(?:[^"]|"")*"|\r\n|\n|\r')
 _SEP = re.compile(r'"?sep=.?"?[;,\t]*', re.IGNORECASE)
 
 
+_skipped: dict[Path, int] = {}
+"""Lines above the header of a file, where there are some."""
+
+
+def note_skipped(path: Path, lines: int) -> None:
+    """Keep how many lines above its header a file has, for the places of its rows."""
+    if lines or path in _skipped:
+        _skipped[path] = lines
+
+
 def place(path: Path | str, row: int) -> str:
     """A row, and its line in a CSV file.
 
@@ -35,14 +45,14 @@ def _line(path: Path, row: int) -> int:
         found = os.stat(path)
         if found.st_size > LARGEST or not os.path.isfile(path):
             return 0
-        lines = _starts(path, found.st_mtime_ns, found.st_size)
+        lines = _starts(path, found.st_mtime_ns, found.st_size, _skipped.get(path, 0))
     except (OSError, ValueError):
         return 0
     return lines[row] if row < len(lines) else 0
 
 
 @lru_cache(maxsize=4)
-def _starts(path: Path, changed: int, size: int) -> array[int]:
+def _starts(path: Path, changed: int, size: int, skipped: int) -> array[int]:
     """The line on which each row starts, that of the header first; empty lines are no rows."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1", "replace")
@@ -52,7 +62,8 @@ def _starts(path: Path, changed: int, size: int) -> array[int]:
     for token in _TOKEN.finditer(text):
         line += _breaks(token[0])
         if token[0][0] != '"':
-            _add(starts, text[start : token.start()], first)
+            if first > skipped:
+                _add(starts, text[start : token.start()], first)
             start, first = token.end(), line
     _add(starts, text[start:], first)
     return starts

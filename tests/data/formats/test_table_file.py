@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from runtime.data.formats import csv_layout, parquet_file, table_file
+from runtime.data.formats import csv_layout, parquet_file, row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 
@@ -231,3 +231,35 @@ def test_a_missing_folder_and_a_missing_file(tmp_path: Path) -> None:
         table_file.read(tmp_path, "data.train")
     with pytest.raises(DataError, match="cannot be read: no such file"):
         table_file.read(tmp_path / "gone.csv", "data.train")
+
+
+ABOVE = {
+    "a title": ("Informe de ventas\nGenerado: 01/02/2025\n\n", 3),
+    "comments": ("# exported by X, 2025\n# units: m, s\n", 2),
+    "a sign of its own": ("Título; con signo\n", 1),
+}
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("case", ABOVE)
+def test_lines_above_the_header_are_skipped_if_their_number_is_declared(tmp_path: Path, case: str, sign: str) -> None:
+    above, count = ABOVE[case]
+    rows = "".join(f"{i / 2}{sign}text {i}{sign}{'ab'[i % 2]}\n" for i in range(9))
+    path = written(tmp_path, "a.csv", above + sign.join(("z", "w", "y")) + "\n" + rows)
+    with pytest.raises(DataError, match=rf"has lines above its header(.|\n)*set data.csv: .skip: {count}."):
+        table_file.read(path, "data.train")
+    table = table_file.read(path, "data.train", csv=CsvFiles({"skip": str(count)}))
+    assert table.to_pydict() == table_file.read(written(tmp_path, "b.csv", f"z{sign}w{sign}y\n{rows}"), "k").to_pydict()
+    assert row_lines.place(path, 1) == f"row 1 (line {count + 2})"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,label\n" + "".join(f"bomba {i}; gotea,{'ab'[i % 2]}\n" for i in range(9)),
+        "text,label,\n" + "".join(f"bomba {i}; gotea,{'ab'[i % 2]},\n" for i in range(9)),
+    ],
+    ids=["a sign in each text", "a separator at the end"],
+)
+def test_a_header_of_another_form_is_no_title(tmp_path: Path, content: str) -> None:
+    assert table_file.read(written(tmp_path, "a.csv", content), "k").column_names == ["text", "label"]
