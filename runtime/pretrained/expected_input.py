@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from runtime.job.data import Fit
 
+INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""By Pillow's numbers."""
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -20,7 +23,12 @@ class Expected:
     fit: Fit | None = None
     """How an image becomes square; None if the folder does not say."""
     interpolation: str = "bilinear"
+    """One of nearest, lanczos, bilinear, bicubic, box, hamming."""
     share: float = 1.0
     """Part of each side that is kept around the center."""
+    reverses_channels: bool = False
+    """Whether the network gets blue, green, red."""
+    ignored: tuple[str, ...] = ()
+    """Keys of the file, with their values, that change nothing here."""
     source: str = "its preprocessor_config.json"
     """Where it is written, in words."""

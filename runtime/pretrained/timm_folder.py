@@ -13,7 +13,7 @@ from runtime.job.images import ImageJob
 from runtime.job.model import ImageNetwork, ImageTimm
 from runtime.pretrained import folder as pretrained
 from runtime.pretrained import hub_name
-from runtime.pretrained.expected_input import Expected
+from runtime.pretrained.expected_input import INTERPOLATIONS, Expected
 from runtime.system.files import read_json
 
 KEY = ("model", "pretrained")
@@ -47,10 +47,26 @@ class TimmFolder:
                 "input_size, mean, std and crop_pct under pretrained_cfg, as timm writes them",
                 "use another folder",
             )
-        interpolation = "bicubic" if self.settings.get("interpolation") in ("bicubic", "lanczos") else "bilinear"
-        fit: Fit = "squash" if self.settings.get("crop_mode") == "squash" else "crop"
+        interpolation = str(self.settings.get("interpolation", "bilinear")).lower()
+        mode = self.settings.get("crop_mode")
+        if interpolation not in (*INTERPOLATIONS, "random") or mode not in (None, "center", "squash"):
+            self.refuse(
+                f"{self.folder / 'config.json'} has interpolation {interpolation} and crop_mode {mode}",
+                f"{', '.join(INTERPOLATIONS)}; center or squash",
+                "use another folder",
+            )
+        if interpolation == "random":  # which only a training of timm draws
+            interpolation = "bilinear"
+        fit: Fit = "squash" if mode == "squash" else "crop"
         return Expected(
-            int(size[2]), int(size[0]), tuple(mean), tuple(std), fit, interpolation, float(share), "its config.json"
+            int(size[2]),
+            int(size[0]),
+            tuple(mean),
+            tuple(std),
+            fit,
+            interpolation,
+            float(share),
+            source="its config.json",
         )
 
     def refuse(self, given: str, possible: str, action: str) -> NoReturn:

@@ -6,6 +6,7 @@ import importlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from PIL import Image
 
 from runtime.data import load_new
 from runtime.data.images import decode
-from runtime.data.images.preprocess import ImagePreprocessing
+from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from runtime.data.images.resize import Resize
 from runtime.data.load import load
+from runtime.errors import SpecError
 from runtime.models import saved_model
 from runtime.pretrained import image_input
 from runtime.pretrained.expected_input import Expected
+from runtime.pretrained.folder import Pretrained, quiet
 from tests import trained
 from tests.models.networks import test_hf_vision as vision
 
@@ -41,7 +44,9 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
     assert found.std
     shape = Resize(found.fit or "crop", found.interpolation, found.share)
     pixels = torch.from_numpy(decode.pixels(str(path), found.size, 3, shape).copy())[None]
-    preparer = ImagePreprocessing(found.size, 3, (), 0, 255, found.mean, found.std, resize=shape)
+    preparer = ImagePreprocessing(
+        found.size, 3, (), 0, 255, found.mean, found.std, resize=shape, reverses_channels=found.reverses_channels
+    )
     return preparer((pixels,), np.arange(1), None)[0][0]
 
 
@@ -61,6 +66,32 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
         ("convnext", "ConvNextImageProcessorPil", {"size": {"shortest_edge": 384}, "resample": 3}),
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "do_normalize": False}),
         ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "rescale_factor": 1 / 127.5}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "resample": 0}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "resample": 1}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "resample": 4}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "resample": 5}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "do_rescale": False}),
+        ("vit", "ViTImageProcessorPil", {"size": {"height": 64, "width": 64}, "image_mean": 0.4, "image_std": 0.3}),
+        ("mobilevit", "MobileViTImageProcessorPil", {"size": 72, "crop_size": 64}),
+        ("mobilevit", "MobileViTImageProcessorPil", {"size": 72, "crop_size": 64, "do_flip_channel_order": False}),
+        ("efficientnet", "EfficientNetImageProcessorPil", {"size": {"height": 64, "width": 64}}),
+        (
+            "efficientnet",
+            "EfficientNetImageProcessorPil",
+            {"size": {"height": 64, "width": 64}, "resample": 0, "image_std": [0.4, 0.5, 0.6]},
+        ),
+        ("efficientnet", "EfficientNetImageProcessorPil", {"size": {"height": 64, "width": 64}, "include_top": False}),
+        ("efficientnet", "EfficientNetImageProcessorPil", {"size": {"height": 64, "width": 64}, "do_normalize": False}),
+        (
+            "efficientnet",
+            "EfficientNetImageProcessorPil",
+            {"size": {"height": 64, "width": 64}, "rescale_offset": True, "rescale_factor": 1 / 127.5},
+        ),
+        ("levit", "LevitImageProcessorPil", {"size": {"shortest_edge": 56}, "crop_size": 56}),
+        ("poolformer", "PoolFormerImageProcessorPil", {"size": 64, "crop_size": 64}),
+        ("poolformer", "PoolFormerImageProcessorPil", {"size": 64, "crop_size": 64, "crop_pct": 0.75}),
+        ("perceiver", "PerceiverImageProcessorPil", {"size": {"height": 64, "width": 64}, "crop_size": 80}),
+        ("bit", "BitImageProcessorPil", {"size": {"shortest_edge": 80}, "crop_size": 64}),
     ],
 )
 def test_pixels_are_those_of_the_image_processor(
@@ -73,7 +104,7 @@ def test_pixels_are_those_of_the_image_processor(
     for size in SIZES:
         image = picture(*size)
         image.save(tmp_path / "x.png")
-        theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"][0]))
+        theirs = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
         mine = ours(beside, tmp_path / "x.png")
         assert mine.shape == theirs.shape
         assert (mine - theirs).abs().mean() < 0.05 * theirs.std(), (size, (mine - theirs).abs().mean(), theirs.std())
@@ -134,3 +165,99 @@ def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
     for key, other in (("interpolation", "bilinear"), ("crop_share", 1.0)):
         changed = load_new.read([tmp_path / "held"], found.preprocessing | {key: other}, found.heads, labelled=True)
         assert not torch.equal(changed.split.gather(ids)[0], new.split.gather(ids)[0]), key
+
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sizes as numbers": ("deit", {"size": 72, "crop_size": 64, "do_center_crop": True}),
+    "a crop that only the class does": ("dinov2", {"size": {"shortest_edge": 80}, "crop_size": 64}),
+    "blue, green, red without do_normalize": (
+        "mobilevit",
+        {"size": 72, "crop_size": 64, "do_center_crop": True, "do_flip_channel_order": True, "resample": 2},
+    ),
+    "a size that the class enlarges": ("levit", {"size": 64, "crop_size": 64, "do_center_crop": True}),
+    "an old name": ("levit", {"size": 64, "crop_size": 64, "feature_extractor_type": "LevitFeatureExtractor"}),
+    "crop_pct": ("poolformer", {"size": 64, "crop_size": 64, "crop_pct": 0.9}),
+    "include_top by the class": ("efficientnet", {"size": {"height": 64, "width": 64}, "resample": 0}),
+    "the mean of the class": ("vit", {"size": 64}),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_a_file_that_says_less_than_its_class_does(tmp_path: Path, case: str) -> None:
+    """Files on the hub are often of old versions: what they leave out is what the processor's class does."""
+    family, options = PUBLISHED[case]
+    (tmp_path / image_input.FILE).write_text(json.dumps(options))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with quiet() as transformers:
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, local_files_only=True)
+    beside = image_input._with_defaults(found_in(tmp_path, family))
+    assert not image_input.not_understood(beside, image_input.of_processor(beside, 3, None))
+    for size in SIZES:
+        image = picture(*size)
+        image.save(tmp_path / "x.png")
+        theirs = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
+        mine = ours(beside, tmp_path / "x.png")
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).abs().mean() < 0.05 * theirs.std(), size
+
+
+def found_in(folder: Path, family: str) -> Pretrained:
+    trained.image_folders(folder)
+    return Pretrained(vision.job(folder), folder, SimpleNamespace(model_type=family))
+
+
+def test_a_folder_that_says_no_size_leaves_it_to_the_job(tmp_path: Path) -> None:
+    (tmp_path / image_input.FILE).write_text(json.dumps({"image_mean": [0.5, 0.4, 0.3], "do_resize": True}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    beside = image_input._with_defaults(found_in(tmp_path, "vit"))
+    found = image_input.of_processor(beside, 3, None)
+    assert (found.size, found.fit, found.mean) == (None, None, (0.5, 0.4, 0.3))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown key": ({"do_color_quantize": True}, "has do_color_quantize: True"),
+    "another value": ({"ensure_multiple_of": 32}, "has ensure_multiple_of: 32"),
+    "an unknown filter": ({"resample": 9}, "has resample: 9"),
+    "no square": ({"size": {"height": 32, "width": 48}}, "has size: {'height': 32, 'width': 48}"),
+    "padding": ({"do_pad": True, "pad_size": {"height": 48, "width": 48}}, "has pad_size: "),
+    "a crop with black edges": (
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 40, "width": 40}, "do_center_crop": True},
+        "has crop_size: 40, larger than the 32 pixels of size",
+    ),
+    "a crop of what is not resized": ({"do_resize": False, "do_center_crop": True}, "do_center_crop without do_resize"),
+    "two means": ({"image_mean": [0.5, 0.5]}, "has image_mean: [0.5, 0.5]"),
+    "channels after normalization": (
+        {"do_flip_channel_order": True},
+        "do_flip_channel_order together with do_normalize",
+    ),
+    "an unknown class": ({"image_processor_type": "NoSuchProcessor"}, "describes the images for NoSuchProcessor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> None:
+    options, words = REFUSED[case]
+    trained.image_folders(tmp_path)
+    path = vision.saved(tmp_path) / image_input.FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | options))
+    with pytest.raises(SpecError) as error:
+        load(vision.job(tmp_path))
+    assert words in str(error.value)
+    assert "  possible: " in str(error.value)
+
+
+def test_keys_without_effect_are_in_the_log(tmp_path: Path) -> None:
+    trained.image_folders(tmp_path)
+    path = vision.saved(tmp_path) / image_input.FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_convert_rgb": True, "do_color_quantize": False}))
+    notes = load(vision.job(tmp_path)).notes
+    assert "its preprocessor_config.json has do_convert_rgb: True, which changes nothing here" in notes
+
+
+def test_predict_reverses_the_channels_too(tmp_path: Path) -> None:
+    """Blue, green, red is stored with the model."""
+    values = {"image_size": 8, "channels": 3, "classes": ("a", "b"), "low": 0, "high": 255}
+    made = ImagePreprocessing(**values, mean=(0.0,) * 3, std=(1.0,) * 3, reverses_channels=True)  # type: ignore[arg-type]
+    raw = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    for preparer in (made, from_preprocessing(json.loads(json.dumps(made.to_json())))):
+        assert torch.equal(preparer((raw,), np.arange(2), None)[0], raw.flip(1).float() / 255)

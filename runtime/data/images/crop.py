@@ -12,6 +12,9 @@ from runtime.data.images.resize import USUAL, Resize
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as in Pillow and JPEG)."""
 
+_NEXT_TO = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
+"""The interpolation of torch that is next to one of Pillow."""
+
 
 def square(pixels: Tensor, size: int, channels: int, resize: Resize = USUAL) -> Tensor:
     """Resize images to squares with the given number of channels; the dtype stays.
@@ -50,7 +53,8 @@ def luma(pixels: Tensor) -> Tensor:
 
 
 def _resized(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
-    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=True)
+    mode = _NEXT_TO.get(mode, mode)
+    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
     return _as(out, pixels.dtype)
 
 

@@ -203,6 +203,10 @@ def preparer(
     if wanted is not None:
         where = wanted.source if wanted.mean else "the training images, for lack of preprocessor_config.json"
         notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
+        if wanted.ignored:
+            notes.append(f"{wanted.source} has {', '.join(wanted.ignored)}, which changes nothing here")
+        if wanted.reverses_channels:
+            notes.append("the network gets blue, green, red, as its preprocessor_config.json says")
     made = ImagePreprocessing(
         image_size=raw.shape[-1],
         channels=raw.shape[1],
@@ -213,6 +217,7 @@ def preparer(
         std=tuple(value or 1.0 for value in std),
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
         resize=shape,
+        reverses_channels=wanted is not None and wanted.reverses_channels,
     )
     return made, notes
 

@@ -36,6 +36,9 @@ class ImagePreprocessing:
     takes_bytes: bool | None = None
     """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
 
+    reverses_channels: bool = False
+    """Whether the network gets blue, green, red."""
+
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
         (raw,) = inputs
@@ -51,13 +54,14 @@ class ImagePreprocessing:
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """(x - mean) / std by channel."""
+        """(x - mean) / std by channel, in the order of the network."""
         mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
-        return (pixels - mean).div_(std)
+        scaled = (pixels - mean).div_(std)
+        return scaled.flip(1) if self.reverses_channels else scaled
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_preprocessing` rebuilds the object."""
-        return {
+        values: dict[str, object] = {
             "kind": "images",
             "image_size": self.image_size,
             "channels": self.channels,
@@ -67,7 +71,10 @@ class ImagePreprocessing:
             "high": self.high,
             "mean": list(self.mean),
             "std": list(self.std),
-        } | ({} if self.takes_bytes is None else {"takes_bytes": self.takes_bytes})
+        }
+        if self.takes_bytes is not None:
+            values["takes_bytes"] = self.takes_bytes
+        return values | ({"reverses_channels": True} if self.reverses_channels else {})
 
 
 def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
@@ -82,6 +89,7 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         std=tuple(data["std"]),
         resize=resize.of(data),
         takes_bytes=data.get("takes_bytes"),
+        reverses_channels=data.get("reverses_channels", False),
     )
 
 

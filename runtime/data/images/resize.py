@@ -20,7 +20,7 @@ class Resize:
 
     fit: Fit = "crop"
     interpolation: str = "bilinear"
-    """bilinear or bicubic, with antialiasing."""
+    """As in Pillow: bilinear or bicubic, with antialiasing; with some pretrained networks another one."""
     share: float = 1.0
     """Part of each side that is kept around the center; all of it where an image is padded."""
     range_16_bit: tuple[float, float] | None = None
@@ -44,7 +44,8 @@ class Resize:
             "pad": "long side fits, black bars beside the short one",
             "squash": f"{part}each side by itself",
         }[self.fit]
-        return f"upright, transparency over {self.ground}, {square}, {self.interpolation} with antialias"
+        smooth = self.interpolation if self.interpolation == "nearest" else f"{self.interpolation} with antialias"
+        return f"upright, transparency over {self.ground}, {square}, {smooth}"
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `of` rebuilds it."""
