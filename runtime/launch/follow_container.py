@@ -17,6 +17,7 @@ from runtime.launch.project import PROJECT
 from runtime.supervisor.started_runs import StartedRuns
 from runtime.system import installation
 from runtime.system.exit_codes import KILLED, explain_kill
+from runtime.system.printable import printable_text
 from runtime.system.units import format_bytes
 
 SMALLEST = 384 << 20
@@ -74,7 +75,9 @@ def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: 
         if silent:
             begun()
             silent = False
-        sys.stdout.write(text.decode(chunk))
+        line = text.decode(chunk)
+        # Only the live view, which needs a terminal, moves a cursor; code of the job can print anything.
+        sys.stdout.write(line if container_terminal.attached(container) else printable_text(line))
         if chunk.endswith(b"\n"):
             for run in runs.read_new():
                 if not path_is_known:

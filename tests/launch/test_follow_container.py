@@ -94,6 +94,16 @@ def test_a_closed_output_says_that_the_container_goes_on(
     assert "drivetrain-trainer-1 goes on: `docker logs -f drivetrain-trainer-1`" in capsys.readouterr().err
 
 
+def test_escapes_of_a_container_do_not_reach_the_terminal(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Container, "logs", lambda self, **how: [b"loss 0.5\x1b[2J\x1b]0;owned\x07\n"])
+    follow_container.follow(Container(), runs)
+    out = capsys.readouterr().out
+    assert out.startswith("loss 0.5")
+    assert not {"\x1b", "\x07"} & set(out)
+
+
 def test_what_a_container_prints_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A class called "x\\nrun runs/../../home/me starts" made the host send that folder to the tracking server."""
     started: list[Path] = []
