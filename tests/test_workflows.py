@@ -156,3 +156,12 @@ def test_the_source_of_an_image_holds_no_password(address: str, shown: str) -> N
         check=True,
     )
     assert done.stdout.strip() == shown
+
+
+def test_every_command_that_verifies_names_the_release_workflow() -> None:
+    """A pattern of the repository alone accepted what any workflow of it has signed."""
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^    ((?:cosign|gh attestation) verify.*)$", text, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert ".github/workflows/release.yml" in command
