@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runtime.errors import StorageError
-from runtime.storage import store_variables
+from runtime.storage import redirects, store_variables
 from runtime.storage.remote_address import RemoteAddress
 from runtime.storage.store_errors import RemoteError, Trouble, translate
 from runtime.system.installation import STORAGE
@@ -78,6 +78,8 @@ class ObjectStore:
         self.address = address
         self.patience = patience
         self.environ = environ
+        self._followed: set[str] = set()
+        """Files whose redirects have been followed."""
         self._store = self._asked("open", "", lambda: _opened(address, patience, environ))
 
     def get(self, name: str) -> bytes:
@@ -257,6 +259,9 @@ class ObjectStore:
             pause = min(2 * pause, 5.0)
 
     def _asked(self, task: str, name: str, request: Callable[[], T]) -> T:
+        if self.address.scheme == "http" and name and name not in self._followed:
+            redirects.check(str(self.address / name))
+            self._followed.add(name)
         try:
             return request()
         except Exception as error:

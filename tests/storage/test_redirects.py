@@ -1,0 +1,100 @@
+"""A file at http:// whose server sends on to another one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from runtime.storage import redirects
+from runtime.storage.object_store import ObjectStore
+from runtime.storage.remote_address import parse
+from runtime.storage.store_errors import RemoteError
+
+Start = Callable[[str], tuple[str, list[str]]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a server that sends on to an address, or that has a file if it is empty; its address, and what it is asked."""
+    servers = []
+
+    def run(location: str) -> tuple[str, list[str]]:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                moved = location and self.path != "/there"
+                self.send_response(302 if moved else 200)
+                if moved:
+                    self.send_header("Location", location)
+                self.send_header("Content-Length", "6")
+                self.end_headers()
+                self.wfile.write(b"secret")
+
+            do_HEAD = do_GET
+
+            def log_message(self, *given: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}", asked
+
+    yield run
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -> None:
+    inside, asked = start("")
+    outside, _ = start(f"{inside}/credentials")
+    with pytest.raises(RemoteError) as raised:
+        ObjectStore(parse(outside)).get("data.csv")
+    assert raised.value.lines() == [
+        f"{outside}/data.csv redirects to {inside}, which is no public address",
+        "  possible: a file where its address says that it is",
+        "  do:       if you trust that server, write its address into the job",
+    ]
+    assert raised.value.exit_code == 7
+    assert asked == []
+
+
+def test_a_redirect_within_a_server_is_followed(start: Start) -> None:
+    address, _ = start("/there")
+    assert ObjectStore(parse(address)).get("data.csv") == b"secret"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "public"),
+    [
+        (["93.184.216.34"], True),
+        (["93.184.216.34", "10.0.0.1"], False),
+        (["169.254.169.254"], False),
+        (["100.64.0.1"], False),
+        (["::1"], False),
+        (["fe80::1%eth0"], False),
+        (["::ffff:127.0.0.1"], False),
+        (["2606:2800:220:1::1"], True),
+        ([], False),
+    ],
+    ids=["public", "one private", "metadata", "carrier", "loopback", "link", "mapped", "public six", "none"],
+)
+def test_all_addresses_of_a_host_have_to_be_public(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], public: bool
+) -> None:
+    rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+    assert redirects._is_public(redirects.urlsplit("http://files.example/a")) is public
