@@ -44,7 +44,7 @@ class WorkTree:
     root: Path
     directory: Path
     ignored: str
-    """The file in which the user lists what every repository ignores; empty if there is none."""
+    """The file in which the user lists what every repository ignores; it need not exist."""
     until: float
     """When git must have answered, by time.monotonic()."""
 
@@ -61,9 +61,10 @@ class WorkTree:
             "GIT_INDEX_FILE": str(self.directory / "index"),
             "GIT_OBJECT_DIRECTORY": str(self.directory / "objects"),
             "GIT_CONFIG_GLOBAL": os.devnull,
+            "HOME": str(self.directory),  # before version 2.32, git does not know the variable above
+            "XDG_CONFIG_HOME": str(self.directory),
         }
-        ignored = ["-c", f"core.excludesFile={self.ignored}"] if self.ignored else []
-        return _run([*ignored, "-C", str(folder), *words], places, self.until)
+        return _run(["-c", f"core.excludesFile={self.ignored}", "-C", str(folder), *words], places, self.until)
 
     def submodules(self, folder: Path) -> Iterator[Path]:
         """The folders of submodules in a folder of the work tree that are checked out.
@@ -99,8 +100,7 @@ def opened(folder: Path, until: float | None = None) -> Iterator[WorkTree | None
     with tempfile.TemporaryDirectory(prefix="drivetrain-git-") as name:
         root, source = position
         _write_directory(Path(name), source, until)
-        ignored = _answer(["config", "--global", "--type=path", "--get", "core.excludesFile"], until)
-        yield WorkTree(root, Path(name), ignored.strip(), until)
+        yield WorkTree(root, Path(name), _ignored(until), until)
 
 
 def _locate(folder: Path) -> tuple[Path, Path] | None:
@@ -152,6 +152,12 @@ def _write_directory(directory: Path, source: Path, until: float) -> None:
         if not _real(path).is_relative_to(_real(shared)):
             raise OSError(f"{path} lies outside of its repository")
         (directory / name).symlink_to(_real(path))
+
+
+def _ignored(until: float) -> str:
+    named = _answer(["config", "--global", "--type=path", "--get", "core.excludesFile"], until).strip()
+    settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return named or os.path.join(settings, "git", "ignore")
 
 
 def _settings(*place: str, until: float) -> dict[str, str]:

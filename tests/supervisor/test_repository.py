@@ -276,6 +276,13 @@ def with_ignored_code(git: Git, folder: Path) -> Path:
     return folder
 
 
+def with_code_that_is_ignored_by_default(git: Git, folder: Path) -> Path:
+    (settings := Path(os.environ["HOME"]) / ".config" / "git").mkdir(parents=True)
+    (settings / "ignore").write_text("mine.py\n")
+    (folder / "mine.py").write_text("")
+    return folder
+
+
 def with_a_submodule(git: Git, folder: Path) -> Path:
     repository(git, folder.parent / "part")
     git(folder, "submodule", "add", "-q", str(folder.parent / "part"), "part")
@@ -309,6 +316,7 @@ HONEST = [
     with_line_ends_by_attribute,
     with_other_modes,
     with_ignored_code,
+    with_code_that_is_ignored_by_default,
     with_a_submodule,
     with_a_sparse_work_tree,
     under_a_link,
