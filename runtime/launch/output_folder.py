@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from runtime.errors import SpecError, StorageError
-from runtime.launch import mounts
+from runtime.launch import mounts, one_line
 from runtime.launch.project import PROJECT
 from runtime.system.installation import SETUP
 
@@ -24,6 +24,8 @@ def mount(output: Path | None, option: str = "--output ") -> Path | None:
     if output is None or Path(os.path.abspath(output)).is_relative_to(PROJECT):
         return None
     folder = _existing(output).resolve()
+    for path in (output, folder):
+        one_line.check({option.strip(" =") or "the output": str(path)})
     if why := mounts.refusal(folder):
         raise SpecError(
             f"{option}{output}: a container would have to write to {folder}, and {why}",

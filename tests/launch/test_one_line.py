@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import SpecError
+from runtime.launch import output_folder
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.launch.test_cluster_launch import SPEC
 
@@ -53,3 +55,11 @@ def test_an_option_is_no_command(
     assert site.launch(*words) == 2
     assert "contains a control character" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.k8s.yaml"))
+
+
+def test_an_output_folder_has_no_control_character(tmp_path: Path) -> None:
+    (tmp_path / "a\nb").mkdir()
+    (tmp_path / "link").symlink_to("a\nb")
+    for folder in ("a\nb", "link"):
+        with pytest.raises(SpecError, match="contains a control character"):
+            output_folder.mount(tmp_path / folder / "out")
