@@ -17,7 +17,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from runtime.data import decoded_size
-from runtime.data.formats import npz_file, table_file
+from runtime.data.formats import npz_file, parquet_batches, table_file
 from runtime.data.streaming import jsonl_records, tar_index, tar_records
 from runtime.data.streaming.shard import Shard
 from runtime.data.text import text_shards
@@ -154,6 +154,17 @@ def test_a_parquet_file_of_kilobytes_that_unpacks_to_more_than_memory(tmp_path: 
         table_file.read(path, "data.train")
     assert "the memory that is free here" in caught.value.possible
     assert pyarrow.total_allocated_bytes() - before < 2 * 8 * MIB
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BOMBS if kind != "prefixes"])
+@pytest.mark.usefixtures("little_memory")
+def test_a_parquet_file_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    BOMBS[kind](tmp_path / "bomb.parquet")
+    monkeypatch.setattr(parquet_batches, "batches", lambda *given: pytest.fail("it is decoded"))
+    with pytest.raises(DataError, match="in memory"):
+        table_file.read(tmp_path / "bomb.parquet", "data.train")
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -46,6 +46,16 @@ class _Chunk:
     repeated: bool
     """Whether a row has a list of values."""
 
+    @property
+    def average(self) -> int:
+        """Bytes of a value, if each is written in full."""
+        return self.unpacked // max(1, self.values) + 4
+
+    @property
+    def has_dictionary(self) -> bool:
+        """Whether values are written once, and rows refer to them."""
+        return any("DICTIONARY" in encoding for encoding in self.encodings)
+
 
 def read(source: Path | RangedFile, columns: Sequence[str], subject: str, key: str, rows: int | None = None) -> Any:
     """All rows of a file, or the first ones, as a pyarrow.Table with these columns.
@@ -65,14 +75,16 @@ def read(source: Path | RangedFile, columns: Sequence[str], subject: str, key: s
 
     with parquet.ParquetFile(source) as opened:
         schema = opened.schema_arrow
+        # Parts that grow while they are decoded take memory beside those that are done.
+        limit = decoded_size.free_memory() * 3 // 4
         if rows is None:
-            groups = range(opened.num_row_groups)
-            every = (chunk for group in groups for chunk in _chunks(opened, group, columns))
-            decoded_size.check(sum(max(chunk.values * chunk.width, chunk.unpacked) for chunk in every), subject, key)
+            declared = DecodedSize(subject, key, limit)
+            for group in range(opened.num_row_groups):
+                for chunk in _chunks(opened, group, columns):
+                    declared.add(_whole_bytes(opened, source, group, chunk, limit))
     if missing := sorted(set(columns) - set(schema.names)):
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
-    # Parts that grow while they are decoded take memory beside those that are done.
-    size, parts, count = DecodedSize(subject, key, decoded_size.free_memory() * 3 // 4), list[Any](), 0
+    size, parts, count = DecodedSize(subject, key, limit), list[Any](), 0
     for batch in batches(source, columns, rows or ROWS, subject, key):
         size.add(batch.nbytes)
         parts.append(batch.select(list(columns)))
@@ -142,15 +154,35 @@ def _chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]
             )
 
 
+def _whole_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
+    """Bytes of a column of a row group; those of a text that many rows share for each of them, if they may be many."""
+    declared = max(chunk.values * chunk.width, chunk.unpacked)
+    if chunk.width or declared > limit or not chunk.has_dictionary:
+        return declared
+    if chunk.values * max(4, _longest(opened, source, group, chunk, limit)) <= limit // PARTS:
+        return declared
+    from pyarrow import compute, parquet
+
+    size = 0
+    rows = max(1, min(ROWS, limit // PARTS // chunk.average))
+    with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as found:
+        for batch in found.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
+            for array in (each for column in batch.columns for each in _dictionaries(column)):
+                lengths = compute.binary_length(array.dictionary).take(array.indices)
+                size += int(compute.sum(lengths.cast("int64")).as_py() or 0)
+            if size > limit:
+                break
+    return max(size, declared)
+
+
 def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes that a value of a column takes at most, or on average if each is written in full."""
     if chunk.width:
         return chunk.width
-    average = chunk.unpacked // max(1, chunk.values) + 4
     if chunk.unpacked * chunk.values <= limit // PARTS or "DELTA_BYTE_ARRAY" in chunk.encodings:
         return chunk.unpacked
-    if not any("DICTIONARY" in encoding for encoding in chunk.encodings):
-        return average
+    if not chunk.has_dictionary:
+        return chunk.average
     from pyarrow import compute, parquet
 
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as found:
@@ -159,8 +191,8 @@ def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, 
             if longest := [
                 compute.max(compute.binary_length(each.dictionary)).as_py() for each in arrays if len(each.dictionary)
             ]:
-                return average + max(length or 0 for length in longest)
-    return average
+                return chunk.average + max(length or 0 for length in longest)
+    return chunk.average
 
 
 def _dictionaries(array: Any) -> Iterator[Any]:
