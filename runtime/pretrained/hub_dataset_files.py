@@ -30,6 +30,7 @@ CONVERTED = "refs/convert/parquet"
 """The branch on which the hub keeps datasets as Parquet: CONFIG/SPLIT/0000.parquet."""
 SHOWN = 6
 _WORDS = re.compile(r"[-._ 0-9/]+")
+_MERGE = re.compile(r"<<['\"]?\s*:")
 _HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 _MOST_HEADER = 1 << 20
 
@@ -54,6 +55,9 @@ class DatasetName:
 def header(readme: str) -> dict[str, Any]:
     """The YAML at the top of a README; empty if there is none that can be read."""
     found = _HEADER.match(readme[:_MOST_HEADER].replace("\r\n", "\n"))
+    # A mapping that takes in others (`<<`), which take in others, is copied for each of them.
+    if found and _MERGE.search(found[1]):
+        return {}
     try:
         content = yaml.safe_load(found[1]) if found else None
     except (yaml.YAMLError, RecursionError, ValueError):

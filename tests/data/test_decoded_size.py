@@ -17,11 +17,12 @@ import pytest
 from pyarrow import ipc, parquet
 
 from runtime.data import decoded_size
-from runtime.data.formats import npz_file, parquet_batches, table_file
+from runtime.data.formats import hub_classes, npz_file, parquet_batches, table_file
 from runtime.data.streaming import jsonl_records, tar_index, tar_records
 from runtime.data.streaming.shard import Shard
 from runtime.data.text import text_shards
 from runtime.errors import DataError
+from runtime.pretrained import hub_dataset_files
 from tests.data.streaming import shards
 
 MIB = 1 << 20
@@ -332,3 +333,13 @@ def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
         shards.add(file, "1.json", b"[" * 100_000)
     with pytest.raises(DataError, match="cannot be read"):
         tar_index.read(path, shard_of(path), ["label"], "data.train")
+
+
+def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
+    levels = "\n".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 12))
+    names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
+    assert hub_classes.declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
+    merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
+    assert hub_dataset_files.header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
+    plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
+    assert hub_classes.declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

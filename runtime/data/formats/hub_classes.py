@@ -50,6 +50,9 @@ def _names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
         kind = row.get("dtype")
         label = kind.get("class_label") if isinstance(kind, Mapping) else None
         names = label.get("names") if isinstance(label, Mapping) else None
+        texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
+        if any(isinstance(text, list | dict) for text in texts):
+            continue  # references to lists of references would be written out
         if isinstance(names, list):
             yield str(row.get("name")), [str(name) for name in names]
         elif isinstance(names, Mapping) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
