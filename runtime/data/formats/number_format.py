@@ -176,7 +176,7 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     cleaned = _cleaned(distinct, "", missing)
     cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
     # As they are written: the parser has read them as text for the sake of the others.
-    plain, lists = _count(compute.utf8_trim(distinct, _SPACES), _PLAIN), _count(cells, _LIST)
+    plain, lists = _count(distinct, _PLAIN), _count(cells, _LIST)
     number = [compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, name)), False) for name in _OTHER]
     either = compute.sum(compute.or_(*number)).as_py() or 0
     grouped = _count(distinct, _ANY_THOUSANDS)

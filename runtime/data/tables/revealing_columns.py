@@ -63,7 +63,7 @@ def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, 
         elif explanation.share >= NEARLY_ALL:
             telling.append(
                 f'"{name}" tells {sample.name} by itself: {explanation.words}; if it is known only when {sample.name} is, '
-                f"data.ignore: [{name}] leaves it out"
+                f"{'data.dates without it' if name in dates else f'data.ignore: [{name}]'} leaves it out"
             )
     return [*_shorten(numbering, "number the rows"), *_shorten(telling, f"tell {sample.name} by themselves")]
 

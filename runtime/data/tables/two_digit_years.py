@@ -34,7 +34,7 @@ def check(texts: Any, times: Any, name: str, path: Path, key: str, option: str) 
     Raises:
         DataError: if one is.
     """
-    from pyarrow import compute
+    from pyarrow import array, compute
 
     years, today = compute.year(times), date.today().year
     late = compute.fill_null(compute.greater(years, today), False).to_numpy(zero_copy_only=False)
@@ -42,7 +42,8 @@ def check(texts: Any, times: Any, name: str, path: Path, key: str, option: str) 
         return
     row = int(late.argmax())
     year = years[row].as_py()
-    choice = f"set {option}: {year - 100} if it is {year - 100}, or {option}: 1969 if it is {year}"
+    earliest = int(compute.min(years.filter(array(late))).as_py()) - 100
+    choice = f"set {option}: {earliest} if it is {year - 100}, or {option}: 1969 if it is {year}"
     raise DataError(
         f'{key}: {int(late.sum()):,} dates of column "{name}" of {path} have two digits for the year and can be of two '
         f"centuries: {row_lines.place(path, row + 1)} has {column_values.shown(texts, row)}, which is {year - 100} or {year}",
