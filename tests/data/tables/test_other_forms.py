@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from runtime.inference import predictions
 from runtime.job import JOBS
 from runtime.models import forward
 from runtime.training.evaluation.metrics import MetricAccumulator
+from tests import trained
 
 N = 60
 Columns = dict[str, list[Any]]
@@ -392,6 +393,24 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
         back = read(other, first, labelled=True)
         assert by_column(other, back.split) == by_column(one, expected.split)
     check_scores(other, path)
+
+
+@pytest.mark.parametrize("name", ["decimal commas", "accounting brackets", "pandas 3", "objects"])
+def test_training_on_another_form_gives_the_same_weights(tmp_path: Path, name: str) -> None:
+    form, suffix = FORMS[name]
+    weights = []
+    for place, end, write in ((tmp_path / "one", ".csv", csv()), (tmp_path / "other", suffix, form.write)):
+        place.mkdir()
+        data = f"{{train: train{end}, target: y, validation: 0.2, categorical: code, ignore: size, dates: {{when: [year, month, weekday, hour]}}}}"
+        spec = f"task: tabular-classification\ndata: {data}\nmodel: {{hidden: [8]}}\n"
+        done = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), place)
+        weights.append({key: value.clone() for key, value in done.model.state_dict().items()})
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+
+
+def write_into(write: Callable[[Path], object], name: str, folder: Path) -> None:
+    write(folder / name)
 
 
 def test_there_are_many_forms() -> None:
