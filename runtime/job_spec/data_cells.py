@@ -18,6 +18,7 @@ from runtime.data.bad_samples import BadSample
 from runtime.data.formats import csv_dialect, csv_layout, csv_quotes, row_lines
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.missing_cells import NOTHING
+from runtime.data.formats.number_marks import UNITS
 from runtime.errors import DataError
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
@@ -33,8 +34,14 @@ from runtime.system import spelling
 LARGEST = 8 << 20
 """Bytes; of a larger file only the header is checked, so that the command answers at once."""
 SHOWN = 5
+_SIGN = "[-+\u2212\ufe63\uff0d]"
+_UNIT = (
+    rf"\s*[%€$£]|\s*°\S{{0,4}}|\s+[^\d\s.,;:()'\"+\-][^,;:()]{{0,15}}|(?-i:{'|'.join(map(re.escape, sorted(UNITS)))})"
+)
 _NUMBER = re.compile(
-    r"[-+]?[%€$£]?[-+]?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*([eE][-+]?\d+)?\s*[%€$£]?|[-+]?inf(inity)?", re.I
+    rf"\(?\s*(?:{_SIGN}|\u2013)?\s*[%€$£]?{_SIGN}?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*(?:e{_SIGN}?\d+)?(?:{_UNIT})?\)?-?"
+    "|[-+]?inf(?:inity)?",
+    re.I,
 )
 _TRUTH = {"true", "false"}
 

@@ -10,7 +10,7 @@ from runtime.data.formats.missing_cells import MARKS
 _MINUS = "[\u2212\ufe63\uff0d]"
 """Minus signs that are no hyphen: of typesetting, of small and of wide letters."""
 _UNIT = r"^[-+]?[\d.,'\x{2019}\x{00a0}\x{202f}\x{2009} ]*\d(?:[eE][-+]?\d+)?(?P<space>[\s\x{00a0}\x{202f}\x{2009}]*)(?P<unit>[^\d\s.,;:()'\"+\-][^,;:()]{0,15})$"
-_KNOWN = frozenset(
+UNITS = frozenset(
     [
         "kg",
         "mg",
@@ -100,7 +100,7 @@ def find_unit(cells: Any) -> str:
     if len(units) != 1:
         return ""
     apart = compute.all(compute.not_equal(compute.struct_field(parts, "space"), "")).as_py()
-    return units[0] if apart or units[0] in _KNOWN or units[0].startswith("°") else ""
+    return units[0] if apart or units[0] in UNITS or units[0].startswith("°") else ""
 
 
 def remove_unit(cells: Any, unit: str) -> Any:

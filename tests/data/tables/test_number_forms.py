@@ -227,3 +227,23 @@ def test_validate_knows_the_cells_that_are_missing(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(spec)
     told = data_cells.check(job_spec.load(tmp_path / "job.yaml"))
     assert any("5 of 20" in line for line in told), (path, told)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_validate_takes_what_training_takes(tmp_path: Path, form: str) -> None:
+    write(tmp_path / "a.csv", [FORMS[form](value) for value in NUMBERS])
+    spec = "name: t\ntask: tabular-regression\ndata: {train: a.csv, target: temp, ignore: y}\n"
+    (tmp_path / "job.yaml").write_text(spec)
+    job = job_spec.load(tmp_path / "job.yaml")
+    assert not [line for line in data_cells.check(job) if "cannot be used" in line]
+    data = load(job)
+    assert len(data.train) + len(data.validation) == len(NUMBERS)
+
+
+@pytest.mark.parametrize("cell", ["12A", "soon", "5-7", "(a)", "kg", "12 - 13"])
+def test_validate_refuses_what_is_no_number(tmp_path: Path, cell: str) -> None:
+    write(tmp_path / "a.csv", [*NUMBERS[:-1], cell])
+    spec = "name: t\ntask: tabular-regression\ndata: {train: a.csv, target: temp, ignore: y, bad_samples: 0.1}\n"
+    (tmp_path / "job.yaml").write_text(spec)
+    (note,) = [line for line in data_cells.check(job_spec.load(tmp_path / "job.yaml")) if "temp is" in line]
+    assert f"temp is `{cell}`, not a number" in note
