@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from runtime.data import bad_samples
@@ -19,6 +20,7 @@ from runtime.data.formats import csv_dialect, csv_layout, csv_quotes, row_lines
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.missing_cells import NOTHING
 from runtime.data.formats.number_marks import UNITS
+from runtime.data.tables import date_texts, text_column
 from runtime.errors import DataError
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
@@ -34,6 +36,9 @@ from runtime.system import spelling
 LARGEST = 8 << 20
 """Bytes; of a larger file only the header is checked, so that the command answers at once."""
 SHOWN = 5
+ODD = 2
+"""Different texts among numbers that are a row of units or of totals; more can be marks of missing values."""
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d|.{12,}?)(Z|[+-]\d\d(:?\d\d)?)?", re.ASCII)
 _SIGN = "[-+\u2212\ufe63\uff0d]"
 _UNIT = (
     rf"\s*[%€$£]|\s*°\S{{0,4}}|\s+[^\d\s.,;:()'\"+\-][^,;:()]{{0,15}}|(?-i:{'|'.join(map(re.escape, sorted(UNITS)))})"
@@ -46,6 +51,10 @@ _NUMBER = re.compile(
 _TRUTH = {"true", "false"}
 
 
+def _none(name: str) -> bool:
+    return False
+
+
 @dataclass
 class _Wanted:
     """What the columns of a file must hold; several names in one entry of `filled` are alternatives."""
@@ -53,6 +62,54 @@ class _Wanted:
     filled: list[tuple[str, ...]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    dates: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+    """Columns of dates or numbers."""
+    form: str | None = None
+    """Of the dates, as in strptime; None if they are written as 2024-05-31."""
+    features: Callable[[str], bool] = _none
+    """Whether a column is a feature whose kind its cells decide."""
+
+
+@dataclass
+class _Cells:
+    """What the cells of a column hold, of which it depends whether it is a feature."""
+
+    filled: int = 0
+    numbers: int = 0
+    texts: dict[str, int] = field(default_factory=dict)
+    """The row in which each different text is first, numbers left out."""
+
+    def add(self, cell: str, row: int) -> None:
+        """Count a cell."""
+        if cell in NOTHING:
+            return
+        self.filled += 1
+        if _is_number(cell) and not date_texts.is_date(cell):
+            self.numbers += 1
+        else:
+            self.texts.setdefault(cell, row)
+
+    def check(self, name: str, path: Path) -> None:
+        """Check that the column can be a feature, as training does.
+
+        Raises:
+            DataError: if it cannot.
+        """
+        if not self.texts:
+            return
+        lettered = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
+        if lettered and len(self.texts) <= ODD and self.numbers >= text_column.MOSTLY * self.filled:
+            text, row = next(iter(self.texts.items()))
+            wrong = self.filled - self.numbers
+            raise text_column.spoilt(
+                name, str(path), wrong, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
+            )
+        if self.numbers:
+            return
+        if all(map(_is_iso, self.texts)):
+            raise text_column.dates(name, str(path), next(iter(self.texts)))
+        text_column.check_distinct(list(self.texts), self.filled, name, str(path))
 
 
 def check(job: Job) -> list[str]:
@@ -89,7 +146,10 @@ def check(job: Job) -> list[str]:
             told.append(f"{label}: checked the header of {text}; its {size} are checked when training starts")
         else:
             place = f"{job.document.place(key)}: {label}"
-            count, notes = _rows(job, path, place, _wanted(job), files, known)
+            wanted = _wanted(job)
+            if key[-1] != "train":
+                wanted = replace(wanted, features=_none)
+            count, notes = _rows(job, path, place, wanted, files, known)
             told += [f"{label}: checked {count:,} rows of {text}", *notes]
             if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
                 told.append(
@@ -109,9 +169,17 @@ def _wanted(job: Job) -> _Wanted:
         regression = job.task.endswith("regression")
         targets = list(job.data.target)
         classes = targets if not regression and len(targets) == 1 else []
-        return _Wanted([(name,) for name in targets], numbers + targets * regression, classes)
+        data = job.data
+        settled = {*targets, *numbers, *(data.categorical or ()), *(data.ignore or ()), *data.dates, data.groups}
+
+        def decides(name: str) -> bool:
+            return name not in settled and (data.features is None or name in data.features)
+
+        filled: list[tuple[str, ...]] = [(name,) for name in targets]
+        return _Wanted(filled, numbers + targets * regression, classes, list(data.dates), [], data.date_format, decides)
     if isinstance(job, SeriesJob):
-        return _Wanted([(name,) for name in (job.data.time, job.data.group) if name], list(job.data.features or ()), [])
+        filled = [(name,) for name in (job.data.time, job.data.group) if name]
+        return _Wanted(filled, list(job.data.features or ()), times=[job.data.time] if job.data.time else [])
     return _Wanted()
 
 
@@ -125,6 +193,7 @@ def _rows(
     bad: dict[int, list[str]] = {}
     wrong: list[str] = []
     found: dict[str, Counter[str]] = {name: Counter() for name in wanted.classes if name in places}
+    kinds = {name: _Cells() for name in layout.names if wanted.features(name)}
     count = 0
     for count, row in enumerate(_cells(path, layout), start=1):
         cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
@@ -133,12 +202,21 @@ def _rows(
             continue
         for reason in _reasons(cells, places, wanted):
             bad.setdefault(count, []).append(reason)
+        for name, kind in kinds.items():
+            kind.add(cells[places[name]].strip(), count)
         for name, labels in found.items():
             if label := spelling.code(cells[places[name]]).strip():
                 labels[label] += 1
     _check_lengths(wrong, path, key, len(layout.names))
+    for name, kind in kinds.items():
+        kind.check(name, path)
     for name, labels in found.items():
-        _check_classes(labels, known.setdefault(name, set(labels)), f'{key}: column "{name}" of {path}')
+        what = f'{key}: column "{name}" of {path}'
+        if name not in known and len(labels) == 1:
+            raise DataError(
+                f"{what} has 1 class: {next(iter(labels))}", "two classes or more", "add rows of another class"
+            )
+        _check_classes(labels, known.setdefault(name, set(labels)), what)
     named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(reasons)) for row, reasons in bad.items()]
     assert isinstance(job.data, TableFileData)
     return count, bad_samples.check(named, count, job.data.bad_samples, key)
@@ -174,6 +252,30 @@ def _reasons(cells: list[str], places: Mapping[str, int], wanted: _Wanted) -> It
         cell = cells[places[name]].strip() if name in places else ""
         if not _is_number(cell):
             yield f"{name} is `{printable(cell, 40)}`, not a number"
+    for name in (*wanted.dates, *wanted.times):
+        cell = cells[places[name]].strip() if name in places else ""
+        if not _is_date(cell, wanted.form) and not (name in wanted.times and _is_number(cell)):
+            yield f"{name} is `{printable(cell, 40)}`, no {'date' if name in wanted.dates else 'time'}"
+
+
+def _is_date(cell: str, form: str | None) -> bool:
+    """Whether a cell is empty or a date."""
+    if form is None:
+        return cell in NOTHING or _is_iso(cell)
+    try:
+        datetime.strptime(cell, form)
+    except ValueError:
+        return cell == ""
+    return True
+
+
+def _is_iso(cell: str) -> bool:
+    """Whether a cell is a time as 2024-05-31 08:30:00, with a time zone or without."""
+    clock = _CLOCK.fullmatch(cell)
+    try:
+        return clock is not None and datetime.fromisoformat(clock[1]).year > 0
+    except ValueError:
+        return False
 
 
 def _is_number(cell: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.data.formats import csv_dialect, csv_header, csv_layout, other_files
+from runtime.data.formats import csv_dialect, csv_header, csv_layout, other_files, table_splits
 from runtime.errors import DataError, nearest
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
@@ -54,6 +54,10 @@ def check(job: Job) -> None:
             raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
         if path.is_file():
             other_files.check(path, label)
+            if isinstance(job, TABLES) and not getattr(job.data, "stream", None):
+                other_files.check_suffix(
+                    path, label, (*table_splits.SUFFIXES, *((".npz",) if isinstance(job, SeriesJob) else ()))
+                )
         if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import main
+from runtime.data.load import load
+from runtime.errors import DataError
+from runtime.job import JOBS
 from runtime.job_spec import data_cells
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind, numeric: [load]%s}\n"
@@ -118,3 +121,54 @@ def test_ten_thousand_rows_are_read_without_numpy(tmp_path: Path) -> None:
     assert "checked 10,000 rows" in done.stdout
     (seconds,) = done.stdout.splitlines()[-1].split()
     assert float(seconds) < 3
+
+
+PLAIN = "name: t\ntask: tabular-classification\ndata: {train: %s, target: y}\n"
+ROWS = [f"{i * 0.37 % 5:.3f},{i * 0.71 % 3:.2f},{['sí', 'no'][i % 2]}" for i in range(100)]
+REFUSED = {
+    "two columns of one name": ("a.csv", ["z,z,y", *ROWS], "has several columns named z"),
+    "a column without a name": ("a.csv", ["z,,y", *ROWS], "column 2 of a.csv has no name"),
+    "a row of units": (
+        "a.csv",
+        ["z,w,y", "m,s,-", *ROWS],
+        'column "z" of a.csv are numbers but 1: row 1 (line 2) has `m`',
+    ),
+    "a row of totals": ("a.csv", ["z,w,y", *ROWS, "TOTAL,5,sí"], "are numbers but 1: row 101 (line 102) has `TOTAL`"),
+    "a list in a .json": ("a.json", ['[{"z": 1, "y": "a"}]'], "a.json has an unknown file type"),
+    "dates as text": (
+        "a.csv",
+        ["z,y", *[f"{1 + i % 28}.02.2024,{'ab'[i % 2]}" for i in range(60)]],
+        "has dates as text",
+    ),
+    "dates": ("a.csv", ["z,y", *[f"2024-02-{1 + i % 28:02},{'ab'[i % 2]}" for i in range(60)]], "is a date ("),
+    "identifiers": (
+        "a.csv",
+        ["z,y", *[f"x{i},{'ab'[i % 2]}" for i in range(200)]],
+        "has 200 different texts in 200 rows",
+    ),
+    "no header": ("a.csv", ROWS, "seems to have no header"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_validate_refuses_what_training_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    name, lines, told = REFUSED[case]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    (tmp_path / "job.yaml").write_text(PLAIN % name)
+    assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
+    assert told in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    data = JOBS["tabular-classification"].model_validate(
+        {"name": "t", "task": "tabular-classification", "data": {"train": str(tmp_path / name), "target": "y"}}
+    )
+    with pytest.raises(DataError) as caught:
+        load(data)
+    assert told in str(caught.value).replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.parametrize("odd", ["?", "-", "12 °C", "", "NA"])
+def test_marks_of_missing_values_are_left_to_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: str
+) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(["z,w,y", *ROWS, *[f"{odd},{i},sí" for i in range(3)]]) + "\n")
+    (tmp_path / "job.yaml").write_text(PLAIN % "a.csv")
+    assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0, capsys.readouterr().err

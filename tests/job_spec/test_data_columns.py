@@ -153,7 +153,7 @@ def test_a_start_with_wrong_columns_leaves_no_run_folder(tmp_path: Path) -> None
 
 def test_validate_loads_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
     """A host that starts containers has neither."""
-    (tmp_path / "rows.csv").write_text("a,b,label\n1,2,x\n")
+    (tmp_path / "rows.csv").write_text("a,b,label\n1,2,x\n2,3,y\n")
     (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
     code = (
         "import sys; from runtime.cli import main; "

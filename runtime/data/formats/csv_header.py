@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.data.formats import csv_layout
@@ -13,7 +15,7 @@ def names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
     """The column names; None where only the reader of the whole file can tell.
 
     Raises:
-        DataError: if there is no header or no row, or if encoding or separator are not clear; names `key`.
+        DataError: if there is no header or no row, or if encoding, separator or names are not clear; names `key`.
     """
     try:
         layout = csv_layout.find(path, key, files, whole=False)
@@ -25,7 +27,30 @@ def names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
         return None
     if not layout.rows:
         raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+    check_names(layout.names, path, key)
     return list(layout.names)
+
+
+def check_names(names: Sequence[str], path: Path, key: str) -> None:
+    """Check that each column has a name of its own.
+
+    Raises:
+        DataError: if one has none, or two have the same; names `key`.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{key}: {path} has several columns named {', '.join(twice[:10])}",
+            "one column of each name",
+            "rename or remove the others",
+        )
+    if not all(name.strip() for name in names):
+        number = next(i for i, name in enumerate(names, start=1) if not name.strip())
+        raise DataError(
+            f"{key}: column {number} of {path} has no name",
+            "a name for every column",
+            "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
+        )
 
 
 def no_rows(path: Path, key: str) -> DataError:

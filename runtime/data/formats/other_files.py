@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+from runtime.data.formats.table_splits import SUFFIXES
 from runtime.errors import DataError
 
+POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
 SPREADSHEETS = {
     ".xlsx": "an Excel file",
     ".xlsm": "an Excel file",
@@ -51,6 +54,22 @@ def check(path: Path, key: str) -> None:
             f"save its sheet as CSV, or: libreoffice --headless {_OFFICE} --outdir {folder} {given}; "
             f"with pandas: {shlex.join(['python3', '-c', code])}",
         )
+
+
+def check_suffix(path: Path, key: str, possible: Sequence[str] = SUFFIXES) -> None:
+    """Check that the name of a file says that it is a table, or another file that is `possible`.
+
+    Raises:
+        DataError: if it says something else; names `key`.
+    """
+    suffix = path.suffix.lower()
+    if suffix in possible:
+        return
+    action = f"name a file that ends in {', '.join(possible)}"
+    if suffix == ".json":
+        lines = shlex.quote(str(path.with_suffix(".jsonl")))
+        action = f"write each object of its list into a line of its own: jq -c '.[]' {shlex.quote(str(path))} > {lines}"
+    raise DataError(f"{key}: {path} has an unknown file type", POSSIBLE, action)
 
 
 _SUFFIX = {"gzip": "gz", "bzip2": "bz2", "xz": "xz"}

@@ -7,7 +7,6 @@ separator in a text is not quoted, and then the rows around it cannot be trusted
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from runtime.data import decoded_size
 from runtime.data.formats import (
     arrow_file,
     column_values,
+    csv_header,
     hub_classes,
     jsonl_file,
     other_files,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 SUFFIXES = table_splits.SUFFIXES
-POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
+POSSIBLE = other_files.POSSIBLE
 
 
 class _Reader(Protocol):
@@ -79,7 +79,7 @@ def read(
         reader = _reader(path, suffix, key, csv)
         written = reader.names()
         names = list(map(plain, written))
-        _check_names(names, path, key)
+        csv_header.check_names(names, path, key)
         check_wanted(names, wanted, path)
         chosen = {name: own for name, own in zip(names, written, strict=True) if _is_chosen(name, wanted, only, leave)}
         text_names = [name for name in chosen if name in text]
@@ -115,7 +115,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
         table, count = _reader(path, suffix, key, csv).head(rows)
         table = hub_classes.named(table, path)
         table = _rename(table, list(map(plain, table.column_names)))
-        _check_names(table.column_names, path, key)
+        csv_header.check_names(table.column_names, path, key)
         table.validate(full=True)
     except _failures() as error:
         raise _unreadable(path, suffix, key, error) from None
@@ -185,10 +185,7 @@ def _suffix(path: Path, key: str) -> str:
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
     suffix = path.suffix.lower()
     other_files.check(path, key)
-    if suffix not in SUFFIXES:
-        raise DataError(
-            f"{key}: {path} has an unknown file type", POSSIBLE, f"name a file that ends in {', '.join(SUFFIXES)}"
-        )
+    other_files.check_suffix(path, key)
     if path.exists() and path.stat().st_size == 0:
         raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
     return suffix
@@ -209,23 +206,6 @@ def _failures() -> tuple[type[Exception], ...]:
     import pyarrow
 
     return (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
-
-
-def _check_names(names: list[str], path: Path, key: str) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{key}: {path} has several columns named {listed(twice)}",
-            "one column of each name",
-            "rename or remove the others",
-        )
-    if not all(name.strip() for name in names):
-        number = next(i for i, name in enumerate(names, start=1) if not name.strip())
-        raise DataError(
-            f"{key}: column {number} of {path} has no name",
-            "a name for every column",
-            "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
-        )
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from runtime.data.formats import column_values, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.survey.request import KEY
-from runtime.data.tables import column_roles
+from runtime.data.tables import column_roles, text_column
 from runtime.errors import DataError
 from runtime.job.tables import TableData
 
@@ -191,6 +191,6 @@ def _refused(table: pyarrow.Table, name: str, different: int, filled: int) -> tu
         return "", False
     if number:
         return "a row counter", False
-    if (~np.isnan(values)).sum() < column_roles.MOSTLY * filled:
+    if (~np.isnan(values)).sum() < text_column.MOSTLY * filled:
         return f"{different:,} different texts in {filled:,} rows", False
     return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.data.formats import column_values, number_marks, row_lines
 from runtime.data.labels import listed
-from runtime.data.tables import date_texts
+from runtime.data.tables import text_column
 from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
 from runtime.job.formatting import printable
@@ -20,12 +20,8 @@ from runtime.job.tables import TableData
 if TYPE_CHECKING:
     import pyarrow
 
-MOSTLY = 0.9
-"""A text column with at least this share of numbers is an error instead of a category."""
 MANY = 0.5
 """A note says that a text column with at least this share of numbers is a category."""
-FEW = 50
-"""Up to this many distinct texts are categories, whatever the number of rows."""
 
 
 _PANDAS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
@@ -151,35 +147,17 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     # Most text columns have few distinct values and no numbers, which is quick to check.
     if not np.isnan(column_values.numbers(array(set(found).difference(column_values.TRUTH), string()))[0]).all():
         _check_spoilt(column, name, source, present)
-    if dates := date_texts.form(found):
-        raise DataError(
-            f'data.train: column "{name}" of {source} has dates as text, such as {found[0]}',
-            "numbers or categories",
-            f"add {name} to data.ignore, or to data.categorical, or name the numbers to make of it: data.dates: "
-            f"{{{name}: [year, month, weekday]}} with data.date_format: {' or '.join(map(repr, dates.split(' or ')))}",
-        )
-    if len(found) > max(FEW, present / 2):
-        raise DataError(
-            f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
-            "categories that repeat",
-            f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical",
-        )
+    text_column.check_distinct(found, present, name, source)
 
 
 def _check_spoilt(column: pyarrow.ChunkedArray, name: str, source: str, present: int) -> None:
     """Refuse text that is mostly numbers."""
     values, strange = column_values.numbers(column)
-    if (~np.isnan(values)).sum() < MOSTLY * present:
+    if (~np.isnan(values)).sum() < text_column.MOSTLY * present:
         return
-    spoilt, wrong = "are numbers written as text", int(strange.sum())
-    if wrong:
-        row = int(strange.argmax())
-        spoilt = f"are numbers but {wrong:,}: {row_lines.place(source, row + 1)} has {column_values.shown(column, row)}"
-    raise DataError(
-        f'data.train: cells of column "{name}" of {source} {spoilt}',
-        "numbers, or categories",
-        f"fix the cells, or add {name} to data.numeric (rows without a number are skipped) or to data.categorical",
-    )
+    wrong, row = int(strange.sum()), int(strange.argmax())
+    first = f"{row_lines.place(source, row + 1)} has {column_values.shown(column, row)}"
+    raise text_column.spoilt(name, source, wrong, first)
 
 
 def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
@@ -187,11 +165,7 @@ def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     from pyarrow import types
 
     if column_values.kind(column) == "time":
-        raise DataError(
-            f'data.train: column "{name}" of {source} is a date ({column.type})',
-            "numbers or categories",
-            f"add {name} to data.ignore, or name the numbers to make of it: data.dates: {{{name}: [year, month, weekday]}}",
-        )
+        raise text_column.dates(name, source, str(column.type))
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
         values, _ = column_values.numbers(column)

@@ -10,6 +10,11 @@ MOSTLY = 0.9
 """Share of the different texts that are dates."""
 
 
+def is_date(text: str) -> bool:
+    """Whether a text has the form of such a date."""
+    return _DATE.fullmatch(text) is not None
+
+
 def form(texts: Sequence[str]) -> str | None:
     """The form of the dates as in strptime, two joined by ` or ` if day and month cannot be told apart; None for others."""
     found = [match for text in texts if (match := _DATE.fullmatch(text.strip()))]
