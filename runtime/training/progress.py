@@ -80,7 +80,9 @@ class Progress:
     def evaluation(self, run: Run, best: str) -> None:
         """Report an evaluation; `best` says that it is the best so far, and why if that does not show."""
         if self.live is None:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items() if name not in _of_columns(run))
+            columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
+            hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items() if not name.startswith(hidden))
             say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
@@ -89,14 +91,6 @@ class Progress:
             self.live.close()
             self.spent += self.live.spent
             self.live = None
-
-
-def _of_columns(run: Run) -> set[str]:
-    """The metrics of single columns, if there are so many that an epoch would not fit on a line."""
-    columns = [column for head in run.readable.heads.values() for column in head.columns]
-    if len(columns) <= COLUMNS_SHOWN:
-        return set()
-    return {name for name in run.last if name.rpartition("/")[0].endswith(tuple(f"/{column}" for column in columns))}
 
 
 def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:

@@ -235,8 +235,22 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
+        watch=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
     )
     return cast(Run, made)
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(4, True), (5, False)])
+def test_many_columns_are_not_in_the_line_of_an_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int, shown: bool
+) -> None:
+    progress, run = Progress(40, 0), fake(tmp_path)
+    scores = {f"validation/c{n}/{metric}": 1.0 for n in range(columns) for metric in ("mae", "rmse", "r2")}
+    run.last = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
+    progress.evaluation(run, "")
+    line = capsys.readouterr().out
+    assert "validation/rmse 2.0000" in line
+    assert ("validation/c1/mae" in line) == shown
 
 
 def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
