@@ -5,6 +5,7 @@ The lowest limit of a group and all its ancestors counts; `cgroup_tree` finds th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,3 +157,9 @@ def _swap(group: CgroupController) -> bool:
 def _finite(value: str) -> bool:
     limit = parse_number(value)
     return limit is not None and limit < _UNLIMITED
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may use: those of the machine, or its limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(read_limits(Path("/")).memory or machine, machine)

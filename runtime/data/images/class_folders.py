@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.data.images import leftovers, split_folders
-from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.decode import EXTENSIONS, OTHER_PICTURES
 from runtime.data.labels import listed
 from runtime.errors import DataError
 
@@ -94,11 +94,13 @@ def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFile
     if real in above:
         passed.loops.append(place)
         return
-    for entry in sorted(_entries(root / place, key, passed), key=lambda entry: entry.name):
+    entries = sorted(_entries(root / place, key, passed), key=lambda entry: entry.name)
+    read = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
+    for entry in entries:
         name = f"{place}/{entry.name}"
         if _is_folder(entry):
             yield from _images(root, name, (*above, real), passed, key)
-        elif _is_image(entry.name):
+        elif _is_image(entry.name) or _is_unread_picture(entry.name, read):
             yield name
         else:
             kind = os.path.splitext(entry.name)[1].lower()
@@ -132,6 +134,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
+
+
+def _is_unread_picture(name: str, read: set[str]) -> bool:
+    """Whether a file is a picture of a kind that cannot be read, without a twin of the same name that can: it counts as a
+    bad sample. `read` has the names of the images, without their endings.
+    """
+    stem, kind = os.path.splitext(name)
+    return kind.lower() in OTHER_PICTURES and stem not in read
 
 
 def _check_inner(folder: Path, classes: list[str], names: list[str], key: str) -> None:

@@ -13,21 +13,33 @@ import io
 import math
 import os
 import stat
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
 
 from runtime.data.images.input_shape import padded
 from runtime.data.images.resize import GROUNDS, USUAL, Resize
+from runtime.hardware import cgroup
 
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_AVIF = features.check("avif")  # a Pillow that was built without it
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(("AVIF",) if _AVIF else ()))
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
+OTHER_PICTURES = (
+    *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
+    *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+)
+"""Endings of pictures that are not read: a class must not lose them without anybody knowing."""
+# Programs store whole documents in the metadata; Pillow's own limits, 1 and 64 MB, are for programs that keep the text.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -49,6 +61,12 @@ _MEASURED = 100_000
 _GLANCE = 64
 """Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
+_END = b"\xff\xd9"
+"""The last two bytes of a JPEG."""
+_LARGEST_SHARE = 4
+"""A decoded image may take up to this part of the memory limit, as 4 bytes a pixel."""
+_ONE_AT_A_TIME = threading.Lock()
+"""For images that are larger than photographs usually are: each thread decodes one."""
 
 Source = str | bytes
 """A path, or the content of an image file."""
@@ -100,6 +118,10 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> 
     Raises:
         UnreadableImage: with the reason.
     """
+    return _complete(source, partial(_pixels, size=size, channels=channels, resize=resize))
+
+
+def _pixels(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
     mode = "L" if channels == 1 else "RGB"
     with _opened(source) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
@@ -134,6 +156,10 @@ def look(source: Source) -> ImageHeader:
     Raises:
         UnreadableImage: with the reason.
     """
+    return _complete(source, _look)
+
+
+def _look(source: Source) -> ImageHeader:
     with _opened(source) as image:
         short, oblong = min(image.size), image.width != image.height
         colors = _has_color_of_16_bits(image)
@@ -154,6 +180,42 @@ def look(source: Source) -> ImageHeader:
         # What flattening drops can be all that differs between two images.
         exact = image if deep else image.convert("RGBA") if image.has_transparency_data else flat
         return header._replace(grey=image.mode in _GREY, content=_digest(exact, size))
+
+
+def _complete(source: Source, use: Callable[[Source], Result]) -> Result:
+    """What `use` makes of an image; of a JPEG that lacks nothing but its last two bytes, with them."""
+    try:
+        return use(source)
+    except UnreadableImage:
+        whole = _with_end(source)
+        if whole is None:
+            raise
+        return use(whole)
+
+
+def _with_end(source: Source) -> bytes | None:
+    """The content of a JPEG with the two bytes at the end that some cameras and downloads leave out; None if it lacks more.
+
+    Bytes between its last pixel and its end change nothing, but those that stand for lost pixels do.
+    """
+    try:
+        # Reading a pipe would block for ever.
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
+            return None
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        if content[:2] != b"\xff\xd8" or content.endswith(_END):
+            return None
+        content = content.removesuffix(_END[:1])
+        read = [_full(content + between + _END) for between in (b"", b"\x55" * 64)]
+    except (OSError, UnreadableImage):
+        return None
+    return content + _END if read[0] == read[1] else None
+
+
+def _full(content: bytes) -> bytes:
+    with _opened(content) as image:
+        image.load()
+        return image.tobytes()
 
 
 def _digest(image: Image.Image, size: tuple[int, int]) -> int:
@@ -181,13 +243,12 @@ def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Res
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Pillow's warnings about odd metadata, which do not affect pixels; turn the one about size into an error.
+    """Silence Pillow's warnings about odd metadata, which do not affect pixels, and about size, which is checked.
 
     Enter it once around many files and their threads, because all threads share Python's warning filters.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
 
 
@@ -204,7 +265,9 @@ def _opened(source: Source) -> Iterator[Image.Image]:
                     "16 bits a channel in separate planes without compression, which Pillow reads as noise; "
                     "save it with interleaved channels, or compressed"
                 )
-            yield image
+            large = image.width * image.height > _usual()
+            with _ONE_AT_A_TIME if large else nullcontext():
+                yield image
     except (UnreadableImage, MemoryError):
         raise
     # Pillow raises nearly anything for a damaged file: OSError, SyntaxError, IndexError, struct.error, ...
@@ -216,8 +279,8 @@ def _reason(source: Source, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         return "empty file" if size == 0 else f"none of {', '.join(FORMATS)}"
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * _usual():,} pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[0].lower() + error.strerror[1:]
     return str(error) or type(error).__name__
@@ -225,6 +288,9 @@ def _reason(source: Source, error: Exception) -> str:
 
 def _flat(image: Image.Image, mode: str, resize: Resize = USUAL) -> Image.Image:
     """The whole image in 8 bits without transparency."""
+    pixels = image.width * image.height
+    if pixels > _usual() and 4 * _LARGEST_SHARE * pixels > cgroup.memory_limit():
+        raise UnreadableImage(f"{image.width:,} x {image.height:,} pixels, too many for the memory limit")
     image.load()
     if image.mode.startswith("I;16"):
         low, high = resize.range_16_bit or (0, 65535)
@@ -277,6 +343,11 @@ def _is_of_one_color(image: Image.Image) -> bool:
 def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
     """The smallest and largest value of each channel of an RGB image."""
     return image.getextrema()  # type: ignore[return-value]
+
+
+def _usual() -> int:
+    """Pixels above which Pillow calls an image unusually large; above twice as many it refuses it."""
+    return Image.MAX_IMAGE_PIXELS or 1 << 62
 
 
 def _orientation(image: Image.Image) -> int:

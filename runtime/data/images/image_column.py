@@ -15,7 +15,7 @@ from runtime.data.fingerprint import stamp
 from runtime.data.formats import shards
 from runtime.data.images.decode import Source
 from runtime.errors import DataError
-from runtime.hardware import cgroup
+from runtime.hardware.cgroup import memory_limit
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -136,12 +136,6 @@ def _schema(path: Path) -> Any:
         return parquet.read_schema(path) if path.suffix.lower() == ".parquet" else arrow_file.schema(path)
     except (ArrowException, OSError):
         return None
-
-
-def memory_limit() -> int:
-    """Bytes of memory that this process may use."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(cgroup.read_limits(Path("/")).memory or machine, machine)
 
 
 def _check_memory(path: Path, name: str, key: str) -> None:

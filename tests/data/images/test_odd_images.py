@@ -16,7 +16,7 @@ from runtime.data.images.load import load
 from runtime.data.images.preprocess import from_preprocessing
 from runtime.data.loader.batches import Batches
 from runtime.errors import DataError
-from tests.pictures import SIDE, good, job, plain, truncated_jpeg
+from tests.pictures import SIDE, good, job, message, plain, truncated_jpeg
 
 torch.set_num_threads(1)
 
@@ -274,3 +274,67 @@ def test_pillow_is_left_as_it_was(tmp_path: Path) -> None:
     load(job(good(tmp_path)))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     assert Image.MAX_IMAGE_PIXELS == 89478485
+
+
+def test_a_png_with_long_metadata(tmp_path: Path) -> None:
+    from PIL import PngImagePlugin
+
+    for number, add in enumerate(("add_text", "add_itxt")):
+        text = PngImagePlugin.PngInfo()
+        getattr(text, add)("history", "layer " * 700_000, zip=True)
+        quarters().save(tmp_path / f"{number}.png", pnginfo=text)
+        assert decode.look(str(tmp_path / f"{number}.png")).short_side
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
+def test_a_jpeg_without_its_last_bytes(tmp_path: Path, missing: int, progressive: bool) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (150, 200, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "x.jpg", progressive=progressive)
+    content = (tmp_path / "x.jpg").read_bytes()
+    expected = decode.pixels(content, 64, 3)
+    (tmp_path / "x.jpg").write_bytes(content[:-missing])
+    assert np.array_equal(decode.pixels(str(tmp_path / "x.jpg"), 64, 3), expected)
+    assert decode.look(content[:-missing]) == decode.look(content)
+    for lost in (8, 40, 2000):
+        with pytest.raises(decode.UnreadableImage, match="truncated"):
+            decode.look(content[:-lost])
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_large_photograph(tmp_path: Path, ending: str) -> None:
+    Image.new("L", (12_000, 9_000), 80).save(tmp_path / f"x.{ending}")
+    with decode.quiet():
+        assert decode.look(str(tmp_path / f"x.{ending}")).short_side == 9_000
+        assert decode.pixels(str(tmp_path / f"x.{ending}"), 16, 1).mean() == 80
+
+
+def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("L", (12_000, 9_000), 80).save(tmp_path / "x.png")
+    monkeypatch.setattr("runtime.hardware.cgroup.memory_limit", lambda: 1 << 30)
+    with decode.quiet(), pytest.raises(decode.UnreadableImage, match="12,000 x 9,000 pixels, too many for the memory"):
+        decode.look(str(tmp_path / "x.png"))
+
+
+@pytest.mark.parametrize("ending", [".jfif", ".jpe", ".avif"])
+def test_other_endings_are_read(tmp_path: Path, ending: str) -> None:
+    good(tmp_path)
+    for number in range(4):
+        kind = "AVIF" if ending == ".avif" else "JPEG"
+        (tmp_path / "c").mkdir(exist_ok=True)
+        plain((90, number, 9)).save(tmp_path / "c" / f"{number}{ending}", kind)
+    assert load(job(tmp_path)).heads[""].classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("ending", [".heic", ".HEIF", ".jp2", ".dng"])
+def test_a_class_of_pictures_that_cannot_be_read_does_not_disappear(tmp_path: Path, ending: str) -> None:
+    good(tmp_path, per_class=100)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / f"1{ending}").write_bytes(b"\0\0\0\x18ftypheic")
+    assert "no image can be used of the classes c" in message(job(tmp_path))
+
+
+def test_a_raw_file_beside_its_jpeg_is_only_noted(tmp_path: Path) -> None:
+    good(tmp_path)
+    (tmp_path / "a" / "0.dng").write_bytes(b"II*\0")
+    assert any("1 .dng" in note for note in load(job(tmp_path, bad_samples=0.0)).notes)
