@@ -7,6 +7,7 @@ numbers in columns of numbers, and classes that training does not have. The read
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from runtime.data.formats import csv_dialect, csv_layout, csv_quotes, row_lines
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.missing_cells import NOTHING
 from runtime.data.formats.number_marks import UNITS
+from runtime.data.images import image_paths
 from runtime.data.tables import date_texts, text_column
 from runtime.errors import DataError
 from runtime.job import Job, dotted
@@ -194,6 +196,7 @@ def _rows(
     wrong: list[str] = []
     found: dict[str, Counter[str]] = {name: Counter() for name in wanted.classes if name in places}
     kinds = {name: _Cells() for name in layout.names if wanted.features(name)}
+    images: dict[int, str] = {}
     count = 0
     for count, row in enumerate(_cells(path, layout), start=1):
         cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
@@ -204,6 +207,8 @@ def _rows(
             bad.setdefault(count, []).append(reason)
         for name, kind in kinds.items():
             kind.add(cells[places[name]].strip(), count)
+        if isinstance(job, ImageJob) and job.data.path_column in places:
+            images[count] = cells[places[job.data.path_column]].strip()
         for name, labels in found.items():
             if label := spelling.code(cells[places[name]]).strip():
                 labels[label] += 1
@@ -217,9 +222,21 @@ def _rows(
                 f"{what} has 1 class: {next(iter(labels))}", "two classes or more", "add rows of another class"
             )
         _check_classes(labels, known.setdefault(name, set(labels)), what)
-    named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(reasons)) for row, reasons in bad.items()]
+    notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
+    named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
-    return count, bad_samples.check(named, count, job.data.bad_samples, key)
+    return count, [*notes, *bad_samples.check(named, count, job.data.bad_samples, key)]
+
+
+def _check_images(
+    cells: Mapping[int, str], manifest: Path, column: str, key: str, bad: dict[int, list[str]]
+) -> list[str]:
+    """Check that the images of a manifest are there, and say how their paths are read; `bad` gets the rows of the others."""
+    paths, notes = image_paths.find(manifest.parent, list(cells.values()), column, key)
+    for row, path in zip(cells, paths, strict=True):
+        if path and not os.path.lexists(manifest.parent / path):
+            bad.setdefault(row, []).append(f"{path} is not there")
+    return notes
 
 
 def _cells(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.data.images import leftovers, split_folders
-from runtime.data.images.decode import EXTENSIONS, OTHER_PICTURES
+from runtime.data.images.picture_endings import EXTENSIONS, OTHER_PICTURES
 from runtime.data.labels import listed
 from runtime.errors import DataError
 

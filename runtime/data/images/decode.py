@@ -32,12 +32,6 @@ from runtime.hardware import cgroup
 
 _AVIF = features.check("avif")  # a Pillow that was built without it
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(("AVIF",) if _AVIF else ()))
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
-OTHER_PICTURES = (
-    *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
-    *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-)
-"""Endings of pictures that are not read: a class must not lose them without anybody knowing."""
 # Programs store whole documents in the metadata; Pillow's own limits, 1 and 64 MB, are for programs that keep the text.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
 

@@ -30,6 +30,7 @@ from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
 from runtime.data.images.label_form import LabelForm
+from runtime.data.images.picture_endings import EXTENSIONS
 from runtime.data.images.preprocess import from_preprocessing
 from runtime.data.images.source import Images
 from runtime.data.labels import listed

@@ -12,7 +12,7 @@ from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.images import image_column, image_targets, separated_labels
+from runtime.data.images import image_column, image_paths, image_targets, separated_labels
 from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_targets import ClassTargets, ImageTargets, LabelSets
 from runtime.data.images.label_form import LabelForm
@@ -61,7 +61,8 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         paths = ["" if nothing else title for nothing, title in zip(empty, titles, strict=True)]
         rows.notes += [f'{key}: the images are those in column "{inside}"'] * (inside != named)
     else:
-        paths = _text(table, path_column, file, key)
+        paths, changes = image_paths.find(file.parent, _text(table, path_column, file, key), path_column, key)
+        rows.notes += changes
     wrong, take = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = _reasons(paths, path_column, wrong)
     keep = [row for row, reason in enumerate(reasons) if not reason]

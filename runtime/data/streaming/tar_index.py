@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.picture_endings import EXTENSIONS
 from runtime.data.streaming import tar_members
 from runtime.data.streaming.shard import Shard
 from runtime.data.streaming.tar_members import Member

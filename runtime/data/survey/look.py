@@ -10,7 +10,7 @@ from runtime.data.formats import csv_dialect, csv_layout, other_files, table_fil
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.formats.shards import SHARD
 from runtime.data.images import class_folders
-from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.picture_endings import EXTENSIONS
 from runtime.data.labels import listed
 from runtime.data.survey import (
     array_draft,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from runtime.data.formats import column_values
 from runtime.data.images import separated_labels
-from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.picture_endings import EXTENSIONS
 from runtime.data.labels import listed
 from runtime.data.survey import first_values, image_draft, target_guess
 from runtime.data.survey.image_draft import REGRESSION, TASK, ImageSurvey

@@ -1,0 +1,79 @@
+"""Manifests whose cells are no paths yet: what is tried, what is said, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from runtime.cli import main
+from runtime.data.images.load import load
+from tests.pictures import job, message
+
+SPEC = """
+name: t
+task: image-classification
+data: {train: m.csv, path_column: id, label_column: y}
+model: small-cnn
+train: {epochs: 1}
+"""
+
+
+def write(root: Path, files: str, cells: str, *more: str) -> Path:
+    """Eight images, a manifest with a cell for each, and a job; `files` and `cells` have a place for the number."""
+    for number in range(8):
+        for form in (files, *more):
+            path = root / form.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (16, 16), 9 * number).save(path)
+    rows = [f"{cells.format(number)},{'ab'[number % 2]}" for number in range(8)]
+    (root / "m.csv").write_text("\n".join(["id,y", *rows]) + "\n")
+    (root / "job.yaml").write_text(SPEC)
+    return root / "m.csv"
+
+
+FORMS = {
+    "ids": ("pics/img{}.jpg", "img{}"),
+    "ids in capitals": ("pics/img{}.PNG", "img{}"),
+    "names beside a folder": ("train_images/img{}.png", "img{}.png"),
+    "two levels": ("jpeg/train/img{}.jpg", "img{}"),
+    "dots in names": ("pics/img.{}.png", "img.{}"),
+    "backslashes": ("pics/a/img{}.png", r"pics\a\img{}.png"),
+    "another machine": ("pics/a/img{}.png", "/kaggle/input/pics/a/img{}.png"),
+    "a drive": ("pics/a/img{}.png", r"C:\Users\me\data\pics\a\img{}.png"),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_cells_become_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    files, cells = FORMS[case]
+    path = write(tmp_path, files, cells)
+    data = load(job(path, path_column="id", label_column="y"))
+    assert len(data.train) + len(data.validation) == 8
+    note = f'column "id" has {cells.format(0)}, which is read as {files.format(0)}, and so for all rows'
+    assert any(note in line for line in data.notes)
+    assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0
+    assert note in capsys.readouterr().out
+
+
+def test_paths_that_are_right_stay(tmp_path: Path) -> None:
+    path = write(tmp_path, "pics/{}.png", "pics/{}.png", "other/pics/{}.png")
+    assert not any("which is read as" in line for line in load(job(path, path_column="id", label_column="y")).notes)
+
+
+def test_two_folders_are_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "one/{}.png", "{}.png", "two/{}.png")
+    told = message(job(path, path_column="id", label_column="y"))
+    assert 'column "id" has 0.png, and there are such files in one and in two' in told
+    assert "write the folder into the column: one/0.png" in told
+    assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
+    assert "there are such files in one and in two" in capsys.readouterr().err
+
+
+def test_validate_looks_for_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "pics/{}.png", "lost/image{}.gif")
+    assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
+    told = capsys.readouterr().err
+    assert "8 of 8 samples cannot be used" in told
+    assert "m.csv row 1 (line 2): lost/image0.gif is not there" in told
