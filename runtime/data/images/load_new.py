@@ -25,7 +25,6 @@ from runtime.data.images import (
     pixel_scale,
     source,
 )
-from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.image_column import ImageCells
 from runtime.data.images.image_split import ImageSplit
 from runtime.data.images.image_targets import ClassTargets, ImageTargets
