@@ -16,6 +16,8 @@ from runtime.storage.store_errors import RemoteError, Trouble
 
 _MOST = 10
 """How many redirects the client follows."""
+_METADATA = ("fd00:ec2::254", "100.100.100.200")
+"""Services that give a machine its credentials, beside those at link-local addresses."""
 _PATIENCE = 10.0
 """Timeout of a request in seconds."""
 
@@ -24,9 +26,17 @@ def check(url: str) -> None:
     """Follow the redirects of a file without reading it. A server that does not answer is left to the client.
 
     Raises:
-        RemoteError: if one leads to another host, at an address that is not public.
+        RemoteError: if one leads to another host, at an address that is not public; or if the file itself is at an address
+            where clouds give credentials.
     """
     first = urlsplit(url)
+    if any(address.is_link_local or str(address) in _METADATA for address in _addresses(first)):
+        raise RemoteError(
+            Trouble.REFUSED,
+            f"{first.scheme}://{first.netloc}{first.path} is at an address where a cloud gives credentials to its machines",
+            "a server with data",
+            "correct the address",
+        )
     if "http" in urllib.request.getproxies() and not urllib.request.proxy_bypass(first.netloc):
         return  # the proxy decides what it reaches
     for _ in range(_MOST):
@@ -64,10 +74,15 @@ def _redirect(url: str) -> str | None:
 
 def _is_public(parts: SplitResult) -> bool:
     """Whether all addresses of a host are on the internet."""
+    addresses = _addresses(parts)
+    return bool(addresses) and all(address.is_global and not address.is_multicast for address in addresses)
+
+
+def _addresses(parts: SplitResult) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses of a host; empty if it has none."""
     try:
         rows = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
         addresses = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
     except (OSError, ValueError):
-        return False
-    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
-    return bool(plain) and all(address.is_global and not address.is_multicast for address in plain)
+        return []
+    return [getattr(address, "ipv4_mapped", None) or address for address in addresses]

@@ -72,6 +72,12 @@ def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -
     assert asked == []
 
 
+@pytest.mark.parametrize("host", ["169.254.169.254", "2852039166", "[fd00:ec2::254]", "100.100.100.200"])
+def test_credentials_of_a_machine_are_no_data(host: str) -> None:
+    with pytest.raises(RemoteError, match="where a cloud gives credentials"):
+        ObjectStore(parse(f"http://{host}/latest/meta-data/iam")).get("security-credentials")
+
+
 def test_a_redirect_within_a_server_is_followed(start: Start) -> None:
     address, _ = start("/there")
     assert ObjectStore(parse(address)).get("data.csv") == b"secret"
