@@ -281,7 +281,7 @@ def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
     assert said(capsys, 3).splitlines()[:2] == [
         "job.yaml:4:3: data.train: 'b' does not exist",
-        "job.yaml:5:3: data.validation: 'c' does not exist",
+        "    job.yaml:5:3: data.validation: 'c' does not exist",
     ]
 
 

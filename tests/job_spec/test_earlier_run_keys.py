@@ -21,7 +21,7 @@ PREPROCESSING = {
     },
     "series-classification": {"kind": "series", "channels": 2, "features": ["heat", "noise"]},
 }
-ROWS = "age,city,kind,price,heat,noise,time\n1,Lima,a,2,3,4,5\n"
+ROWS = "age,city,kind,price,heat,noise,time\n1,Lima,a,2,3,4,5\n2,Lima,b,2,3,4,6\n"
 
 REFUSED = {
     "fit": (
