@@ -22,6 +22,11 @@ def numbered(names: Sequence[str | None]) -> Groups:
     return np.array([known.setdefault(name or index, len(known)) for index, name in enumerate(names)], np.int64)
 
 
+def least(data: Data) -> int:
+    """The smallest number of groups that can be split."""
+    return fold_numbers(data.fold)[1] if data.fold else 2
+
+
 def divide(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
     """Indices for training and for validation, both ascending: a fold if the job names one, else a fraction.
 

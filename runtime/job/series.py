@@ -14,9 +14,9 @@ from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.series_augment import SeriesAugment
-from runtime.job.values import Count, Fraction, Positive, named
+from runtime.job.values import Count, DateFormat, Fraction, Positive, named
 
-_LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
+_LONG = ("time", "date_format", "features", "label", "group", "window", "stride", "max_gap")
 """Keys of long tables, which arrays do not have."""
 
 
@@ -27,10 +27,13 @@ class SeriesData(TableFileData):
     validation is the last part of the time: no window spans that point in time, or two series. An empty or infinite
     feature cell gets the last value before it in the same series.
 
-    Arrays are `x` of shape (N, T, channels) and `y` of shape (N,) or, for several numbers, (N, K).
+    Arrays are `x` of shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
     """
 
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
+    date_format: DateFormat | None = Field(
+        None, description="form of times that are text and not written as 2024-05-31 08:30:00, such as %d/%m/%Y %H:%M"
+    )
     features: OneOrMore | None = Field(
         None, description="columns that the network sees; all others that are numbers if absent"
     )
@@ -42,6 +45,16 @@ class SeriesData(TableFileData):
         None,
         description="longest step of time inside a window, in seconds for dates, else in units of the column; "
         "absent: rows follow each other, whatever the time between them",
+    )
+    groups: Column | None = Field(
+        None,
+        description="column, or array (N,) of an .npz, that says which rows or windows belong together, such as a patient: a "
+        "fraction for validation, or a fold, takes whole groups instead of the last part of the time",
+    )
+    axes: Literal["auto", "time-channels", "channels-time"] = Field(
+        "auto",
+        description="order of the axes of `x` behind the first; auto: time-channels, or if windows have fewer rows than "
+        "channels, the one in which neighbors along the time are more alike",
     )
     augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
 
@@ -130,6 +143,8 @@ class SeriesJob(Job):
                         "remove it",
                     )
         else:
+            if self.data.axes != "auto":
+                yield self.problem(("data", "axes"), "is only for arrays", "an .npz file with `x` and `y`", "remove it")
             for option in ("time", "label", "window"):
                 if getattr(self.data, option) is None:
                     yield self.problem(

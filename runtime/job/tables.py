@@ -13,7 +13,7 @@ from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.job import LABEL_METRICS, Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
-from runtime.job.values import Count, Fraction, named
+from runtime.job.values import Count, DateFormat, Fraction, named
 
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 
@@ -51,7 +51,7 @@ class TableData(TableFileData):
         description="columns of dates, each with the numbers that are made of it: year, month, day, weekday (Monday is 0), "
         "hour, minute, days (since 1970-01-01, with the time of day as a fraction)",
     )
-    date_format: Annotated[str, Field(min_length=2, pattern="%")] | None = Field(
+    date_format: DateFormat | None = Field(
         None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
     )
     first_year: Annotated[int, Field(ge=1600, le=2100)] | None = Field(

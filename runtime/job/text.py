@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from runtime.errors import Problem
 from runtime.job.class_weights import ClassWeights
-from runtime.job.column_names import OneOrMore
+from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
@@ -81,6 +81,11 @@ class TextData(TableFileData):
     )
     labels: Annotated[dict[str, TextHead], columns()] = Field(
         description="label columns: one name, a list of names, or a mapping of names to weights or settings"
+    )
+    groups: Column | None = Field(
+        None,
+        description="column that says which texts belong together, such as a user: a fraction for validation, or a fold, takes "
+        "whole groups; a text without a group is one of its own",
     )
     max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
@@ -164,6 +169,16 @@ class TextJob(Job):
                 "is a text column too",
                 "columns that hold labels",
                 "remove it, or choose another text column",
+            )
+        if self.data.groups and (self.data.stream or self.data.groups in (*self.data.text, *self.data.labels)):
+            both = (
+                "are read from shards, which are split whole" if self.data.stream else f"have {self.data.groups!r} too"
+            )
+            yield self.problem(
+                ("data", "groups"),
+                f"is {self.data.groups!r}, and the texts or labels {both}",
+                "a column of a table that is only read for the split",
+                "remove it from one",
             )
         if isinstance(self.train.class_weights, dict) and len(self.data.labels) > 1:
             first = next(iter(self.data.labels))

@@ -181,7 +181,12 @@ def _wanted(job: Job) -> _Wanted:
         return _Wanted(filled, numbers + targets * regression, classes, list(data.dates), [], data.date_format, decides)
     if isinstance(job, SeriesJob):
         filled = [(name,) for name in (job.data.time, job.data.group) if name]
-        return _Wanted(filled, list(job.data.features or ()), times=[job.data.time] if job.data.time else [])
+        return _Wanted(
+            filled,
+            list(job.data.features or ()),
+            times=[job.data.time] if job.data.time else [],
+            form=job.data.date_format,
+        )
     return _Wanted()
 
 

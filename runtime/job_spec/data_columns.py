@@ -99,6 +99,8 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     elif isinstance(job, TextJob):
         yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
     elif isinstance(job, TableJob):
         options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))
         for option in options:
@@ -106,6 +108,6 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
         if trained and job.data.groups:
             yield ("data", "groups"), job.data.groups
     elif isinstance(job, SeriesJob):
-        for option in ("time", "features", "label", "group"):
+        for option in ("time", "features", "label", "group", *(("groups",) if trained else ())):
             value = getattr(job.data, option)
             yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))

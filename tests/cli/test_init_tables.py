@@ -186,3 +186,24 @@ def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert least <= sample.rows <= most
         # The first rows are of one class; the name of the column is enough.
         assert made(f"large.{kind}", "--output", f"{kind}.yaml").task == "tabular-classification"
+
+
+def test_readings_with_times_that_begin_with_the_day() -> None:
+    rows = [
+        [f"{1 + i // 24:02}/03/2024 {i % 24:02}:00", i % 7 / 3, i * 0.5, ["on", "off"][i // 12 % 2]] for i in range(600)
+    ]
+    job = made(table("rows.csv", ["when", "a", "b", "state"], rows))
+    assert job.task == "series-classification"
+    assert (beginning(job)["time"], beginning(job)["date_format"]) == ("when", "%d/%m/%Y %H:%M")
+
+
+def test_windows_with_the_channels_first() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3, 64)).cumsum(axis=2)
+    np.savez("nct.npz", x=x, y=np.arange(60) % 2)
+    made("nct.npz")
+    assert "60 windows of 64 rows and 3 channels" in Path("nct.yaml").read_text()
+
+
+def test_a_file_without_a_header_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    path = table("rows.csv", ["0.5", "1.5", "sí"], [[f"{i / 2}", f"{i}", ["sí", "no"][i % 2]] for i in range(40)])
+    assert "rows.csv seems to have no header" in refused(capsys, path)

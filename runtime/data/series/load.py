@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import copies, target_columns
+from runtime.data import copies, groups, target_columns
 from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.labels import alike
-from runtime.data.series import augment, timeline, window_split, windows
+from runtime.data.labels import alike, listed
+from runtime.data.series import augment, overlap, timeline, window_split, windows
 from runtime.data.series.timeline import WindowLayout
 from runtime.data.series.window_split import WindowSplit
 from runtime.data.series.windows import Scale
+from runtime.data.stateless_random import Ids
 from runtime.errors import DataError, SpecError
 from runtime.job.series import SeriesClassificationJob, SeriesJob
+
+OVERLAPPING = "overlapping"
+"""Key of the stored preprocessing of a run whose split keeps windows that share rows together."""
 
 
 def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -31,8 +35,8 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if job.data.arrays:
-        kept, held, split_marks = _arrays(job, path, classes, settled)
-        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **split_marks}
+        kept, held, marks_of_split = _arrays(job, path, classes, settled)
+        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **marks_of_split}
     else:
         kept, held, layout = _long(job, path, _layout(job, classes, settled), files)
         stored = {"form": "long", **layout.to_json()}
@@ -129,7 +133,15 @@ def _layout(job: SeriesJob, classes: bool, settled: InputRecord | None) -> Windo
     known = settled.preprocessing.get("features", ()) if settled else ()
     features = data.features or tuple(known)
     return WindowLayout(
-        data.time, features, data.label or (), classes, data.group, data.window, data.step, data.max_gap
+        data.time,
+        features,
+        data.label or (),
+        classes,
+        data.group,
+        data.window,
+        data.step,
+        data.max_gap,
+        data.date_format,
     )
 
 
@@ -138,46 +150,102 @@ def _long(
 ) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
     """Training and validation windows of long tables: from two tables, or from one that is split in time."""
     data = job.data
-    read = timeline.read(path, "data.train", layout, data.bad_samples, files, labelled=True)
+    read = timeline.read(path, "data.train", layout, data.bad_samples, files, labelled=True, groups=data.groups)
     if isinstance(data.validation, str):
         own = timeline.read(
             job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, files, labelled=True
         )
         return window_split.whole(read, data.bad_samples), window_split.whole(own, data.bad_samples), read.layout
+    if data.groups:
+        return *_by_group(job, window_split.by_group(read, data.bad_samples)), read.layout
     return *window_split.divided(read, data.validation, data.bad_samples), read.layout
 
 
 def _arrays(
     job: SeriesJob, path: Path, classes: bool, settled: InputRecord | None
-) -> tuple[WindowSplit, WindowSplit, dict[str, int]]:
-    """Training and validation windows of arrays, from two files, or from one that is split by class or at random; and what
-    the preprocessing stores of the split.
+) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
+    """Training and validation windows of arrays, from two files, or from one that is split by groups, by class or at
+    random, where windows that share rows stay together; and what the preprocessing stores of axes and split.
     """
     data = job.data
-    train = window_split.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
+    split = isinstance(data.validation, str)
+    train = window_split.stacked(
+        path,
+        "data.train",
+        classes,
+        data.bad_samples,
+        labelled=True,
+        axes=data.axes,
+        groups=None if split else data.groups,
+    )
+    axes = "channels-time" if train.turned else "time-channels"
+    marks: dict[str, Any] = {"axes": axes} if train.turned else {}
     if isinstance(data.validation, str):
-        own = window_split.stacked(
-            job.resolve(data.validation), "data.validation", classes, data.bad_samples, labelled=True
-        )
+        place = job.resolve(data.validation)
+        own = window_split.stacked(place, "data.validation", classes, data.bad_samples, labelled=True, axes=axes)
         own.check_shape(train.length, train.values.shape[1])
-        return train, own, {}
-    assert train.goal is not None
-    strata = np.zeros(len(train.starts), np.int64)
-    if train.goal.texts is not None:
-        encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
-        strata = encoded.indices.to_numpy().astype(np.int64)
+        return train, own, marks
     division = copies.Division(
         copies.row_digests(train.values.reshape(-1, *train.shape)[train.marks]), "windows", settled
     )
-    kept, held = division.divide(strata, data, job.train.seed)
+    # A run that was recorded before windows were compared resumes with the split that it had.
+    compared = not (settled and settled.same_data) or OVERLAPPING in settled.preprocessing
+    if train.groups is None and compared:
+        windows_of = train.values.reshape(-1, train.length, train.values.shape[1])[train.starts // train.length]
+        stretches = overlap.stretches(windows_of)
+        if stretches.max() + 1 < len(stretches):
+            train = replace(train, groups=stretches)
+            marks[OVERLAPPING] = True
+    if train.groups is not None:
+        members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
+        return *_by_group(job, replace(train, groups=division.whole(members))), marks | division.stored()
+    kept, held = division.divide(_strata(train), data, job.train.seed)
     train.notes.extend(division.notes(kept, held))
     if not len(held):
         raise DataError(
-            f"data.train: {len(strata):,} usable windows, too few to leave any for validation",
+            f"data.train: {len(train.starts):,} usable windows, too few to leave any for validation",
             "two windows or more, in a classification of one class",
             "add data, or set data.validation to a path",
         )
-    return train.taken(kept), replace(train.taken(held), notes=[]), division.stored()
+    return train.taken(kept), replace(train.taken(held), notes=[]), marks | division.stored()
+
+
+def _strata(train: WindowSplit) -> Ids:
+    """The class of each window; 0 if there are none."""
+    assert train.goal is not None
+    if train.goal.texts is None:
+        return np.zeros(len(train.starts), np.int64)
+    encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
+    return np.asarray(encoded.indices.to_numpy(), np.int64)
+
+
+def _by_group(job: SeriesJob, train: WindowSplit) -> tuple[WindowSplit, WindowSplit]:
+    """Training and validation windows of whole groups, or of whole stretches of windows that share rows.
+
+    Raises:
+        DataError: if there are fewer groups than parts, or a class is in groups for validation alone.
+    """
+    assert train.groups is not None
+    column, strata = job.data.groups or "overlapping windows", _strata(train)
+    found = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
+    if not job.data.groups and found.max() + 1 < groups.least(job.data):
+        raise DataError(
+            f"data.train: all {len(found):,} windows of {train.path} overlap, directly or through others",
+            f"{groups.least(job.data)} recordings or more, since windows with the same rows are on one side only",
+            "save windows of more recordings, or set data.validation to a file of another recording",
+        )
+    kept, held = groups.divide(strata, found, job.data, job.train.seed, "data.train")
+    lost = np.setdiff1d(strata[held], strata[kept])
+    if len(lost):
+        assert train.goal is not None
+        encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
+        raise DataError(
+            f"data.train: all windows of {listed(encoded.dictionary.take(lost).to_pylist())} are in groups for validation",
+            "every class in two groups or more",
+            "another train.seed, data.validation or data.groups",
+        )
+    note = groups.note(column, found, kept, held, [])
+    return train.taken(kept), replace(train.taken(held), notes=[note])
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:
@@ -189,8 +257,11 @@ def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: 
             "use a file of that kind",
         )
     if arrays:
-        cut = window_split.stacked(path, "data", preprocessing["classes"], budget, labelled=labelled)
+        axes = preprocessing.get("axes", "time-channels")
+        cut = window_split.stacked(path, "data", preprocessing["classes"], budget, labelled=labelled, axes=axes)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
-    layout = timeline.layout({name: preprocessing[name] for name in WindowLayout.__dataclass_fields__})
+    layout = timeline.layout(
+        {name: preprocessing[name] for name in WindowLayout.__dataclass_fields__ if name in preprocessing}
+    )
     return window_split.whole(timeline.read(path, "data", layout, budget, files, labelled=labelled), budget)

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, npz_file
+from runtime.data.groups import Groups
+from runtime.data.series import array_axes
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
@@ -34,9 +36,22 @@ class WindowStack:
     rows: Ids
     """Windows that can be used."""
     notes: list[str]
+    groups: Groups | None
+    """The number of the group of each window that can be used; None if the file has none."""
+    turned: bool
+    """Whether the file has them as (N, channels, T)."""
 
 
-def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled: bool) -> WindowStack:
+def read(
+    path: Path,
+    key: str,
+    *,
+    classes: bool,
+    budget: float | None,
+    labelled: bool,
+    axes: str = "auto",
+    groups: str | None = None,
+) -> WindowStack:
     """Read and check the arrays of a file.
 
     Args:
@@ -45,12 +60,16 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
         classes: whether `y` is a class.
         budget: largest share of windows that may be dropped because of NaN or infinity; None for any share.
         labelled: whether to read `y`.
+        axes: the order of the axes of `x`: time-channels, channels-time, or auto.
+        groups: the array with the group of each window; None for none.
 
     Raises:
         DataError: if the file is not such an .npz, or no window can be used.
     """
-    arrays = _arrays(path, key, ("x", "y") if labelled else ("x",))
-    values = _values(arrays["x"], path, key)
+    names = ["x", *(["y"] if labelled else []), *([groups] if groups else [])]
+    arrays = _arrays(path, key, names)
+    values, turned = _values(arrays["x"], axes, path, key)
+    together = _groups(arrays[groups], len(values), groups, path, key) if groups else None
     goal = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
     reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
     reasons |= goal.bad if goal else {}
@@ -60,7 +79,9 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     keep[list(reasons)] = False
     if not keep.any():
         raise DataError(f"{key}: no window of {path} is usable; {found[0]}", "one window or more", "fix the file")
-    return WindowStack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
+    rows = np.flatnonzero(keep).astype(np.int64)
+    together = None if together is None else together[rows]
+    return WindowStack(path, key, values, goal, rows, [*turned, *notes], together, bool(turned))
 
 
 def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -85,12 +106,31 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
         ) from None
 
 
-def _values(x: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
+def _groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
+    if array.shape != (windows,):
+        raise DataError(
+            f"{key}: `{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
+            "one group for each window: shape (N,)",
+            "write the file again with both of one length",
+        )
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _values(x: npt.NDArray[np.generic], axes: str, path: Path, key: str) -> tuple[npt.NDArray[np.generic], list[str]]:
+    """Windows (N, T, channels), and a note if the axes were found to be in another order."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    return np.ascontiguousarray(x, np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype)
+    order = array_axes.order(x, path, key) if axes == "auto" else axes
+    notes = []
+    if order == "channels-time":
+        x = x.transpose(0, 2, 1)
+        notes = [
+            f"{path.name}: `x` is read as (N, channels, T): windows of {x.shape[1]:,} rows of {x.shape[2]} channels"
+        ]
+    kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
+    return np.ascontiguousarray(x, kind), notes
 
 
 def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:

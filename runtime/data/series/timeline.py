@@ -13,6 +13,7 @@ from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.groups import Groups, numbered
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
 from runtime.data.series.timestamps import SeriesOrder
@@ -39,6 +40,7 @@ class WindowLayout:
     window: int
     stride: int
     max_gap: float | None
+    date_format: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `layout` rebuilds the object."""
@@ -63,13 +65,22 @@ class Timeline:
     clock: SeriesOrder
     goal: TargetColumn | None
     notes: list[str]
+    groups: Groups | None = None
+    """The number of each row's group, if the job has a column of them."""
 
     def __len__(self) -> int:
         return len(self.values)
 
 
 def read(
-    path: Path, key: str, layout: WindowLayout, budget: float | None, files: CsvFiles, *, labelled: bool
+    path: Path,
+    key: str,
+    layout: WindowLayout,
+    budget: float | None,
+    files: CsvFiles,
+    *,
+    labelled: bool,
+    groups: str | None = None,
 ) -> Timeline:
     """Read, sort and fill a long table.
 
@@ -80,21 +91,32 @@ def read(
         budget: largest share of rows that lack a time or a feature; None for any share.
         files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
+        groups: the column that says which rows stay on one side of the split.
 
     Raises:
         DataError: if the table cannot be used.
     """
-    table = _table(path, key, layout, files, labelled)
-    ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget)
+    table = _table(path, key, layout, files, labelled, groups)
+    ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget, layout.date_format)
     table = table.take(ticking.rows)
-    layout, more = _with_features(table, layout, path, key)
+    together = numbered(column_values.texts(table[groups]).to_pylist()) if groups else None
+    layout, more = _with_features(table, layout, groups, path, key)
     values, known, filled = _filled(table, layout, ticking, path, key, budget)
     goal = None
     if labelled:
         goal = target_columns.read(
             table.filter(known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
         )
-    return Timeline(path, key, layout, values, ticking.kept(known), goal, [*notes, *more, *filled])
+    return Timeline(
+        path,
+        key,
+        layout,
+        values,
+        ticking.kept(known),
+        goal,
+        [*notes, *more, *filled],
+        None if together is None else together[known],
+    )
 
 
 def option(key: str, name: str) -> str:
@@ -102,23 +124,33 @@ def option(key: str, name: str) -> str:
     return f"data.{name}" if key == "data.train" else key
 
 
-def _table(path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool) -> pyarrow.Table:
+def _table(
+    path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool, groups: str | None
+) -> pyarrow.Table:
     wanted = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
     if labelled:
         wanted |= dict.fromkeys(layout.label, option(key, "label"))
     if layout.group:
         wanted[layout.group] = option(key, "group")
-    text = [*(layout.label if layout.classes else ()), *([layout.group] if layout.group else ())]
+    if groups:
+        wanted[groups] = option(key, "groups")
+    text = [
+        *([groups] if groups else ()),
+        *(layout.label if layout.classes else ()),
+        *([layout.group] if layout.group else ()),
+    ]
     return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text, csv=files)
 
 
-def _with_features(table: pyarrow.Table, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:
+def _with_features(
+    table: pyarrow.Table, layout: WindowLayout, groups: str | None, path: Path, key: str
+) -> tuple[WindowLayout, list[str]]:
     """The layout with the names of its features, and a note on columns that are not used."""
     if layout.features:
         for name in layout.features:
             column_values.check_kind(table[name], name, option(key, "features"), str(path))
         return layout, []
-    known = {layout.time, layout.group, *layout.label}
+    known = {layout.time, layout.group, groups, *layout.label}
     others = [name for name in table.column_names if name not in known]
     features = tuple(name for name in others if column_values.kind(table[name]) == "number")
     if not features:
@@ -139,8 +171,8 @@ def _filled(
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Values of the rows with all features known, a mask of those rows, and notes.
 
-    A cell that is empty, infinite or not a number gets the last value before it in the same series. Rows before the
-    first value of a series are dropped.
+    A cell that is empty, infinite or not a number gets the last value before it in the same series, with no longer step
+    of time than `max_gap` between them. Rows before the first value are dropped.
     """
     values = np.empty((len(table), len(layout.features)))
     known = np.ones(len(table), np.bool_)
@@ -156,7 +188,7 @@ def _filled(
             cell = "empty" if table[name][row].as_py() is None else column_values.shown(table[name], row)
             reasons.setdefault(row, []).append(f"{name} is {cell}")
         last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
-        reached = last >= ticking.begins()
+        reached = last >= ticking.begins(layout.max_gap)
         values[:, index] = np.where(reached, column[last], 0.0)
         known &= reached
     if not known.any():
@@ -186,5 +218,7 @@ def _notes(
     shown = [f"filled: {one}" for one in found[:FEW]]
     head = f"{key}: {len(found):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
     lost = int((~known).sum())
-    left_out = [f"{path.name}: {lost:,} rows before the first value of their series are skipped"] * bool(lost)
+    left_out = [
+        f"{path.name}: {lost:,} rows before the first value of their series, or behind a gap in it, are skipped"
+    ] * bool(lost)
     return [head, *shown, *[f"filled: and {len(found) - len(shown):,} more"] * (len(found) > len(shown)), *left_out]

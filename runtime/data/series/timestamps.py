@@ -13,6 +13,7 @@ from runtime.data import bad_samples
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, iso_times, row_lines
 from runtime.data.stateless_random import Ids
+from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ class SeriesOrder:
         """Keep some of the rows."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
-    def begins(self) -> Ids:
-        """For each row, the first row of its series."""
-        return np.maximum.accumulate(np.where(self.breaks(None), np.arange(len(self)), 0)).astype(np.int64)
+    def begins(self, max_gap: float | None) -> Ids:
+        """For each row, the first row of its series, or of the stretch of it without a longer step than `max_gap`."""
+        return np.maximum.accumulate(np.where(self.breaks(max_gap), np.arange(len(self)), 0)).astype(np.int64)
 
     def breaks(self, max_gap: float | None) -> column_values.Mask:
         """Where another series begins, or the time steps by more than `max_gap` seconds or units."""
@@ -54,7 +55,13 @@ class SeriesOrder:
 
 
 def read(
-    table: pyarrow.Table, time: str, group: str | None, path: Path, key: str, budget: float | None
+    table: pyarrow.Table,
+    time: str,
+    group: str | None,
+    path: Path,
+    key: str,
+    budget: float | None,
+    form: str | None = None,
 ) -> tuple[SeriesOrder, list[str]]:
     """The rows that have a time and a series, sorted, and notes.
 
@@ -65,11 +72,12 @@ def read(
         path: its file.
         key: the spec key that names the file, for messages.
         budget: largest share of rows without a time or a series; None for any share.
+        form: of times that are text, as in strptime; None for 2024-05-31 08:30:00.
 
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    times, present, per_second, wrong = _times(table[time], time, path, key)
+    times, present, per_second, wrong = _times(table[time], time, path, key, form)
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
     missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
     found = [
@@ -95,13 +103,15 @@ def read(
 
 
 def _times(
-    column: pyarrow.ChunkedArray, name: str, path: Path, key: str
+    column: pyarrow.ChunkedArray, name: str, path: Path, key: str, form: str | None
 ) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, column_values.Mask]:
     """Times, a mask of the rows that have one, ticks per second, and a mask of the cells that are no time."""
     from pyarrow import compute, int64, timestamp, types
 
     wrong = np.zeros(len(column), np.bool_)
-    if column_values.kind(column) == "text" and (read := iso_times.read(column)):
+    if column_values.kind(column) == "text" and form:
+        column, wrong = DateFeatures(form=form).times(column, name, path, key)
+    elif column_values.kind(column) == "text" and (read := iso_times.read(column)):
         column, wrong = read
     present = compute.is_valid(column).to_numpy(zero_copy_only=False)
     if types.is_date(column.type) or types.is_timestamp(column.type):
@@ -124,7 +134,8 @@ def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> D
     return DataError(
         f'{key}: time column "{name}" of {path} is {shown}',
         POSSIBLE,
-        "write the times in one of these forms; year, month, day in this order",
+        "write the times in one of these forms, year, month, day in this order; or set data.date_format, such as "
+        '"%d/%m/%Y %H:%M" for 31/05/2024 08:30',
     )
 
 
@@ -138,6 +149,18 @@ def _series(
     return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
 
 
+def _is_clock_change(times: npt.NDArray[Any], per_second: float) -> bool:
+    """Whether these times, which occur twice, are at most an hour in a night to Sunday of a month in which clocks go back."""
+    if per_second == 1.0:
+        return False
+    days, ticks = np.divmod(times, int(86_400 * per_second))
+    # Day 0, in 1970, was a Thursday.
+    nights = (days % 7 == 3) & (ticks < 4 * 3600 * per_second)
+    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+    spans = [np.ptp(ticks[days == day]) for day in np.unique(days)]
+    return bool(nights.all() and np.isin(months, (3, 4, 9, 10, 11)).all() and max(spans) < 3600 * per_second)
+
+
 def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, key: str) -> None:
     same = (clock.times[1:] == clock.times[:-1]) & (clock.series[1:] == clock.series[:-1])
     if same.any():
@@ -145,6 +168,12 @@ def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, k
         one, two = (
             row_lines.place(path, row) for row in sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
         )
+        if _is_clock_change(clock.times[1:][same], clock.per_second):
+            raise DataError(
+                f"{key}: {path} has an hour twice, when the clocks go back: {one} and {two} have the same {time}",
+                "times that never go back: in UTC, or with their offset, as 2024-10-27 02:30:00+01:00",
+                "write them in UTC; in pandas: tz_localize(ZONE, ambiguous='infer').tz_convert('UTC')",
+            )
         within = f"in a series of {group}" if group else "in one series"
         action = (
             "remove the duplicates"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head
 from runtime.data.formats import column_values, row_lines
+from runtime.data.groups import Groups
 from runtime.data.series import npz_windows, windows
 from runtime.data.series.timeline import Timeline
 from runtime.data.series.windows import SeriesSplit
@@ -44,6 +46,10 @@ class WindowSplit:
     """The number of each window in messages."""
     form: str
     notes: list[str]
+    groups: Groups | None = None
+    """The number of each window's group: all of one are on one side of the split."""
+    turned: bool = False
+    """Whether the arrays of the file are (N, channels, T)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,8 +65,14 @@ class WindowSplit:
         """Keep some of the windows; for arrays, statistics are then also computed from their rows only."""
         fitted = np.zeros(len(self.values), np.bool_)
         fitted[(self.starts[chosen][:, None] + np.arange(self.length)).ravel()] = True
+        groups = None if self.groups is None else self.groups[chosen]
         return replace(
-            self, starts=self.starts[chosen], marks=self.marks[chosen], numbers=self.numbers[chosen], fitted=fitted
+            self,
+            starts=self.starts[chosen],
+            marks=self.marks[chosen],
+            numbers=self.numbers[chosen],
+            fitted=fitted,
+            groups=groups,
         )
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
@@ -127,10 +139,47 @@ def divided(line: Timeline, share: float, budget: float) -> tuple[WindowSplit, W
         _usable(line, breaks, part, budget, f"{name} part")
         for part, name in ((~after, "training"), (after, "validation"))
     )
+    _check_late(line, early, late, share)
     return replace(early, notes=[*line.notes, *early.notes]), late
 
 
-def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labelled: bool) -> WindowSplit:
+def _check_late(line: Timeline, early: WindowSplit, late: WindowSplit, share: float) -> None:
+    """Refuse classes that come only in the last part of the time, so that nothing could learn them."""
+    if line.goal is None or line.goal.texts is None:
+        return
+    first = target_columns.classes(line.goal, early.marks, line.key)
+    last = Counter(line.goal.texts.take(late.marks).to_pylist())
+    if only := [f'"{name}" ({last[name]:,} windows)' for name in sorted(set(last) - set(first))]:
+        raise DataError(
+            f"{line.key}: {', '.join(only)} come only in the last {share:.0%} of the time, which is for validation",
+            "every class in the training part too",
+            "set data.validation to another share, a file or `groups`, or leave these rows out",
+        )
+
+
+def by_group(line: Timeline, budget: float) -> WindowSplit:
+    """All windows of a long table that has groups; none spans two of them.
+
+    Raises:
+        DataError: if there is no window, or too many have no label.
+    """
+    assert line.groups is not None
+    breaks = line.clock.breaks(line.layout.max_gap)
+    breaks[1:] |= line.groups[1:] != line.groups[:-1]
+    cut = _usable(line, breaks, np.ones(len(line), np.bool_), budget)
+    return replace(cut, notes=[*line.notes, *cut.notes], groups=line.groups[cut.starts])
+
+
+def stacked(
+    path: Path,
+    key: str,
+    classes: bool,
+    budget: float | None,
+    *,
+    labelled: bool,
+    axes: str = "auto",
+    groups: str | None = None,
+) -> WindowSplit:
     """The windows of arrays.
 
     Args:
@@ -139,11 +188,13 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
         classes: whether its targets are classes.
         budget: largest share of windows that cannot be used; None for any share.
         labelled: whether to read targets.
+        axes: the order of the axes of `x`, in the words of the spec.
+        groups: the array that says which windows stay on one side of the split.
 
     Raises:
         DataError: if it cannot be used.
     """
-    stack = npz_windows.read(path, key, classes=classes, budget=budget, labelled=labelled)
+    stack = npz_windows.read(path, key, classes=classes, budget=budget, labelled=labelled, axes=axes, groups=groups)
     length, channels = stack.values.shape[1:]
     values = stack.values.reshape(-1, channels)
     cut = WindowSplit(
@@ -158,6 +209,8 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
         stack.rows,
         "{file}[{number}]",
         stack.notes,
+        stack.groups,
+        stack.turned,
     )
     return cut.taken(np.arange(len(stack.rows)))
 

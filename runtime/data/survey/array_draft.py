@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from runtime.data.formats import npz_file
 from runtime.data.labels import listed
+from runtime.data.series import array_axes
 from runtime.data.survey import first_values
 from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.errors import DataError
@@ -121,8 +122,10 @@ def _windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     numbers = (y.dtype.kind == "f" and bool((np.floor(y) != y).any())) or (y.dtype.kind in "iuf" and _many(y))
     task = request.task or both[several or numbers]
     draft = Draft(task, f"`y` has shape {goal}, {y.dtype}" if not request.task else "as --task says")
-    channels = shape[2] if len(shape) == 3 else 1
-    draft.found = [f"{shape[0]:,} windows of {shape[1]:,} rows and {channels} channels, {kind}"]
+    rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
+    if len(shape) == 3 and array_axes.order(_member(path, "x"), path, KEY) == "channels-time":
+        rows, channels = channels, rows
+    draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {kind}"]
     train = []
     if task == "series-classification":
         counts = _classes(path, _column(path, "y", shapes, "iufbUS"), shape[0])
@@ -134,7 +137,7 @@ def _windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         Entry("train", scalar(request.written(path)), f"`x` {shape} and `y` {goal}"),
         first_values.validation(shape[0], "windows"),
     ]
-    draft.model = Entry("model", network(shape[1]), "convolutions for short patterns, then an LSTM for their order")
+    draft.model = Entry("model", network(rows), "convolutions for short patterns, then an LSTM for their order")
     draft.train = [
         first_values.epochs(shape[0], 100_000, 5, 30, "windows"),
         first_values.batch_size(shape[0], 256),

@@ -17,6 +17,7 @@ from runtime.data.survey.array_draft import network
 from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from runtime.data.survey.target_guess import TargetGuess
+from runtime.data.tables import date_texts
 from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, flow, scalar
 
@@ -42,6 +43,8 @@ class TimedRows:
     order: SeriesOrder
     others: tuple[str, ...]
     """Other columns that could identify the series."""
+    form: str | None = None
+    """Of times that are text, as in strptime."""
 
     @property
     def regular(self) -> bool:
@@ -123,6 +126,11 @@ def _draft(
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
         Entry("time", scalar(timed.time), f"{'equal' if timed.regular else 'unequal'} time steps"),
+        *(
+            [Entry("date_format", f'"{timed.form}"', "day, month and year as they are in the file")]
+            if timed.form
+            else []
+        ),
         *grouped,
         Entry("features", flow(features), f"{len(features)} columns of numbers"),
         Entry("label", scalar(guess.names[0]) if len(guess.names) == 1 else flow(guess.names), guess.reason),
@@ -147,32 +155,42 @@ def _draft(
 
 def timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
     """The table sorted by its first column that is a time of the rows."""
-    for time in _times(sample):
+    for time, form in _times(sample):
         able = list(_groups(request, sample, time))
         for index, group in enumerate(able):
             try:
-                order, _ = timestamps.read(sample.table, time, group, sample.path, KEY, None)
+                order, _ = timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
             except DataError:
                 continue
-            others = tuple(name for name in able[index + 1 :] if name and group and _once(sample, time, name))
-            return TimedRows(time, group, order, others)
+            others = tuple(name for name in able[index + 1 :] if name and group and _once(sample, time, name, form))
+            return TimedRows(time, group, order, others, form)
     return None
 
 
-def _once(sample: TableSample, time: str, group: str) -> bool:
+def _once(sample: TableSample, time: str, group: str, form: str | None) -> bool:
     try:
-        timestamps.read(sample.table, time, group, sample.path, KEY, None)
+        timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
     except DataError:
         return False
     return True
 
 
-def _times(sample: TableSample) -> Iterator[str]:
-    """Date columns, and numeric columns named like a time; typical names first."""
+def _times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
+    """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
     able = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     telling = [c.name for c in able if c.name.strip().casefold() in target_guess.TIME_NAMES]
-    yield from sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
-    yield from (c.name for c in able if c.refused == DATE and c.name not in telling)
+    yield from (
+        (name, None)
+        for name in sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
+    )
+    yield from ((c.name, None) for c in able if c.refused == DATE and c.name not in telling)
+    for column in sample.columns.values():
+        written = (
+            column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
+        )
+        # Where day and month cannot be told apart, the user has to say which is which.
+        if (form := date_texts.form(written)) and " or " not in form:
+            yield column.name, form
 
 
 def _groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:

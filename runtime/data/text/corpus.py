@@ -42,6 +42,8 @@ class Corpus:
     """Number of each usable row in its file; the first is 1."""
     bad: list[BadSample]
     """Rows that cannot be used."""
+    groups: list[str | None] | None = None
+    """The group of each usable row, if the job has a column of them."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -59,7 +61,13 @@ class Corpus:
 
 
 def read(
-    path: Path, key: str, columns: Sequence[str], labels: Mapping[str, str], text_key: str, files: CsvFiles
+    path: Path,
+    key: str,
+    columns: Sequence[str],
+    labels: Mapping[str, str],
+    text_key: str,
+    files: CsvFiles,
+    groups: str | None = None,
 ) -> Corpus:
     """Read the texts and labels of a file; rows without any text, or without any label, are bad samples.
 
@@ -70,6 +78,7 @@ def read(
         labels: the label columns, each with the spec key that names it; empty to read texts only.
         text_key: the spec key that names the text columns.
         files: how CSV files are written; gets what was found.
+        groups: the column that says which rows belong together.
 
     Raises:
         DataError: if the file cannot be read, or a column is missing or does not hold text.
@@ -77,7 +86,8 @@ def read(
     from pyarrow import compute
 
     wanted = {**dict.fromkeys(columns, text_key), **labels}
-    table = table_file.read(path, key, wanted=wanted, only=True, text=wanted, csv=files)
+    every = wanted | ({groups: "data.groups"} if groups else {})
+    table = table_file.read(path, key, wanted=every, only=True, text=every, csv=files)
     for name, option in wanted.items():
         _check_type(table, name, option, path)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in wanted}
@@ -101,6 +111,7 @@ def read(
         },
         np.flatnonzero(good) + 1,
         _bad(path, filled, good),
+        column_values.texts(table[groups].filter(good)).to_pylist() if groups else None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad_samples, copies, labels
+from runtime.data import bad_samples, copies, groups, labels
 from runtime.data.copies import Contents
 from runtime.data.dataset import NO_LABEL, Head, InputRecord, mark_partial
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -17,7 +17,6 @@ from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
 from runtime.data.text.corpus import Corpus
 from runtime.errors import DataError
-from runtime.job.data import Data
 from runtime.job.text import TextJob
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def read(
     else:
         independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
         division = copies.Division(contents, "texts", settled, independent=independent)
-        kept, rest, more = _divided(classes, job.data, job.train.seed, division)
+        kept, rest, more = _divided(classes, heads, train, job, division)
         marks = division.stored()
         parts = _taken(train, kept, classes), _taken(train, rest, classes)
     if not len(parts[1]):
@@ -150,7 +149,8 @@ def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[He
 
 def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
     options = {column: f"data.labels.{column}" for column in job.data.labels}
-    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text", files)
+    together = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
+    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text", files, together)
     return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
@@ -196,14 +196,34 @@ def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
     return TextPart(source, rows, {name: found[rows] for name, found in classes.items()})
 
 
-def _divided(classes: Classes, data: Data, seed: int, division: copies.Division) -> tuple[Ids, Ids, list[str]]:
-    """Rows for training and for validation, stratified by the class of the first head.
+def _divided(
+    classes: Classes, heads: Heads, train: Corpus, job: TextJob, division: copies.Division
+) -> tuple[Ids, Ids, list[str]]:
+    """Rows for training and for validation, stratified by the class of the first head; whole groups if the job has a
+    column of them.
 
     A row with a class, in any head, that would otherwise occur only in validation is moved to training.
     """
     # Texts without a label for the first head are a stratum of their own.
     first = next(iter(classes.values()))
-    kept, rest = division.divide(np.where(first == NO_LABEL, first.max() + 1, first), data, seed)
+    strata = np.where(first == NO_LABEL, first.max() + 1, first)
+    if train.groups is not None:
+        found = division.whole(groups.numbered(train.groups))
+        kept, rest = groups.divide(strata, found, job.data, job.train.seed, "data.train")
+        lost = [
+            heads[name].classes[index]
+            for name, column in classes.items()
+            for index in np.setdiff1d(column[rest], [*column[kept], NO_LABEL]).tolist()
+        ]
+        return (
+            kept,
+            rest,
+            [
+                groups.note(job.data.groups or "", found, kept, rest, lost),
+                *division.notes(kept, rest),
+            ],
+        )
+    kept, rest = division.divide(strata, job.data, job.train.seed)
     unseen = np.zeros(len(rest), np.bool_)
     for found in classes.values():
         unseen |= ~np.isin(found[rest], np.append(found[kept], NO_LABEL))

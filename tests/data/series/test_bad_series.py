@@ -58,6 +58,24 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             ["1 of 100 samples", "a.csv row 100 (line 101): t is `soon`, no time"],
         ),
         (CLASSES, {"t": ["x"] * 60 + [f"2024-01-01 00:00:{i:02}" for i in range(40)]}, {}, ["row 1 (line 2) has `x`"]),
+        (
+            CLASSES,
+            {
+                "t": [f"2024-10-27 0{h}:{m:02}:00" for h in (1, 2, 2) for m in range(0, 60, 2)]
+                + [f"2024-10-28 00:00:{i:02}" for i in range(10)]
+            },
+            {},
+            ["has an hour twice, when the clocks go back: row 31 (line 32) and row 61 (line 62)", "write them in UTC"],
+        ),
+        (
+            CLASSES,
+            {
+                "t": [f"2024-10-26 0{h}:{m:02}:00" for h in (1, 2, 2) for m in range(0, 60, 2)]
+                + [f"2024-10-28 00:00:{i:02}" for i in range(10)]
+            },
+            {},
+            ["has 30 duplicate times in one series"],
+        ),
         (CLASSES, {"t": [None] * 10 + list(range(90))}, {}, ["10 of 100 samples", "a.csv row 1 (line 2): t is empty"]),
         (
             CLASSES,
@@ -84,7 +102,12 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             ["no row of", "has a value of every feature"],
         ),
         (CLASSES, {"y": ["on"] * 100}, {}, ["y is on in all of them", "two classes or more"]),
-        (CLASSES, {"y": LATE}, {}, ["data.train: classes that are not in the training data", '"fault"']),
+        (
+            CLASSES,
+            {"y": LATE},
+            {},
+            ['data.train: "fault" (6 windows) come only in the last 25% of the time', "set data.validation to another"],
+        ),
         (
             CLASSES,
             {"y": np.arange(100) / 3},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
     rows = several()
     rows["a"] = pyarrow.array(rows["a"], mask=(rows["machine"] == "m2") & (rows["t"] < 3))
     data = series.load(job(stored(tmp_path, rows), group="machine", features=["a"]))
-    assert "a.csv: 3 rows before the first value of their series are skipped" in data.notes
+    assert "a.csv: 3 rows before the first value of their series, or behind a gap in it, are skipped" in data.notes
     first = unscaled(data, data.train)[:, 0, 0].round().astype(int)
     assert next(row for row in first if row % 3 == 1) == 3 * 3 + 1
 
@@ -280,3 +281,125 @@ def test_a_constant_channel_is_only_centered(tmp_path: Path) -> None:
     assert "constant in the training rows, so centered but not scaled: b" in data.notes
     assert everything(data.train)[:, :, 1].tolist() == [[0.0] * 8] * len(data.train)
     assert everything(data.validation)[:, :, 1].tolist() == [[1.0] * 8] * len(data.validation)
+
+
+def test_values_are_not_filled_forward_over_a_gap(tmp_path: Path) -> None:
+    rows = one()
+    rows["t"] = np.concatenate([np.arange(50), 1000 + np.arange(50)])
+    rows["a"] = np.where(np.isin(np.arange(100), [20, 50, 51, 52]), np.nan, np.repeat([20.0, 80.0], 50))
+    data = series.load(job(stored(tmp_path, rows), max_gap=5, stride=8))
+    seen = np.concatenate([unscaled(data, part)[:, :, 0].ravel() for part in (data.train, data.validation)])
+    assert set(seen.round(3)) == {20.0, 80.0}
+    first = unscaled(data, data.train)[ends(data.train).index(60)]
+    assert (first[:, 0].round(3) == 80).all(), "the rows behind the gap without a value are skipped"
+    assert [
+        note for note in data.notes if "3 rows before the first value of their series, or behind a gap in it" in note
+    ]
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"])
+def test_times_in_a_form_of_their_own(tmp_path: Path, form: str) -> None:
+    start = datetime(2024, 1, 28)
+    times = [start + timedelta(hours=i) for i in range(100)]
+    plain = series.load(job(stored(tmp_path, one() | {"t": [str(time) for time in times]}, "plain.csv")))
+    path = stored(tmp_path, one() | {"t": [time.strftime(form) for time in times]})
+    data = series.load(job(path, date_format=form))
+    assert ends(data.train) == ends(plain.train)
+    assert data.preprocessing == plain.preprocessing | {"date_format": form}
+    new = series.read([path], data.preprocessing, data.heads, labelled=True)
+    assert len(new.split) == 31
+    with pytest.raises(DataError, match=r"set data.date_format, such as"):
+        series.load(job(path))
+
+
+def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:
+    """Overlapping windows of several recordings, whose class says nothing about their values."""
+    drawn = np.random.default_rng(0)
+    walks = drawn.normal(size=(count, rows, 3)).cumsum(axis=1).astype(np.float32)
+    starts = range(0, rows - length + 1, stride)
+    windows = [walk[start : start + length] for walk in walks for start in starts]
+    subject = np.repeat(np.arange(count), len(starts))
+    return {"x": np.stack(windows), "y": subject % 2, "subject": subject}
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("data", [{}, {"groups": "subject"}, {"fold": "2/3"}], ids=["overlap", "groups", "fold"])
+def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any], shuffled: bool) -> None:
+    rows = recordings()
+    order = np.random.default_rng(1).permutation(len(rows["y"])) if shuffled else np.arange(len(rows["y"]))
+    np.savez(tmp_path / "a.npz", **{name: values[order] for name, values in rows.items()})
+    made = series.load(job(tmp_path / "a.npz", **data))
+    sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (made.train, made.validation)]
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 12
+    column = data.get("groups", "overlapping windows")
+    assert [note for note in made.notes if f"groups of {column}: " in note and "none on both sides" in note]
+
+
+def test_windows_that_do_not_overlap_are_split_at_random(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 8, 2))
+    x[:, 3:] = 0  # silence in each window is no common row
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2)
+    assert not [note for note in series.load(job(tmp_path / "a.npz")).notes if "groups" in note]
+
+
+def test_a_single_recording_is_refused_and_groups_have_the_length_of_x(tmp_path: Path) -> None:
+    rows = recordings(count=1, rows=200)
+    rows["y"] = np.arange(len(rows["x"])) % 2
+    np.savez(tmp_path / "a.npz", **rows)
+    with pytest.raises(DataError, match=r"all 47 windows of .* overlap(.|\n)*set data.validation to a file"):
+        series.load(job(tmp_path / "a.npz"))
+    np.savez(tmp_path / "b.npz", **rows | {"subject": [1, 2]})
+    with pytest.raises(DataError, match=r"`subject` of .* has shape .2,., and `x` has 47 windows"):
+        series.load(job(tmp_path / "b.npz", groups="subject"))
+    with pytest.raises(DataError, match=r"save who too"):
+        series.load(job(tmp_path / "b.npz", groups="who"))
+
+
+@pytest.mark.parametrize("column", ["machine", "day"])
+def test_a_long_table_is_split_by_groups(tmp_path: Path, column: str) -> None:
+    rows = several() | {"day": np.repeat(np.arange(6), 30).astype(str)}
+    data = series.load(job(stored(tmp_path, rows), group="machine", groups=column, features=["a"], stride=2, window=4))
+    sides = [{str(rows[column][end]) for end in ends(part)} for part in (data.train, data.validation)]
+    assert sides[0]
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    for part in (data.train, data.validation):
+        for window, end in zip(unscaled(data, part)[:, :, 0].round().astype(int), ends(part), strict=True):
+            assert {str(rows[column][row]) for row in window} == {str(rows[column][end])}
+
+
+def waves(count: int = 40, length: int = 32, channels: int = 3) -> Rows:
+    drawn = np.random.default_rng(0)
+    fast = np.arange(count) % 2
+    phase = drawn.uniform(0, 6, (count, 1, channels))
+    x = np.sin((0.2 + 0.3 * fast)[:, None, None] * np.arange(length)[None, :, None] + phase)
+    return {"x": (x + 0.1 * drawn.normal(size=x.shape)).astype(np.float32), "y": fast}
+
+
+@pytest.mark.parametrize("axes", ["auto", "channels-time"])
+def test_channels_before_time(tmp_path: Path, axes: str) -> None:
+    rows = waves()
+    np.savez(tmp_path / "ntc.npz", **rows)
+    np.savez(tmp_path / "nct.npz", **rows | {"x": rows["x"].transpose(0, 2, 1)})
+    plain, turned = series.load(job(tmp_path / "ntc.npz")), series.load(job(tmp_path / "nct.npz", axes=axes))
+    np.testing.assert_array_equal(everything(plain.train), everything(turned.train))
+    assert turned.preprocessing == plain.preprocessing | {"axes": "channels-time"}
+    if axes == "auto":
+        assert "nct.npz: `x` is read as (N, channels, T): windows of 32 rows of 3 channels" in turned.notes
+    new = series.read([tmp_path / "nct.npz"], turned.preprocessing, turned.heads, labelled=True)
+    assert everything(new.split).shape == (40, 32, 3)
+    with pytest.raises(DataError, match=r"windows of .* are 3 rows of 32 channels"):
+        series.read([tmp_path / "nct.npz"], plain.preprocessing, plain.heads, labelled=True)
+
+
+def test_axes_that_cannot_be_told_apart_are_to_be_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 6, 32))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
+    with pytest.raises(
+        DataError, match=r"windows of 6 rows of 32 channels, or of 32 rows of 6 channels(.|\n)*data.axes"
+    ):
+        series.load(job(tmp_path / "a.npz"))
+    assert everything(series.load(job(tmp_path / "a.npz", axes="time-channels")).train).shape[1:] == (6, 32)
+    np.savez(tmp_path / "b.npz", x=x.cumsum(axis=1), y=np.arange(40) % 2)
+    assert everything(series.load(job(tmp_path / "b.npz")).train).shape[1:] == (6, 32)

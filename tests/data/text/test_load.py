@@ -17,7 +17,7 @@ from runtime.data.dataset import NO_LABEL
 from runtime.data.load import load
 from runtime.data.text import load as text
 from runtime.data.text.load import TextSplit
-from runtime.errors import DataError
+from runtime.errors import DataError, SpecError
 from runtime.training.evaluation import validation
 from tests import reports, tiny
 
@@ -304,3 +304,22 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
             assert sum(map(sum, counts["matrix"])) == labelled
             assert all(run.dataset.validation.targets[name][row["sample"]] != NO_LABEL for row in counts["mistakes"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("more", ["", ", fold: 2/3"], ids=["fraction", "fold"])
+def test_groups_are_on_one_side(tmp_path: Path, more: str) -> None:
+    rows = list(written(reports.write(tmp_path)).values())
+    users = [f"u{i % 10}" for i in range(len(rows))]
+    reports.table(
+        tmp_path / "reports.csv", [[*row, user] for row, user in zip(rows, users, strict=True)], f"{HEADER},user"
+    )
+    made = reports.job(tmp_path, data=f", groups: user{more}")
+    sides = [{users[int(part.part.source.rows[row]) - 1] for row in part.part.rows} for part in splits(made)]
+    assert sides[0]
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    assert [note for note in load(made).notes if note.startswith("groups of user: ") and "none on both sides" in note]
+    with pytest.raises(DataError, match=r'data.groups: .*has no column "usr"'):
+        reports.job(tmp_path, data=", groups: usr")
+    with pytest.raises(SpecError, match=r"data.groups: is 'modo', and the texts or labels have 'modo' too"):
+        reports.job(tmp_path, data=", groups: modo")
