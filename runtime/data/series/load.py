@@ -197,8 +197,7 @@ def _arrays(
             train = replace(train, groups=stretches)
             marks[OVERLAPPING] = True
     if train.groups is not None:
-        members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
-        return *_by_group(job, replace(train, groups=division.whole(members))), marks | division.stored()
+        return *_by_group(job, train, division), marks | division.stored()
     kept, held = division.divide(_strata(train), data, job.train.seed)
     train.notes.extend(division.notes(kept, held))
     if not len(held):
@@ -219,7 +218,7 @@ def _strata(train: WindowSplit) -> Ids:
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
 
-def _by_group(job: SeriesJob, train: WindowSplit) -> tuple[WindowSplit, WindowSplit]:
+def _by_group(job: SeriesJob, train: WindowSplit, division: copies.Division) -> tuple[WindowSplit, WindowSplit]:
     """Training and validation windows of whole groups, or of whole stretches of windows that share rows.
 
     Raises:
@@ -227,7 +226,7 @@ def _by_group(job: SeriesJob, train: WindowSplit) -> tuple[WindowSplit, WindowSp
     """
     assert train.groups is not None
     column, strata = job.data.groups or "overlapping windows", _strata(train)
-    found = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
+    found = division.whole(np.unique(train.groups, return_inverse=True)[1].astype(np.int64))
     if not job.data.groups and found.max() + 1 < groups.least(job.data):
         raise DataError(
             f"data.train: all {len(found):,} windows of {train.path} overlap, directly or through others",
@@ -245,7 +244,7 @@ def _by_group(job: SeriesJob, train: WindowSplit) -> tuple[WindowSplit, WindowSp
             "another train.seed, data.validation or data.groups",
         )
     note = groups.note(column, found, kept, held, [])
-    return train.taken(kept), replace(train.taken(held), notes=[note])
+    return train.taken(kept), replace(train.taken(held), notes=[note, *division.notes(kept, held)])
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:
