@@ -103,14 +103,14 @@ def of_processor(beside: Mapping[str, object], channels: int, side: object) -> E
     """
     kind = _kind(beside)
     mean, std = (_channel_values(beside, name, channels) for name in ("image_mean", "image_std"))
-    again = std if beside.get("include_top", kind == "EfficientNet") is True else None
+    second_std = std if beside.get("include_top", kind == "EfficientNet") is True else None
     if beside.get("do_normalize") is False or kind == "MobileViT":
         mean, std = (0.0,) * channels, (1.0,) * channels
     if mean is None or std is None or not all(std):
         mean = std = None
     else:
-        if again:  # what is normalized is divided by the deviation once more
-            std = tuple(value * second for value, second in zip(std, again, strict=True))
+        if second_std:  # what is normalized is divided by the deviation once more
+            std = tuple(value * second for value, second in zip(std, second_std, strict=True))
         mean, std = _for_unit_pixels(beside, mean, std)
     size, fit, share = _geometry(beside, kind)
     return Expected(
@@ -126,7 +126,7 @@ def of_processor(beside: Mapping[str, object], channels: int, side: object) -> E
     )
 
 
-def not_understood(beside: Mapping[str, object], made: Expected) -> list[str]:
+def not_understood(beside: Mapping[str, object], network_input: Expected) -> list[str]:
     """Each key of a processor, with its value, that changes a picture in a way that is not done here."""
     problems = [
         f"{key}: {value}"
@@ -140,16 +140,16 @@ def not_understood(beside: Mapping[str, object], made: Expected) -> list[str]:
         problems += [
             f"{key}: {beside[key]}"
             for key in ("image_mean", "image_std")
-            if beside.get(key) is not None and _channel_values(beside, key, made.channels) is None
+            if beside.get(key) is not None and _channel_values(beside, key, network_input.channels) is None
         ]
-        if made.reverses_channels:
+        if network_input.reverses_channels:
             problems.append("do_flip_channel_order together with do_normalize")
-    if isinstance(divisor, int) and made.size and made.size % divisor:
-        problems.append(f"size_divisor: {divisor} with images of {made.size} pixels")
-    if beside.get("do_pad") and pad is not None and _square(pad) != made.size:
+    if isinstance(divisor, int) and network_input.size and network_input.size % divisor:
+        problems.append(f"size_divisor: {divisor} with images of {network_input.size} pixels")
+    if beside.get("do_pad") and pad is not None and _square(pad) != network_input.size:
         problems.append(f"pad_size: {pad}")
     size, crop = beside.get("size"), _square(beside.get("crop_size"))
-    if size is not None and made.fit is None and beside.get("do_resize") is not False:
+    if size is not None and network_input.fit is None and beside.get("do_resize") is not False:
         problems.append(f"size: {size}")
     base = size.get("shortest_edge") or _square(size) if isinstance(size, dict) else size
     scales = _kind(beside) in ("Perceiver", "Levit", "PoolFormer")

@@ -195,7 +195,8 @@ def preparer(
     mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else (low, high)))
     if wanted is not None and wanted.mean and wanted.std:
         mean, std = list(wanted.mean), list(wanted.std)
-    notes = pixel_scale.check_visible(raw, "data.train")
+    # A run of an older version goes on as it began.
+    notes = pixel_scale.check_visible(raw, "data.train") if shape.rules else []
     if (low, high) not in (SHARES, BYTES) and not shape.range_16_bit:
         notes.append(f"pixel values from {low:g} to {high:g} are scaled to 0 to 1")
     if 0 in std:

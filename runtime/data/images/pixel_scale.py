@@ -187,7 +187,7 @@ def _convert_arrays(
         return images.changed(lambda pixels: pixels.to(kind))
     if (starts_from and scale in COLORS) or not len(rows):
         return images
-    pixels = images.gather(rows).numpy()
+    pixels = (images.pixels if len(rows) == len(images) else images.gather(rows)).numpy()
     lowest, highest, whole_numbers = measure_array(pixels)
     new_scale = find_scale(lowest, highest, whole_numbers=whole_numbers)
     shown = new_scale if new_scale == SHARES else (lowest, highest)

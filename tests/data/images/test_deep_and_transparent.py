@@ -295,6 +295,15 @@ def test_a_set_in_which_nothing_can_be_seen_is_refused(tmp_path: Path, case: str
         load_new.read([blank / "a" / "00.png"], data.preprocessing, data.heads, labelled=False)
 
 
+def test_a_blank_run_of_an_older_version_still_loads(tmp_path: Path) -> None:
+    deep(tmp_path, 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
+    fresh = load(job(tmp_path))
+    before = {key: value for key, value in fresh.preprocessing.items() if key not in ("rules", "takes_bytes")}
+    for path in tmp_path.rglob("*.png"):
+        Image.new("L", (SIDE, SIDE), 0).save(path)
+    assert load(job(tmp_path), InputRecord(before, fresh.heads)).preprocessing == before
+
+
 def test_some_images_of_one_color_are_a_note(tmp_path: Path) -> None:
     deep(tmp_path, 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
     for number in range(6):
