@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from runtime.data.dataset import Dataset, JointTargets
 from runtime.data.labels import listed
+from runtime.job.formatting import printable
+from runtime.system import spelling
 
 SHOWN = 20
 """Largest number of classes that a note names."""
@@ -26,4 +28,6 @@ def of(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
 def note(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> str:
     """Such as `classes for training: ok 157, broken 3`, the most frequent first."""
     order = np.argsort(-counts, kind="stable").tolist()
-    return f"classes for training: {listed([f'{classes[index]} {counts[index]:,}' for index in order], SHOWN)}"
+    shown = listed([f"{printable(classes[index])} {counts[index]:,}" for index in order], SHOWN)
+    spellings = listed(spelling.alike(classes))
+    return f"classes for training: {shown}" + (f"; probably the same: {spellings}" if spellings else "")

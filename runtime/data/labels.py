@@ -22,14 +22,15 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
-    """The class index of each label, shape (N,); `2.0` is the class `2`, and the other way round.
+    """The class index of each label, shape (N,); other forms of Unicode and blanks around a label do not matter, and `2.0`
+    is the class `2`, and the other way round.
 
     Raises:
         DataError: for a label that is not among the classes; names `key`.
     """
     place = {name: i for i, name in enumerate(classes)}
-    codes = {spelling.code(name): i for i, name in reversed(list(enumerate(classes)))}
-    place |= {label: codes[code] for label in set(labels) - place.keys() if (code := spelling.code(label)) in codes}
+    codes = {_code(name): i for i, name in reversed(list(enumerate(classes)))}
+    place |= {label: codes[code] for label in set(labels) - place.keys() if (code := _code(label)) in codes}
     strange = Counter(label for label in labels if label not in place)
     if strange:
         shown = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(strange.items())[:5])
@@ -40,6 +41,10 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
             hint or "add samples of these classes to the training data, or remove them here",
         )
     return np.fromiter((place[label] for label in labels), np.int64, len(labels))
+
+
+def _code(label: str) -> str:
+    return spelling.code(label.strip())
 
 
 def alike(column: str, classes: Iterable[str]) -> list[str]:

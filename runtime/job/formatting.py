@@ -16,6 +16,11 @@ def dotted(path: Path) -> str:
     return text
 
 
+def readable(name: str) -> str:
+    """The name of a file with `\\udcf1` for each byte that is not UTF-8, which no terminal and no text file can hold."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def printable(text: str, most: int = 60) -> str:
     """Text on one line without control characters, truncated to `most` characters."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])

@@ -97,7 +97,9 @@ def write_json(path: Path, data: object) -> None:
 
 def to_json(data: object) -> str:
     """Indented JSON with a line break at its end; NaN becomes null."""
-    return json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Bytes of file names that are not UTF-8 become escapes of JSON, which read back as they were.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finite(value: object) -> object:

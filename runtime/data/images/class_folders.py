@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from runtime.data.images import leftovers, split_folders
 from runtime.data.images.picture_endings import EXTENSIONS, OTHER_PICTURES
 from runtime.data.labels import listed
 from runtime.errors import DataError
+from runtime.job.formatting import readable
 
 
 @dataclass
@@ -37,6 +39,7 @@ def read(folder: Path, key: str) -> FolderListing:
     top = sorted(_entries(folder, key, passed), key=lambda entry: entry.name)
     classes = [entry.name for entry in top if _is_folder(entry)]
     _check_parts(folder, classes, key)
+    _check_names(folder, classes, key)
     for label in classes:
         names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
         listing.names += names
@@ -134,6 +137,26 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
+
+
+def _check_names(folder: Path, classes: list[str], key: str) -> None:
+    """Refuse names of classes that no file of a run can hold, and names that are the same to a reader."""
+    strange = [name for name in classes if name.encode("utf-8", "replace").decode() != name]
+    if strange:
+        raise DataError(
+            f"{key}: the names of these folders of {folder} are not UTF-8: {listed([readable(name) for name in strange])}",
+            "names in UTF-8, since classes are written to files",
+            f"rename them, as archives of other systems need: convmv -r -f latin1 -t utf8 --notest {folder}",
+        )
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(unicodedata.normalize("NFC", name).strip(), []).append(name)
+    if twice := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        raise DataError(
+            f"{key}: folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {listed(twice)}",
+            "one folder for each class",
+            "move the images of each pair into one folder",
+        )
 
 
 def _is_unread_picture(name: str, read: set[str]) -> bool:

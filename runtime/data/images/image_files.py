@@ -19,6 +19,7 @@ from runtime.data.images import decode
 from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
+from runtime.job.formatting import readable
 
 
 class Cells(Protocol):
@@ -59,7 +60,10 @@ class Files:
         return len(self.names)
 
     def title(self, row: int) -> str:
-        """The path of an image."""
+        """The path of an image, without bytes that are not UTF-8."""
+        return readable(self._path(row))
+
+    def _path(self, row: int) -> str:
         return os.path.join(self.root, self.names[row])
 
     def fitted(self, size: int, channels: int, resize: Resize = USUAL) -> Files:
@@ -82,12 +86,11 @@ class Files:
         """What changes if one of the images changes."""
         if self.cells:
             return self.cells.stamps()
-        return [(path, stamp(path)) for path in map(os.path.abspath, map(self.title, range(len(self))))]
+        return [(path, stamp(path)) for path in map(os.path.abspath, map(self._path, range(len(self))))]
 
     def _sources(self, rows: Ids) -> list[tuple[str, decode.Source]]:
         """Titles, and what is decoded."""
-        titles = [(row, self.title(row)) for row in rows.tolist()]
-        return [(title, self.cells.source(row) if self.cells else title) for row, title in titles]
+        return [(self.title(row), self.cells.source(row) if self.cells else self._path(row)) for row in rows.tolist()]
 
 
 def checked(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
@@ -102,7 +105,9 @@ def checked(root: str, names: Sequence[str], cells: Cells | None = None) -> tupl
     with decode.quiet():
         looks = decode.every(look, range(len(names)))
     bad = {
-        row: BadSample(os.path.join(root, names[row]), seen) for row, seen in enumerate(looks) if isinstance(seen, str)
+        row: BadSample(readable(os.path.join(root, names[row])), seen)
+        for row, seen in enumerate(looks)
+        if isinstance(seen, str)
     }
     sides = np.array([0 if isinstance(seen, str) else seen.short_side for seen in looks], np.int64)
     grey = np.array([not isinstance(seen, str) and seen.grey for seen in looks], np.bool_)

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import row_lines, table_file
@@ -39,6 +41,8 @@ class ManifestRows:
     cells: ImageCells | None = None
     """The images, if they are in the table; `names` are then their titles."""
     notes: list[str] = field(default_factory=list)
+    unsure: int = 0
+    """Rows that have -1 or nothing in a column of labels."""
 
 
 def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
@@ -129,6 +133,8 @@ def targets(
         return {}, lambda keep: LabelSets([sets[row] for row in keep])
     labels = form.kind == "labels"
     goal = target_columns.read(table, form.columns, classes=labels, option="data.label_column", source=str(file))
+    if labels:
+        rows.unsure = int((np.isnan(goal.numbers) | (goal.numbers == -1)).any(axis=1).sum())
     return goal.bad, partial(image_targets.usable, goal)
 
 

@@ -83,7 +83,17 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
         rows = manifest.read(path, data.path_column, form, key, files)
         found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names, rows.cells)
         assert rows.targets is not None
-        made = _checked(key, found, rows.targets, broken, rows.bad, rows.notes, data)
+        try:
+            made = _checked(key, found, rows.targets, broken, rows.bad, rows.notes, data)
+        except DataError as error:
+            if not rows.unsure:
+                raise
+            # Data sets of medical images have both.
+            action = (
+                f"{rows.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
+                f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
+            )
+            raise DataError(error.given, error.possible, action) from None
         made.separator, made.groups = rows.separator, rows.groups
         return made
     other_files.check(path, key)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +14,7 @@ from PIL import Image
 from runtime.data.images import class_folders, split_folders
 from runtime.data.images.load import load
 from runtime.data.load import load as load_job
+from runtime.system.files import read_json, write_json
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)
@@ -178,3 +181,42 @@ def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) 
 def test_the_log_names_the_classes_and_their_counts(tmp_path: Path) -> None:
     folder(tmp_path, common=20, rare=4)
     assert load_job(job(tmp_path)).notes[-1] == "classes for training: common 15, rare 3"
+
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    folder(tmp_path, a=8, b=8)
+    for number in range(4):
+        Image.new("L", (16, 16), 90 + number).save(os.fsencode(tmp_path / "a") + b"/ni\xf1o%d.png" % number)
+    os.rename(tmp_path / "b" / "07.png", os.fsencode(tmp_path / "b") + b"/\xff.png")
+    data = load(job(tmp_path))
+    titles = [split.title(index) for split in (data.train, data.validation) for index in range(len(split))]
+    assert sum(title.endswith("a/ni\\udcf1o0.png") for title in titles) == 1
+    assert "\n".join([*titles, *data.notes]).encode()
+    assert data.train.gather(np.arange(len(data.train)))
+    write_json(tmp_path / "x.json", data.files)
+    assert read_json(tmp_path / "x.json")["data.train"] == list(data.files["data.train"])
+    os.rename(tmp_path / "b", os.fsencode(tmp_path) + b"/b\xf1")
+    assert "are not UTF-8: b\\udcf1" in message(job(tmp_path))
+
+
+@pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")], ids=["unicode", "blank"])
+def test_two_folders_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    folder(tmp_path, **dict.fromkeys((*names, "x"), 4))
+    assert "have names that look the same" in message(job(tmp_path))
+
+
+@pytest.mark.parametrize("other", [NFD, f"{NFC} "], ids=["unicode", "blank"])
+def test_a_class_in_another_form_is_the_same(tmp_path: Path, other: str) -> None:
+    folder(tmp_path / "train", **{NFC: 4, "tea": 4})
+    folder(tmp_path / "val", **{other: 3, "tea": 2})
+    data = load(job(tmp_path / "train", validation=str(tmp_path / "val")))
+    assert data.heads[""].classes == (NFC, "tea")
+    assert data.validation.targets[""].tolist() in ([0, 0, 0, 1, 1],)
+
+
+def test_classes_that_differ_only_in_case_are_listed(tmp_path: Path) -> None:
+    folder(tmp_path, Cat=4, cat=4, dog=4)
+    assert load_job(job(tmp_path)).notes[-1].endswith("probably the same: Cat/cat")

@@ -19,7 +19,7 @@ from runtime.data.load import load
 from runtime.errors import DataError, SpecError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from tests import tiny
+from tests import pictures, tiny
 from tests.tiny import plain
 
 NAMES = ("cat", "dog", "owl")
@@ -260,3 +260,13 @@ def test_settings_that_do_not_fit_are_refused(home: Path, name: str) -> None:
     with pytest.raises(SpecError) as error:
         job(home, "numbers.csv", more, task=task, train_more=train_more)
     assert part in str(error.value)
+
+
+def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path) -> None:
+    values = ["1.0", "0.0", "-1.0", ""]
+    rows = [f"{number}.png,{values[number % 4]},{values[number // 4 % 4]}" for number in range(16)]
+    (tmp_path / "m.csv").write_text("\n".join(["path,p,q", *rows]) + "\n")
+    for number in range(16):
+        Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
+    told = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
+    assert "12 rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their place" in told
