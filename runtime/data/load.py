@@ -58,6 +58,13 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
     if not isinstance(job, TextJob):  # which says it of each column
         counts = class_counts.of(dataset).items()
         dataset.notes += [class_counts.note(numbers, dataset.heads[name].classes) for name, numbers in counts]
+    metric = class_counts.best_metric(job, dataset)
+    if metric != job.best() and settled is None:  # a resumed run goes on with the metric that it began with
+        times = class_counts.uneven(dataset)
+        dataset.notes.append(
+            f"the largest class has {times:.3g} times the samples of the smallest: the best checkpoint is chosen by {metric}, "
+            f"not by {job.best()} (checkpoint.best); train.class_weights: balanced gives all classes the same weight"
+        )
     if "pyarrow" in sys.modules:
         # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()

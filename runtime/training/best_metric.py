@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from runtime.data.dataset import Head
+from runtime.data import class_counts
+from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.job.job import SCALED_RMSE
 from runtime.job.train import EarlyStopping, Plateau
 from runtime.tracking.best_value import BestValue
 
 
-def choose_metric(job: Job, heads: Mapping[str, Head]) -> str:
+def choose_metric(job: Job, dataset: Dataset) -> str:
     """The metric of the best checkpoint; of several columns that only the data has, as of those that the spec names."""
-    metric = job.best()
-    several = any(len(head.columns) > 1 for head in heads.values())
-    if several and not job.checkpoint.best and metric == "validation/rmse":
+    several = any(len(head.columns) > 1 for head in dataset.heads.values())
+    if several and not job.checkpoint.best and job.best() == "validation/rmse":
         return f"validation/{SCALED_RMSE}"
-    return metric
+    return class_counts.best_metric(job, dataset)
 
 
 class BestMetric:

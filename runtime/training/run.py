@@ -258,7 +258,7 @@ def assemble(
         step=Step(model, made, _objective(job, dataset), job.train.clip_norm, device, options),
         rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
-        watch=BestMetric(choose_metric(job, dataset.heads), job.train.early_stopping, job.train.schedule),
+        watch=BestMetric(choose_metric(job, dataset), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
         events=events,
         counters=counters,

@@ -134,6 +134,11 @@ def regression(kind: str, **data: object) -> Job:
     return job.model_validate({"name": "t", "task": f"{TASKS[kind]}-regression", "data": keys})
 
 
+def with_head(head: Head) -> Any:
+    """As much of a data set as the choice of a metric for numbers looks at."""
+    return SimpleNamespace(heads={"": head})
+
+
 TASKS = {"images": "image", "tables": "tabular", "series": "series"}
 
 
@@ -142,7 +147,7 @@ def test_the_unit_of_a_column_does_not_choose_the_best_epoch(kind: str) -> None:
     """The second epoch is far better for wear and hardly worse for the price, whose unit is larger."""
     job = regression(kind)
     head = Head("", columns=("wear", "price"), mean=(0.5, 20000.0), std=(0.25, 9000.0))
-    watch = BestMetric(choose_metric(job, {"": head}), None, CONSTANT)
+    watch = BestMetric(choose_metric(job, with_head(head)), None, CONSTANT)
     raw = []
     for step, errors in enumerate(((0.9, 1.0), (0.1, 1.02))):
         tally = scores(head)
@@ -159,8 +164,8 @@ def test_the_unit_of_a_column_does_not_choose_the_best_epoch(kind: str) -> None:
 def test_a_single_column_and_a_choice_of_the_user_stay() -> None:
     one, two = (Head("", columns=columns) for columns in (("wear",), ("wear", "price")))
     job = regression("tables", target=["wear"])
-    assert choose_metric(job, {"": one}) == job.best() == "validation/rmse"
+    assert choose_metric(job, with_head(one)) == job.best() == "validation/rmse"
     # Columns that only the data has, as in an .npz.
-    assert choose_metric(regression("images", label_column=["label"]), {"": two}) == "validation/scaled_rmse"
+    assert choose_metric(regression("images", label_column=["label"]), with_head(two)) == "validation/scaled_rmse"
     own = regression("tables").model_copy(update={"checkpoint": Checkpoint(best="validation/price/rmse")})
-    assert choose_metric(own, {"": two}) == "validation/price/rmse"
+    assert choose_metric(own, with_head(two)) == "validation/price/rmse"

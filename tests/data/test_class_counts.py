@@ -1,0 +1,63 @@
+"""The counts of classes, and what uneven ones change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import class_counts
+from runtime.data.dataset import InputRecord
+from runtime.data.load import load
+from runtime.job.images import ImageClassificationJob
+from runtime.training.best_metric import BestMetric
+
+
+def job(folder: Path, large: int, small: int, **checkpoint: str) -> ImageClassificationJob:
+    images = np.random.default_rng(0).integers(0, 256, (large + small, 8, 8), dtype=np.uint8)
+    np.savez(folder / "x.npz", images=images, labels=np.array(["ok"] * large + ["broken"] * small))
+    data = {"train": str(folder / "x.npz"), "validation": 0.25}
+    spec = {"name": "t", "task": "image-classification", "data": data, "checkpoint": checkpoint}
+    return ImageClassificationJob.model_validate(spec)
+
+
+@pytest.mark.parametrize(("large", "small", "metric"), [(196, 4, "f1"), (80, 20, "f1"), (72, 24, "accuracy")])
+def test_accuracy_does_not_choose_among_uneven_classes(tmp_path: Path, large: int, small: int, metric: str) -> None:
+    wanted = job(tmp_path, large, small)
+    data = load(wanted)
+    assert class_counts.best_metric(wanted, data) == f"validation/{metric}"
+    said = [
+        note
+        for note in data.notes
+        if "the best checkpoint is chosen by validation/f1, not by validation/accuracy" in note
+    ]
+    assert len(said) == (metric == "f1")
+    assert any(
+        note.startswith(f"classes for training: ok {large * 3 // 4}, broken {small * 3 // 4}") for note in data.notes
+    )
+
+
+def test_a_metric_of_the_job_stays(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4, best="validation/accuracy")
+    data = load(wanted)
+    assert class_counts.best_metric(wanted, data) == "validation/accuracy"
+    assert not any("the best checkpoint is chosen by" in note for note in data.notes)
+
+
+def test_a_resumed_run_goes_on_with_its_metric(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4)
+    data = load(wanted)
+    before = BestMetric("validation/accuracy", None, None)
+    watch = BestMetric(class_counts.best_metric(wanted, data), None, None)
+    watch.load(before.state())
+    assert watch.best.metric == "validation/accuracy"
+    resumed = load(wanted, InputRecord(data.preprocessing, data.heads))
+    assert not any("the best checkpoint is chosen by" in note for note in resumed.notes)
+
+
+def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4)
+    watch = BestMetric(class_counts.best_metric(wanted, load(wanted)), None, None)
+    assert watch.update({"validation/accuracy": 0.98, "validation/f1": 0.495, "validation/loss": 0.1}, 1, 0)
+    assert watch.update({"validation/accuracy": 0.94, "validation/f1": 0.71, "validation/loss": 0.2}, 2, 1)
