@@ -10,6 +10,7 @@ import pytest
 from runtime.data import class_counts
 from runtime.data.dataset import InputRecord
 from runtime.data.load import load
+from runtime.data.survey import first_values
 from runtime.job.images import ImageClassificationJob
 from runtime.training.best_metric import BestMetric
 
@@ -61,3 +62,11 @@ def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
     watch = BestMetric(class_counts.best_metric(wanted, load(wanted)), None, None)
     assert watch.update({"validation/accuracy": 0.98, "validation/f1": 0.495, "validation/loss": 0.1}, 1, 0)
     assert watch.update({"validation/accuracy": 0.94, "validation/f1": 0.71, "validation/loss": 0.2}, 2, 1)
+
+
+def test_a_draft_proposes_weights_for_very_uneven_classes() -> None:
+    (entry,) = first_values.class_weights({"ok": 196, "broken": 4, "7": 5})
+    assert entry.value == '{broken: 7.0, "7": 6.3}'
+    assert "ok has 49 times as many samples as broken" in entry.reason
+    assert first_values.class_weights({"ok": 40, "broken": 4})[0].value == "balanced"
+    assert first_values.class_weights({"ok": 8, "broken": 4}) == []

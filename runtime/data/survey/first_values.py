@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.data.labels import class_names, listed
-from runtime.job.draft import Entry
+from runtime.job.draft import Entry, scalar
 
 MANY_ROWS = 20_000
 """From this many samples on, a tenth of them is enough for validation."""
 USUAL_LOSS = 0.045
 """Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
 UNEVEN = (3.0, 30.0)
-"""Ratio of largest to smallest class for which class weights help; above, single samples would dominate."""
+"""Ratio of largest to smallest class for which balanced class weights help; above, single samples would dominate."""
+LIGHTEST, MOST_WEIGHTS = 1.5, 20
+"""The smallest class weight that is worth a line in a draft, and the largest number of them."""
 
 
 def validation(samples: int, what: str) -> Entry:
@@ -52,8 +54,15 @@ def class_weights(counts: Mapping[str, int]) -> list[Entry]:
     """Balanced class weights if the classes are uneven."""
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     times = counts[most] / max(1, counts[least])
-    if not UNEVEN[0] <= times <= UNEVEN[1]:
+    if times < UNEVEN[0]:
         return []
+    if times > UNEVEN[1]:
+        # The square root of what would balance them.
+        roots = {name: (counts[most] / max(1, count)) ** 0.5 for name, count in counts.items()}
+        rarest = sorted((name for name in roots if roots[name] >= LIGHTEST), key=lambda name: (-roots[name], name))
+        weights = ", ".join(f"{scalar(name)}: {roots[name]:.1f}" for name in rarest[:MOST_WEIGHTS])
+        reason = f"{most} has {times:.0f} times as many samples as {least}; balanced would let single samples dominate"
+        return [Entry("class_weights", f"{{{weights}}}", reason)]
     return [Entry("class_weights", "balanced", f"{most} has {times:.0f} times as many samples as {least}")]
 
 
