@@ -234,3 +234,35 @@ def test_images_of_one_color_are_split_as_they_are(tmp_path: Path) -> None:
     data = load(job(tmp_path, "image-classification", {"train": "x.npz"}))
     assert len(data.validation) == 10
     assert any("10 of 10 validation images are identical to training images" in note for note in data.notes)
+
+
+def features(split: Any) -> torch.Tensor:
+    """A row of numbers for each sample: its values, or how often each token occurs."""
+    inputs = split.gather(np.arange(len(split)))
+    if inputs[0].dtype != torch.int64:
+        return torch.cat([part.float().flatten(1) for part in inputs], dim=1)
+    tokens, mask = inputs[0], inputs[-1].bool()
+    return torch.stack(
+        [torch.bincount(row[real], minlength=10_000) for row, real in zip(tokens, mask, strict=True)]
+    ).float()
+
+
+def score_by_heart(data: Dataset) -> float:
+    """The validation accuracy of a model that knows all training samples by heart: the label of the nearest one."""
+    nearest = torch.cdist(features(data.validation), features(data.train)).argmin(dim=1)
+    training, validation = data.train.targets[""], data.validation.targets[""]
+    if training.is_floating_point():
+        training, validation = training > training.median(), validation > training.median()
+    return float((training[nearest] == validation).float().mean())
+
+
+@pytest.mark.parametrize(("task", "write"), FORMS, ids=[write.__name__ for _, write in FORMS])
+def test_random_labels_do_not_score_above_chance(tmp_path: Path, task: str, write: Write) -> None:
+    """Labels alternate, and say nothing about the noise: a model that learned it by heart is right on copies only."""
+    data = write(tmp_path)
+    scores = [score_by_heart(load(job(tmp_path, task, data, seed))) for seed in range(6)]
+    assert 0.3 < np.mean(scores) < 0.7
+    separate = load(job(tmp_path, task, data | {"validation": data["train"]}))
+    if task != "text-classification":  # whose forms of one text have other tokens
+        assert score_by_heart(separate) == 1.0
+    assert any("are also in the training data" in note or "identical to training" in note for note in separate.notes)
