@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest

@@ -218,7 +218,9 @@ def _strata(train: WindowSplit) -> Ids:
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
 
-def _by_group(job: SeriesJob, train: WindowSplit, division: copies.Division) -> tuple[WindowSplit, WindowSplit]:
+def _by_group(
+    job: SeriesJob, train: WindowSplit, division: copies.Division | None = None
+) -> tuple[WindowSplit, WindowSplit]:
     """Training and validation windows of whole groups, or of whole stretches of windows that share rows.
 
     Raises:
@@ -226,7 +228,8 @@ def _by_group(job: SeriesJob, train: WindowSplit, division: copies.Division) -> 
     """
     assert train.groups is not None
     column, strata = job.data.groups or "overlapping windows", _strata(train)
-    found = division.whole(np.unique(train.groups, return_inverse=True)[1].astype(np.int64))
+    found = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
+    found = division.whole(found) if division else found
     if not job.data.groups and found.max() + 1 < groups.least(job.data):
         raise DataError(
             f"data.train: all {len(found):,} windows of {train.path} overlap, directly or through others",
@@ -244,7 +247,9 @@ def _by_group(job: SeriesJob, train: WindowSplit, division: copies.Division) -> 
             "another train.seed, data.validation or data.groups",
         )
     note = groups.note(column, found, kept, held, [])
-    return train.taken(kept), replace(train.taken(held), notes=[note, *division.notes(kept, held)])
+    return train.taken(kept), replace(
+        train.taken(held), notes=[note, *(division.notes(kept, held) if division else [])]
+    )
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:
