@@ -17,6 +17,8 @@ from runtime.data.groups import Groups, numbered
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
 from runtime.data.series.timestamps import SeriesOrder
+from runtime.data.tables import column_roles, revealing_columns
+from runtime.data.tables.column_roles import Roles
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
@@ -107,6 +109,12 @@ def read(
         goal = target_columns.read(
             table.filter(known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
         )
+        if key == "data.train":
+            rows = np.setdiff1d(np.arange(int(known.sum())), list(goal.bad))
+            columns = Roles(list(layout.features))
+            filled += revealing_columns.describe(
+                table.filter(known), columns, goal, rows, [], "data.features without it"
+            )
     return Timeline(
         path,
         key,
@@ -152,18 +160,22 @@ def _with_features(
         return layout, []
     known = {layout.time, layout.group, groups, *layout.label}
     others = [name for name in table.column_names if name not in known]
-    features = tuple(name for name in others if column_values.kind(table[name]) == "number")
+    index = column_roles.find_index_columns(table)
+    features = tuple(name for name in others if column_values.kind(table[name]) == "number" and name not in index)
     if not features:
         raise DataError(
             f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
             f"columns of numbers; it has: {listed(others) or 'no others'}",
             "add columns, or name them",
         )
-    left = [name for name in others if name not in features]
-    notes = [f"{len(features)} features: {listed(features, 8)}"]
-    return replace(layout, features=features), notes + [f"not numeric, so not used as features: {listed(left)}"] * bool(
-        left
-    )
+    left = [name for name in others if name not in features and name not in index]
+    notes = [
+        f"{len(features)} features: {listed(features, 8)}",
+        *(f'"{name}" is the index of a pandas data frame, so it is no feature' for name in index if name in others),
+    ]
+    if left:
+        notes.append(f"not numeric, so not used as features: {listed(left)}")
+    return replace(layout, features=features), notes
 
 
 def _filled(

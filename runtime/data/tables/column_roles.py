@@ -73,7 +73,7 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
             continue
         if name in index:
             found.remarks.append(
-                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric: [{name}] makes it one'
+                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric or data.categorical can make it one'
             )
             continue
         column = table[name]

@@ -38,7 +38,14 @@ class _Explanation:
     words: str
 
 
-def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, dates: list[str]) -> list[str]:
+def describe(
+    table: pyarrow.Table,
+    roles: Roles,
+    goal: TargetColumn,
+    rows: Ids,
+    dates: list[str],
+    remedy: str = "data.ignore: [{}]",
+) -> list[str]:
     """A line for each column that numbers the rows, and for each that tells the target by itself.
 
     Args:
@@ -47,6 +54,7 @@ def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, 
         goal: the targets of all rows.
         rows: the training rows.
         dates: columns that are made of dates, which follow each other without being numbers of rows.
+        remedy: what leaves a column out, for messages.
     """
     if len(rows) < FEWEST:
         return []
@@ -58,12 +66,12 @@ def describe(table: pyarrow.Table, roles: Roles, goal: TargetColumn, rows: Ids, 
         if name not in dates and (ends := _find_row_numbers(table[name])):
             numbering.append(
                 f'"{name}" is a number of the row, from {ends[0]:.0f} to {ends[1]:.0f}, and {explanation.words}; '
-                f"data.ignore: [{name}] leaves it out"
+                f"{remedy.format(name)} leaves it out"
             )
         elif explanation.share >= NEARLY_ALL:
             telling.append(
                 f'"{name}" tells {sample.name} by itself: {explanation.words}; if it is known only when {sample.name} is, '
-                f"{'data.dates without it' if name in dates else f'data.ignore: [{name}]'} leaves it out"
+                f"{'data.dates without it' if name in dates else remedy.format(name)} leaves it out"
             )
     return [*_shorten(numbering, "number the rows"), *_shorten(telling, f"tell {sample.name} by themselves")]
 

@@ -403,3 +403,27 @@ def test_axes_that_cannot_be_told_apart_are_to_be_named(tmp_path: Path) -> None:
     assert everything(series.load(job(tmp_path / "a.npz", axes="time-channels")).train).shape[1:] == (6, 32)
     np.savez(tmp_path / "b.npz", x=x.cumsum(axis=1), y=np.arange(40) % 2)
     assert everything(series.load(job(tmp_path / "b.npz")).train).shape[1:] == (6, 32)
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_pandas_is_no_channel(tmp_path: Path, name: str) -> None:
+    data = series.load(job(stored(tmp_path, {name: np.arange(100)} | one())))
+    assert data.preprocessing["features"] == ["a", "b"]
+    assert f'"{name}" is the index of a pandas data frame, so it is no feature' in data.notes
+
+
+def test_channels_that_number_the_rows_or_tell_the_label_are_named(tmp_path: Path) -> None:
+    rows = one() | {"row": np.arange(100), "code": 3.0 * (one()["y"] == "on")}
+    notes = series.load(job(stored(tmp_path, rows))).notes
+    (numbering,) = [note for note in notes if "number of the row" in note]
+    assert numbering.startswith('"row" is a number of the row, from 0 to 99, and alone it gives ')
+    assert numbering.endswith("; data.features without it leaves it out")
+    (telling,) = [note for note in notes if "by itself" in note]
+    assert telling.startswith('"code" tells y by itself: alone it gives 100% of the rows their y')
+
+
+def test_labels_of_windows_that_may_be_the_same_are_listed(tmp_path: Path) -> None:
+    rows = one() | {"y": np.array(["on", "On", "off", "on\u200b"])[np.arange(100) // 10 % 4]}
+    data = series.load(job(stored(tmp_path, rows), validation=0.3))
+    assert data.heads[""].classes == ("On", "off", "on")
+    assert '"y": spellings that are probably the same, and are learned apart: On/on' in data.notes

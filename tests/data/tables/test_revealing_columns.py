@@ -55,7 +55,7 @@ def test_the_index_of_pandas_is_no_feature(tmp_path: Path, suffix: str, name: st
     data = dataset(tmp_path, {name: index, "x": NOISE, "y": CLASSES[ORDER]}, name=f"a{suffix}")
     assert names(data) == ["x"]
     assert (
-        f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric: [{name}] makes it one'
+        f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric or data.categorical can make it one'
         in data.notes
     )
     assert not revealing(data)
