@@ -11,6 +11,8 @@ INVISIBLE = "[\u00ad\u200b\u2060\ufeff]|^[\u200c\u200d]+|[\u200c\u200d]+$"
 """Characters that nothing shows. Joiners within a word belong to its spelling in some languages."""
 WHOLE = r"^([-+]?(?:0|[1-9]\d*))\.0+$"
 """A whole number as spreadsheets and pandas write it in a column with gaps: 12.0."""
+TRUTH = r"^(?i:true|false)$"
+"""A truth value as text: programs write true, True and TRUE."""
 FRACTION = r"^[-+]?\d*\.\d*[1-9]\d*$"
 _INVISIBLE, _WHOLE = re.compile(INVISIBLE), re.compile(WHOLE)
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -24,8 +26,10 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A plain text without the `.0` of a whole number, by which spellings of one category are found."""
-    return _WHOLE.sub(r"\1", plain(text))
+    """A plain text without the `.0` of a whole number, and truth values in small letters: by it spellings of one category
+    are found.
+    """
+    return text.lower() if text.lower() in ("true", "false") else _WHOLE.sub(r"\1", plain(text))
 
 
 def alike(names: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +79,10 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     trimmed = compute.utf8_trim_whitespace(plain(column))
     if _matches(trimmed, spelling.WHOLE) and not _matches(trimmed, spelling.FRACTION):
         trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE, r"\1")
+    if compute.all(
+        compute.match_substring_regex(trimmed.filter(compute.not_equal(trimmed, "")), spelling.TRUTH)
+    ).as_py():
+        trimmed = compute.utf8_lower(trimmed)
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
 
 
@@ -144,21 +148,19 @@ def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: s
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """The index of each text in `values`, -1 if it is not there, as 12 or as 12.0; shape (N,), int32."""
+    """The index of each text in `values`, or in another spelling such as 12.0 for 12, -1 if it is not there; shape (N,),
+    int32.
+    """
     from pyarrow import array, compute
 
-    def found(cells: pyarrow.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int32]:
-        indices = compute.index_in(cells, array(names, cells.type))
-        return np.asarray(_array(compute.fill_null(indices, -1)), np.int32)
-
-    exact = found(column, values)
-    if not ((exact < 0) & _array(column.is_valid())).any():
+    exact = np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
+    strange = compute.unique(column.filter(exact < 0)).drop_null()
+    if not len(strange):
         return exact
-    return np.where(
-        exact < 0,
-        found(compute.replace_substring_regex(column, spelling.WHOLE, r"\1"), list(map(spelling.code, values))),
-        exact,
-    )
+    codes = {spelling.code(value): index for index, value in reversed(list(enumerate(values)))}
+    indices = np.array([codes.get(spelling.code(text), -1) for text in strange.to_pylist()], np.int32)
+    place = _array(compute.fill_null(compute.index_in(column, strange), -1))
+    return np.where(place >= 0, indices[place], exact)
 
 
 def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:

@@ -42,6 +42,10 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.table(columns), path)
         return
+    if path.suffix == ".jsonl":
+        lines = pyarrow.table(columns).to_pylist()
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return
     rows = [columns, *zip(*columns.values(), strict=True)]
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
 
@@ -80,11 +84,7 @@ def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix:
         "y": ["ab"[i % 2] for i in range(count)],
         "z": [0.5, 2.5] * 20,
     }
-    if suffix == ".jsonl":
-        pyarrow_rows = pyarrow.table(columns).to_pylist()
-        path.write_text("".join(json.dumps(row) + "\n" for row in pyarrow_rows))
-    else:
-        write(path, columns)
+    write(path, columns)
     job = {"train": str(path), "target": "y", "features": ["avería", "z"], "categorical": [SAME[case]]}
     data = load(
         JOBS["tabular-classification"].model_validate({"name": "t", "task": "tabular-classification", "data": job})
@@ -184,3 +184,43 @@ def test_joiners_within_a_word_stay() -> None:
     family = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}"
     assert spelling.plain(family) == family
     assert spelling.plain("\u200c" + family + "\u200d") == family
+
+
+TRUTH = {
+    "small": ("true", "false"),
+    "Python": ("True", "False"),
+    "capital": ("TRUE", "FALSE"),
+    "mixed": ("True", "FALSE"),
+}
+
+
+@pytest.mark.parametrize("new", [*TRUTH, "Parquet", "JSONL"])
+@pytest.mark.parametrize("old", [*TRUTH, "Parquet", "JSONL"])
+def test_truth_values_are_the_same_classes_in_every_spelling(tmp_path: Path, old: str, new: str) -> None:
+    """pandas writes True into CSV, and other programs true; Parquet has no spelling."""
+
+    def columns(case: str, count: int) -> tuple[str, dict[str, list[Any]]]:
+        yes, no = TRUTH.get(case, (True, False))
+        suffix = {"Parquet": ".parquet", "JSONL": ".jsonl"}.get(case, ".csv")
+        return suffix, {
+            "x": [n % 5 for n in range(count)],
+            "good": [yes, no, no] * (count // 3),
+            "y": [yes, no] * (count // 2),
+        }
+
+    suffix, rows = columns(old, 60)
+    data = dataset(tmp_path, rows, f"a{suffix}", categorical=["good"])
+    assert data.heads[""].classes == ("false", "true")
+    suffix, rows = columns(new, 6)
+    (targets, _, places), notes = new_rows(data, tmp_path / f"b{suffix}", rows)
+    assert targets == [1, 0] * 3
+    assert places == [[2], [1], [1]] * 2
+    assert not notes
+
+
+def test_truth_values_beside_other_words_stay_as_written(tmp_path: Path) -> None:
+    labels = ["True", "False", "unknown"] * 10
+    data = dataset(tmp_path, {"x": [n % 7 for n in range(30)], "y": labels})
+    assert data.heads[""].classes == ("False", "True", "unknown")
+    (targets, *_), _ = new_rows(data, tmp_path / "b.csv", {"x": [1, 2], "y": ["true", "false"]})
+    assert targets == [1, 0]
