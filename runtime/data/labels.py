@@ -34,7 +34,9 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
     strange = Counter(label for label in labels if label not in place)
     if strange:
         shown = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(strange.items())[:5])
-        hint = nearest(min(strange), classes)
+        first = min(strange)
+        similar = next((name for name in classes if spelling.alike([name, first])), None)
+        hint = f'did you mean "{printable(similar)}"?' if similar is not None else nearest(first, classes)
         raise DataError(
             f"{key}: classes that are not in the training data: {shown}",
             f"the {len(classes)} classes of the training data: {listed(classes)}",

@@ -224,3 +224,9 @@ def test_truth_values_beside_other_words_stay_as_written(tmp_path: Path) -> None
     assert data.heads[""].classes == ("False", "True", "unknown")
     (targets, *_), _ = new_rows(data, tmp_path / "b.csv", {"x": [1, 2], "y": ["true", "false"]})
     assert targets == [1, 0]
+
+
+def test_an_unknown_class_in_other_letters_names_the_one_that_is_alike(tmp_path: Path) -> None:
+    data = dataset(tmp_path, {"x": [n % 7 for n in range(40)], "y": ["avería", "ok"] * 20})
+    with pytest.raises(DataError, match='did you mean "avería"'):
+        new_rows(data, tmp_path / "b.csv", {"x": [1], "y": ["AVERIA"]})
