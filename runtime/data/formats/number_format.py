@@ -95,34 +95,57 @@ def read(
     """
     from pyarrow import types
 
+    table, notes = _read_truth(table, text, files.missing)
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
     suspects = [
         name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name], files.missing)
     ]
     declared = files.declared.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
-        _check_trained(table, kinds, {}, key, path, files)
-        return NumbersRead(table, declared)
+        notes += _check_trained(table, kinds, {}, key, path, files)
+        return NumbersRead(table, declared, notes)
     known = [name for name, kind in kinds.items() if types.is_floating(kind)]
     raw = parse([*suspects, *known], [*suspects, *known]) if suspects or known else None
     columns = (
         [_cleaned(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *known)] if raw else []
     )
     decimal = declared or _decimal(columns, key, path, delimiter, known, files)
-    notes, units = [], dict[str, str]()
+    units = dict[str, str]()
     for column in columns:
         if column.name in known and decimal != "comma":
             continue
-        made, found = _numbers(column, decimal or "point")
+        made, remarks = _numbers(column, decimal or "point")
         _check_unit(column, made, key, path)
         table = table.set_column(table.column_names.index(column.name), column.name, made)
-        notes += found
+        notes += remarks
         if types.is_string(made.type):
             files.rewritten.add(plain(column.name))
         elif column.sign:
             units[plain(column.name)] = column.sign
     notes += _check_trained(table, kinds, units, key, path, files)
     return NumbersRead(table, decimal, notes, units)
+
+
+def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
+    """The table with truth values in the place of texts that are truth values and marks for no value; and notes."""
+    from pyarrow import array, bool_, compute, types
+
+    notes = []
+    for place, part in enumerate(table.schema):
+        if part.name in text or not types.is_string(part.type):
+            continue
+        for column in (table[place].slice(0, LOOKED_AT), table[place]):
+            cells = {cell: cell.strip() for cell in compute.unique(column).to_pylist() if cell is not None}
+            truth = [cell for cell, bare in cells.items() if bare.lower() in ("true", "false")]
+            if not truth or any(bare not in (*NOTHING, *missing) for cell, bare in cells.items() if cell not in truth):
+                break
+        else:
+            is_truth = compute.is_in(table[place], array(truth, table[place].type))
+            values = compute.if_else(is_truth, compute.utf8_trim_whitespace(table[place]), None).cast(bool_())
+            if marks := number_marks.count_marks(compute.utf8_trim_whitespace(table[place])):
+                notes.append(number_marks.list_marks(part.name, marks))
+            table = table.set_column(place, part.name, values)
+    return table, notes
 
 
 def _check_trained(
@@ -147,9 +170,9 @@ def _check_trained(
             shown = compute.cast(table[name], "string")[row - 1].as_py() + here
             if not (was and here) and "%" not in (was, here):
                 bare = "here" if was else "in the training data"
-                notes.append(f"{name}: without a unit {bare}, read as {_described(was or here)}")
+                notes.append(f"{name}: without a unit {bare}, read as {_describe(was or here)}")
                 continue
-            first = _described(was) if was else "not in percent"
+            first = _describe(was) if was else "not in percent"
             raise DataError(
                 f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{shown}`',
                 "the form of the training data: a percent sign in each cell, or in none"
@@ -160,7 +183,7 @@ def _check_trained(
     return notes
 
 
-def _described(sign: str) -> str:
+def _describe(sign: str) -> str:
     return SIGNS.get(sign, f"in {sign}")
 
 
@@ -198,7 +221,7 @@ def _check_unit(column: _Column, made: Any, key: str, path: Path) -> None:
     if row >= 0:
         shown = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is {_described(column.sign)}, and {row_lines.place(path, row + 1)} has `{shown}` without the sign',
+            f'{key}: {path}: column "{column.name}" is {_describe(column.sign)}, and {row_lines.place(path, row + 1)} has `{shown}` without the sign',
             f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
             "write the column in one form",
         )
@@ -288,7 +311,7 @@ def _numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     point, thousands = (".", ",") if decimal == "point" else (",", ".")
     plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
     values = compute.if_else(good, plain, cells)
-    notes = [f"{column.name}: {_described(column.sign)}, read without the sign"] if column.sign else []
+    notes = [f"{column.name}: {_describe(column.sign)}, read without the sign"] if column.sign else []
     if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
         return values, notes
     if column.marks:

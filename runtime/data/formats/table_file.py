@@ -81,7 +81,7 @@ def read(
         names = list(map(plain, written))
         csv_header.check_names(names, path, key)
         check_wanted(names, wanted, path)
-        chosen = {name: own for name, own in zip(names, written, strict=True) if _is_chosen(name, wanted, only, leave)}
+        chosen = {name: raw for name, raw in zip(names, written, strict=True) if _is_chosen(name, wanted, only, leave)}
         text_names = [name for name in chosen if name in text]
         table = reader.read(list(chosen.values()), [chosen[name] for name in text_names])
         table = as_text(_rename(hub_classes.named(table, path), list(chosen)), text_names)

@@ -144,9 +144,9 @@ class DateFeatures:
         first = self.zones.setdefault(name, zone)
         if bool(first) != bool(zone):
             row = int(np.argmax(times.is_valid().to_numpy(zero_copy_only=False)))
-            given, trained = (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {first}")
+            form, first_form = (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {first}")
             raise DataError(
-                f'{key}: times of column "{name}" of {path} are {given}, and those of the training data {trained}: '
+                f'{key}: times of column "{name}" of {path} are {form}, and those of the training data {first_form}: '
                 f"{row_lines.place(path, row + 1)} has `{times[row].as_py()}`",
                 "times as in the training data, all with a zone or all without",
                 "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",

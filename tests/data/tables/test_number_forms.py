@@ -247,3 +247,20 @@ def test_validate_refuses_what_is_no_number(tmp_path: Path, cell: str) -> None:
     (tmp_path / "job.yaml").write_text(spec)
     (note,) = [line for line in data_cells.check(job_spec.load(tmp_path / "job.yaml")) if "temp is" in line]
     assert f"temp is `{cell}`, not a number" in note
+
+
+@pytest.mark.parametrize("mark", ["?", "-", "#N/D", "s/d"])
+def test_marks_for_no_value_among_truth_values(tmp_path: Path, mark: str) -> None:
+    cells = [("true", "False", mark)[n % 3] for n in range(60)]
+    empty = dataset(write(tmp_path / "empty.csv", ["" if cell == mark else cell for cell in cells]))
+    marked = dataset(write(tmp_path / "marked.csv", cells))
+    assert marked.preprocessing["numeric"] == empty.preprocessing["numeric"]
+    assert [column["name"] for column in marked.preprocessing["numeric"]] == ["temp", "z"]
+    assert f"marked.csv: temp: no value where a cell is {mark} (20)" in marked.notes
+
+
+def test_a_file_with_commas_and_without_the_unit_says_so(tmp_path: Path) -> None:
+    data = dataset(store(tmp_path / "a.csv", {"temp": [f"{v} °C" for v in NUMBERS], "y": ["a", "b"] * 30}))
+    new = store(tmp_path / "b.csv", {"temp": NUMBERS, "y": ["a", "b"] * 30})
+    notes = load_new.read([new], data.preprocessing, data.heads, labelled=True).notes
+    assert notes == ["b.csv: temp: without a unit here, read as in °C"]
