@@ -11,6 +11,8 @@ from runtime.data import notes
 from runtime.errors import DataError, SpecError
 from runtime.hardware import device_check
 from runtime.inference import evaluation_folder, thread_limits
+from runtime.job.formatting import format_metric
+from runtime.job.job import SCALED_RMSE
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.labels import HEADER, LabelTable, label_tables
 from runtime.system.console import console, say, say_aside
@@ -226,10 +228,12 @@ def _show(
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, format_metric(value))
     screen = console()
     screen.print(f"evaluation on {source}")
     screen.print(table)
+    if SCALED_RMSE in metrics:
+        screen.print("  over all columns: mae and r2 are the means, rmse is the root of the mean of the squared errors")
     for confusion in counts:
         for truth, guess, count, share in confusion.mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""

@@ -49,3 +49,8 @@ def shown(value: object) -> str:
         case str():
             return f"'{printable(_CREDENTIAL.sub(_hidden, value))}'"
     return str(value)
+
+
+def format_metric(value: float) -> str:
+    """A loss or metric: four decimals, or four digits if they would not show it."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.errors import DrivetrainError
+from runtime.job.formatting import format_metric
 from runtime.system.console import live_terminal, say
 from runtime.system.run_files import RunFiles
 from runtime.tracking.live.dashboard import left_text
@@ -51,7 +52,7 @@ class Progress:
         seconds = self.left.step_seconds()
         head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
-        say(f"{head}  step {step}/{self.total}  loss {loss:.4f}{speed}  {self._left(run, now)}")
+        say(f"{head}  step {step}/{self.total}  loss {format_metric(loss)}{speed}  {self._left(run, now)}")
 
     def _begin(self, run: Run) -> TimeLeft:
         """Write what `watch` needs to the run folder, and start the live view."""
@@ -82,7 +83,9 @@ class Progress:
         if self.live is None:
             columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
             hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items() if not name.startswith(hidden))
+            shown = "  ".join(
+                f"{name} {format_metric(value)}" for name, value in run.last.items() if not name.startswith(hidden)
+            )
             say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{f'  {best}' if best else ''}")
 
     def close(self) -> None:

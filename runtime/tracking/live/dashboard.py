@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from runtime.job.formatting import format_metric
 from runtime.system.units import format_bytes
 from runtime.tracking.live.run_reader import RunView
 from runtime.tracking.live.sparkline import Sparkline
@@ -45,7 +46,7 @@ def line(view: RunView) -> str:
     """The state of the run in a single line."""
     left = "" if view.status != "running" else f"  {left_text(view.left, view.at_most)}"
     total = f"/{view.total}" if view.total else ""
-    loss = "" if view.loss.last is None else f"  loss {view.loss.last:.4f}"
+    loss = "" if view.loss.last is None else f"  loss {format_metric(view.loss.last)}"
     speed = "" if view.speed.last is None else f"  {view.speed.last:.0f} samples/s"
     last = slowest(view.ranks)
     slow = f"  slowest: rank {last.rank} on {last.node}" if last else ""

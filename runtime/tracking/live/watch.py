@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from runtime.job.formatting import format_metric
 from runtime.system.console import console, live_terminal, say
 from runtime.system.run_files import RunFiles
 from runtime.tracking.live.dashboard import line, screen
@@ -64,7 +65,7 @@ def _print(follower: RunReader) -> None:
         view = look(follower)
         say(line(view))
         if view.status in ENDED:
-            best = f", best {view.metric} {view.best[0]:.4f} after epoch {view.best[1]}" if view.best else ""
+            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
             say(f"{view.status} at step {view.step}{best}")
             return
         time.sleep(LINE_EVERY)

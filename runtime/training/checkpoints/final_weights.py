@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.job.formatting import format_metric
 from runtime.training.checkpoints import checkpoint
 from runtime.training.checkpoints.checkpoint import Loaded
 from runtime.training.run import Run
@@ -30,7 +31,7 @@ class FinalWeights:
         """A description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
-        return f"best {self.metric} {self.value:.4f} after epoch {self.epoch}"
+        return f"best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
 
 
 def weights(run: Run) -> FinalWeights:

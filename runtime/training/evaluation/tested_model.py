@@ -8,6 +8,7 @@ import torch
 
 from runtime.data.dataset import mark_partial
 from runtime.job.data import Data
+from runtime.job.formatting import format_metric
 from runtime.models import forward, saved_model
 from runtime.system.console import say
 from runtime.training import losses
@@ -33,5 +34,7 @@ def result(run: Run) -> dict[str, Any]:
         tally.add(outputs, {name: y[index] for name, y in split.targets.items()})
     metrics = tally.metrics("test/")
     path = run.job.data.test if isinstance(run.job.data, Data) else run.job.task
-    say(f"final test on {len(split):,} samples of {path}: {', '.join(f'{k} {v:.4f}' for k, v in metrics.items())}")
+    say(
+        f"final test on {len(split):,} samples of {path}: {', '.join(f'{k} {format_metric(v)}' for k, v in metrics.items())}"
+    )
     return {"data": path, "samples": len(split), "metrics": metrics, "confusion": tally.confusion()}

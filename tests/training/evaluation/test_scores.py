@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runtime.data.dataset import Head
+from runtime.job.formatting import format_metric
 from runtime.training.evaluation.scores import scores
 
 
@@ -106,3 +107,11 @@ def test_each_of_several_columns_has_its_scores() -> None:
     assert found["scaled_rmse"] == pytest.approx(float(error.pow(2).mean().sqrt()))
     assert found["rmse"] == pytest.approx(float((error * torch.tensor(head.std)).pow(2).mean().sqrt()))
     assert "scaled_rmse" not in scores(Head("", columns=("x",), mean=(0.0,), std=(1.0,))).compute()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.5, "0.5000"), (0.0, "0.0000"), (3.2e-7, "3.2e-07"), (-4.56789e-5, "-4.568e-05"), (12345.6, "12345.6000")],
+)
+def test_tiny_numbers_are_shown(value: float, shown: str) -> None:
+    assert format_metric(value) == shown
