@@ -192,7 +192,9 @@ def contradictions(
     return [f"{count:,} {what} occur with different labels, which no network can learn: {listed(shown, SHOWN)}"]
 
 
-def shared(training: Contents, other: Contents, title: Callable[[int], str], name: str) -> list[str]:
+def shared(
+    training: Contents, other: Contents, title: Callable[[int], str], name: str, among: str = "training"
+) -> list[str]:
     """A note on samples of another data set that are in the training data too, which makes its score too good.
 
     Args:
@@ -200,12 +202,13 @@ def shared(training: Contents, other: Contents, title: Callable[[int], str], nam
         other: digests of the other samples.
         title: the name of one of the other samples, by its index.
         name: of the other samples, such as `validation images`.
+        among: what is compared with, if it is not the training data.
     """
     both = np.flatnonzero(np.isin(other, training)).tolist()
     if not both:
         return []
     shown = listed([title(index) if number < SHOWN else "" for number, index in enumerate(both)], SHOWN)
     return [
-        f"{len(both):,} {name} are also in the training data: {shown} (of {len(other):,}; the same file or the same "
+        f"{len(both):,} {name} are also in the {among} data: {shown} (of {len(other):,}; the same file or the same "
         "content, so the score says little about new ones)"
     ]

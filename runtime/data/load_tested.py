@@ -38,6 +38,7 @@ def add(job: Job, dataset: Dataset) -> None:
         dataset.files["data.test"] = [os.path.relpath(name, base) for name in images.names]
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
-    training, test = dataset.train, dataset.test.split
-    if isinstance(training, ComparableSplit) and isinstance(test, ComparableSplit):
-        dataset.notes += copies.shared(training.contents(), test.contents(), test.title, "samples for the final test")
+    test, what = dataset.test.split, "samples for the final test"
+    for split, name in ((dataset.train, "training"), (dataset.validation, "validation")):
+        if isinstance(split, ComparableSplit) and isinstance(test, ComparableSplit):
+            dataset.notes += copies.shared(split.contents(), test.contents(), test.title, what, name)

@@ -167,7 +167,8 @@ def test_what_is_in_training_and_in_a_file_of_its_own_is_said(tmp_path: Path, ta
     lines = "\n".join(dataset.notes)
     assert f"{COUNT * TIMES} " in lines
     assert "are also in the training data" in lines or "identical to training" in lines
-    assert f"{COUNT * TIMES} samples for the final test are also in the training data: " in lines
+    for name in ("training", "validation"):
+        assert f"{COUNT * TIMES} samples for the final test are also in the {name} data: " in lines
 
 
 def test_folds_are_a_partition_of_what_is_different(tmp_path: Path) -> None:
