@@ -93,7 +93,8 @@ def test_other_encodings_of_text(tmp_path: Path, kind: str) -> None:
 def test_long_text_is_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "MOST", 40)
     cells = [f"text {i}" for i in range(33)] + [None, "x" * 100]
-    read = parquet_file.decoded(pyarrow.table({"a": pyarrow.array(cells, pyarrow.large_string())}))
+    table = pyarrow.table({"a": pyarrow.array(cells, pyarrow.large_string())})
+    read = parquet_file.decoded(table, "a.parquet", "k")
     assert read["a"].to_pylist() == cells
     assert read["a"].num_chunks > 10
 
