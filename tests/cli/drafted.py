@@ -50,7 +50,7 @@ def images(folder: str, counts: dict[str, int], size: tuple[int, int] = (40, 32)
     for name, count in counts.items():
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            Image.new(mode, size, number).save(Path(folder) / name / f"{number}.png")
+            Image.new(mode, size, 37 * number % 256).save(Path(folder) / name / f"{number}.png")
     return Path(folder)
 
 
