@@ -307,6 +307,6 @@ def test_a_blank_run_of_an_older_version_still_loads(tmp_path: Path) -> None:
 def test_some_images_of_one_color_are_a_note(tmp_path: Path) -> None:
     deep(tmp_path, 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
     for number in range(6):
-        Image.new("L", (SIDE, SIDE), 0).save(tmp_path / "a" / f"blank{number}.png")
+        Image.new("L", (SIDE, SIDE), number).save(tmp_path / "a" / f"blank{number}.png")  # no copies of each other
     notes = load(job(tmp_path)).notes
     assert any("images are of one color" in note for note in notes)
