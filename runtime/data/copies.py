@@ -180,6 +180,8 @@ def contradictions(
     members_of = numbered(contents)
     order = np.argsort(members_of, kind="stable")
     starts = np.flatnonzero(np.diff(members_of[order], prepend=-1))
+    if len(starts) == len(order):
+        return []
     shown, count = [], 0
     for members in np.split(order, starts[1:]):
         written = {labels[index] for index in members.tolist()} if len(members) > 1 else set()
