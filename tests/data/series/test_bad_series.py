@@ -198,6 +198,14 @@ def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> 
                 "data.stride: is only for tables with one row per time step",
             ],
         ),
+        (
+            "data: {train: a.csv, time: t, label: y, window: 8, axes: channels-time}",
+            ["data.axes: is only for arrays", "remove it"],
+        ),
+        ("data: {train: a.npz, axes: NCT}", ["data.axes: is 'NCT'", "auto, time-channels or channels-time"]),
+        ("data: {train: a.npz, date_format: '%d'}", ["data.date_format: is only for tables with one row"]),
+        ("data: {train: a.csv, time: t, label: y, window: 8, date_format: day}", ["data.date_format: is 'day'"]),
+        ("data: {train: a.npz, groups: 3}", ["data.groups: is 3", "text"]),
         ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both .npz files, or both tables"]),
         ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
         (
