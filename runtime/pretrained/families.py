@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 FIRST_TOKEN = {
@@ -36,6 +37,34 @@ _POSITIONS_AFTER_PAD = {
     "xlm-roberta-xl",
 }
 _DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "hidden_dropout_prob", "dropout")
+
+_ELSEWHERE = ("use_pretrained_backbone", "use_timm_backbone", "use_kernels")
+"""Settings that make transformers load a network of timm, or weights or kernels of the hub."""
+
+
+def entry_from_elsewhere(config: object) -> str:
+    """The entry of a configuration with which transformers would load more than it says; empty if there is none.
+
+    Its writer may be anybody. A network of timm in it takes a file to unpickle, and a repository as implementation of
+    attention is downloaded and run.
+
+    Args:
+        config: content of config.json, or a part of it.
+    """
+    if isinstance(config, list):
+        return next(filter(None, map(entry_from_elsewhere, config)), "")
+    if not isinstance(config, Mapping):
+        return ""
+    for name, value in config.items():
+        if (
+            (name == "model_type" and str(value).startswith("timm_"))
+            or (name in _ELSEWHERE and value)
+            or (str(name).endswith("_implementation") and "/" in str(value))
+        ):
+            return f"{name}: {value}"
+        if entry := entry_from_elsewhere(value):
+            return entry
+    return ""
 
 
 def pooling(config: Any) -> str:

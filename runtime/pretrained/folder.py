@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.pretrained import hub, hub_name
+from runtime.pretrained import families, hub, hub_name
 from runtime.pretrained.hub_error import HubError
+from runtime.system.files import read_json
 from runtime.system.installation import SETUP
 
 if TYPE_CHECKING:
@@ -176,6 +177,13 @@ def _check_files(job: Job, folder: Path) -> None:
 
 
 def _config(job: Job, folder: Path) -> Any:
+    if entry := families.entry_from_elsewhere(read_json(folder / "config.json")):
+        _refuse(
+            job,
+            f"{folder / 'config.json'}: {entry} would load something from elsewhere",
+            "a network that is part of transformers, with its weights beside it",
+            "use another folder",
+        )
     with quiet(job) as transformers:
         try:
             return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

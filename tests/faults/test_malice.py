@@ -27,8 +27,9 @@ import torch
 
 from runtime.data.images import npz_images
 from runtime.data.images.label_form import LabelForm
-from runtime.errors import CheckpointError, DataError, DrivetrainError
+from runtime.errors import CheckpointError, DataError, DrivetrainError, SpecError
 from runtime.models import saved_model
+from runtime.pretrained import folder as pretrained_folder
 from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint, run_state
 from runtime.training.checkpoints.manifest import MANIFEST
@@ -44,6 +45,7 @@ RUNS = (
     "subprocess.Popen",
     "pickle.find_class",
     "socket.connect",
+    "socket.getaddrinfo",
     "ctypes.dlopen",
     "webbrowser.open",
     "shutil.unpack_archive",
@@ -300,6 +302,44 @@ def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, c
         saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "a pickle for timm": {
+        "model_type": "timm_wrapper",
+        "architecture": "resnet18",
+        "model_args": {"checkpoint_path": "x"},
+    },
+    "a network of timm in another": {"model_type": "dpt", "backbone_config": {"model_type": "timm_backbone"}},
+    "a network of the hub in another": {"model_type": "dpt", "use_pretrained_backbone": True, "backbone": "a/b"},
+    "attention from the hub": {"model_type": "vit", "attn_implementation": "a/b"},
+    "attention from the hub by its other name": {"model_type": "vit", "_attn_implementation": "flash_attention_2|a/b"},
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watched: Watcher, case: str) -> None:
+    """Of a model folder and of a pretrained network: neither a file of the host nor the hub is opened for it."""
+    folder = model_folder(tmp_path)
+    config = read_json(folder / "config.json")
+    arguments = {"config": ELSEWHERE[case], "pooling": "mean", "dropout": 0.0}
+    for builder, outputs in (("vision", {"classes": 3, "width": 8}), ("texts", {"outputs": {"": 3}})):
+        write_json(folder / "config.json", config | {"builder": builder, "arguments": arguments | outputs})
+        with watched(tmp_path), pytest.raises(CheckpointError, match="would load something from elsewhere"):
+            saved_model.load(folder)
+    write_json(folder / "config.json", ELSEWHERE[case])
+    with watched(tmp_path), pytest.raises(SpecError, match="would load something from elsewhere"):
+        pretrained_folder.find(tiny.job(), str(folder))
+
+
+@pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/etc"])
+def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watched: Watcher, name: str) -> None:
+    folder = model_folder(tmp_path)
+    config = read_json(folder / "config.json")
+    arguments = {"name": name, "classes": 3, "channels": 3, "image_size": 8, "dropout": 0.0}
+    write_json(folder / "config.json", config | {"builder": "timm", "arguments": arguments})
+    with watched(tmp_path), pytest.raises(CheckpointError, match="is not the name of an architecture"):
+        saved_model.load(folder)
 
 
 def array(shape: tuple[int, ...], kind: str = "|u1", data: bytes = b"") -> bytes:

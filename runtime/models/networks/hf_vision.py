@@ -84,7 +84,12 @@ def build(*, config: Mapping[str, object], classes: int, width: int, pooling: st
         width: length of the feature vector.
         pooling: `cls` or `pooled`.
         dropout: rate before the classifier.
+
+    Raises:
+        ValueError: if the library would load more than the configuration.
     """
+    if entry := families.entry_from_elsewhere(config):
+        raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}
     with quiet() as transformers:
         backbone = transformers.AutoModel.from_config(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from runtime.models import encoder_tail, packed_attention
 from runtime.models.frozen_split import FrozenSplit
+from runtime.pretrained import families
 from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
 
@@ -123,7 +124,12 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
         outputs: number of classes by head name.
         pooling: `cls` or `mean`.
         dropout: rate before the outputs.
+
+    Raises:
+        ValueError: if the library would load more than the configuration.
     """
+    if entry := families.entry_from_elsewhere(config):
+        raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}
     with quiet() as transformers:
         made = transformers.AutoModel.from_config(

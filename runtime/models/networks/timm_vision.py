@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from runtime.models import safetensors_file
 from runtime.models.networks import timm_library
 from runtime.pretrained.timm_folder import TimmFolder
 
+_ARCHITECTURE = re.compile(r"[\w.]+")
+
 
 def build(*, name: str, classes: int, channels: int, image_size: int, dropout: float) -> nn.Module:
     """Build a network with random weights; input (N, channels, H, W), output (N, classes).
@@ -23,7 +26,10 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
     Raises:
         SpecError: if timm cannot be imported.
         RuntimeError: if timm has no such architecture.
+        ValueError: if the name is no architecture, but an address of the hub or a folder, which timm would read.
     """
+    if not _ARCHITECTURE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of an architecture")
     timm = timm_library.load()
     fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
     size = {"img_size": image_size} if fixed is not None and fixed.fixed_input_size else {}
