@@ -17,7 +17,7 @@ from runtime.job import Job
 from runtime.job.images import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.models import safetensors_file
-from runtime.models.builders import BUILDERS
+from runtime.models.builders import BUILDERS, no_larger_than
 from runtime.models.networks import cnn
 from runtime.pretrained.earlier_run import WEIGHTS, EarlierModel
 
@@ -49,7 +49,8 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
     counts = {name: each.outputs for name, each in dataset.heads.items()}
     arguments = _with_counts(_resized(job, earlier, dataset), counts)
     try:
-        network = BUILDERS[earlier.builder](**arguments)
+        with no_larger_than(earlier.folder / WEIGHTS):
+            network = BUILDERS[earlier.builder](**arguments)
     except DrivetrainError:
         raise
     except Exception as error:  # an edited config.json can make a builder raise anything

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.models import safetensors_file
-from runtime.models.builders import BUILDERS
+from runtime.models.builders import BUILDERS, no_larger_than
 from runtime.models.networks import user_network
 from runtime.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
 from runtime.system.files import read_json, storage_error, sync_folder
@@ -147,7 +147,8 @@ def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     if config["builder"] not in BUILDERS:
         _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
     try:
-        return BUILDERS[config["builder"]](**config["arguments"])
+        with no_larger_than(folder / WEIGHTS):
+            return BUILDERS[config["builder"]](**config["arguments"])
     except DrivetrainError:
         raise
     except Exception as error:  # an edited config.json can make a builder raise anything

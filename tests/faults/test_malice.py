@@ -276,6 +276,7 @@ BUILDERS: dict[str, dict[str, Any]] = {
     "a builder with a path": {"builder": "../../evil", "arguments": {}},
     "another argument": {"arguments": {"__class__": "os.system"}},
     "a network of a petabyte": {"arguments": {"width": 2**40}},
+    "a network of a gigabyte": {"arguments": {"width": 1000}},
     "code of somebody's own": {
         "builder": "own",
         "code": {"file": "evil.py"},
