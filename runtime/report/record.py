@@ -14,7 +14,7 @@ from runtime.plan.plan import Decision, Plan
 from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json, parse_row
 from runtime.system.printable import printable, printable_text
-from runtime.system.run_files import RunFiles
+from runtime.system.run_files import RunFiles, lines
 from runtime.tracking import rank_record
 from runtime.tracking.rank_record import RankRecord
 
@@ -146,7 +146,7 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
     line = 0
     try:
         with RunFiles(path.parent).open(path.name, errors="replace") as file:
-            for line, text in enumerate(file, start=1):
+            for line, text in enumerate(lines(file), start=1):
                 row = parse_row(text)
                 if row is None:
                     bad.append(line)

@@ -21,6 +21,10 @@ from runtime.system.files import parse_json, parse_row, storage_error, to_json, 
 
 POSSIBLE = "regular files and folders: in a run folder no link is followed"
 ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
+LARGEST = 256 << 20
+"""Bytes of a file that is read as a whole; one with holes can say that it is larger than any memory."""
+LONGEST = 16 << 20
+"""Characters or bytes of a line."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -120,20 +124,20 @@ class RunFiles:
         """The content of a file.
 
         Raises:
-            OSError: as `open`.
+            OSError: as `open`; EFBIG if it has more than LARGEST bytes.
         """
         with self.open(name, "rb") as file:
-            return bytes(file.read())
+            return bytes(_whole(file))
 
     def read_text(self, name: str, *, errors: str | None = None) -> str:
         """The text of a file.
 
         Raises:
-            OSError: as `open`.
+            OSError: as `read_bytes`.
             UnicodeDecodeError: if it is not UTF-8.
         """
         with self.open(name, errors=errors) as file:
-            return str(file.read())
+            return str(_whole(file))
 
     def read_json(self, name: str) -> Any:
         """The data of a JSON file; None if it is missing, invalid, or no regular file."""
@@ -151,7 +155,7 @@ class RunFiles:
         """The rows of a JSON-lines file; a row truncated by a crash is skipped."""
         try:
             with self.open(name, errors="replace") as file:
-                yield from (row for line in file if (row := parse_row(line)) is not None)
+                yield from (row for line in lines(file) if (row := parse_row(line)) is not None)
         except OSError:
             return
 
@@ -175,6 +179,29 @@ class RunFiles:
     def write_json(self, name: str, data: object) -> None:
         """Write indented JSON as `write_text` does; NaN becomes null."""
         self.write_text(name, to_json(data))
+
+
+def _whole(file: IO[Any]) -> Any:
+    """The content of an open file.
+
+    Raises:
+        OSError: EFBIG if it has more than LARGEST bytes.
+    """
+    if os.fstat(file.fileno()).st_size > LARGEST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
+    return file.read(LARGEST)  # it may have grown
+
+
+def lines(file: IO[Any]) -> Iterator[Any]:
+    """The lines of an open file, one at a time.
+
+    Raises:
+        OSError: EFBIG for a line of LONGEST characters or bytes, such as the zeros of a hole.
+    """
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
+        yield line
 
 
 def refuse_links(run: Path) -> None:

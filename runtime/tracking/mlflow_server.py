@@ -15,6 +15,7 @@ from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from runtime.system import web
+from runtime.system.files import parse_json
 from runtime.system.secrets import masked
 from runtime.system.version import VERSION
 from runtime.tracking.tracker import TrackerError
@@ -64,8 +65,8 @@ class MlflowServer:
         headers = {"Content-Type": "application/json"} if data else {}
         text = self._open(Request(f"{self.address}/api/2.0/mlflow/{path}", data, headers, method=method))
         try:
-            found = json.loads(text or b"{}")
-        except (ValueError, RecursionError):
+            found = parse_json(text or b"{}")
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             raise self.stranger()
@@ -106,7 +107,7 @@ class MlflowServer:
 
     def _refused(self, error: HTTPError) -> TrackerError:
         try:
-            found = json.loads(error.read(1 << 20))
+            found = parse_json(error.read(1 << 20))
         except (ValueError, OSError, HTTPException):
             found = {}
         found = found if isinstance(found, dict) else {}

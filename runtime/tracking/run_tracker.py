@@ -184,31 +184,41 @@ def _description(run: Path) -> RunDescription:
 
 
 def _tags(run: Path) -> dict[str, str]:
-    plan = RunFiles(run).read_object("plan.json").get("decisions", [])
+    decisions = RunFiles(run).read_object("plan.json").get("decisions")
+    plan = [each for each in decisions if isinstance(each, dict)] if isinstance(decisions, list) else []
     hardware = RunFiles(run).read_object("hardware.json")
     result = RunFiles(run).read_object("result.json")
-    best = result.get("best") or {}
+    best = _part(result, "best")
     return {
         **_made_from(run),
         "drivetrain.version": VERSION,
-        "hardware.cpu": str((hardware.get("cpu") or {}).get("model", "")),
-        **({"best": f"{best['metric']} {best['value']:.6g} at step {best['step']}"} if _is_best(best) else {}),
-        **{f"plan.{each['name']}": f"{each['value']} ({each['source']}: {each['reason']})" for each in plan},
+        "hardware.cpu": str(_part(hardware, "cpu").get("model", "")),
+        **({"best": f"{best.get('metric')} {best['value']:.6g} at step {best.get('step')}"} if _is_best(best) else {}),
+        **{
+            f"plan.{each.get('name')}": f"{each.get('value')} ({each.get('source')}: {each.get('reason')})"
+            for each in plan
+        },
     }
 
 
 def _made_from(run: Path) -> dict[str, str]:
     """Commit, image, and digests of spec, plan, data and weights, as far as they are known yet."""
-    commits = RunFiles(run).read_object("state.json").get("commits") or []
+    commits = RunFiles(run).read_object("state.json").get("commits")
     made = RunFiles(run).read_object("provenance.json")
-    image = made.get("image") or {}
+    image = _part(made, "image")
     found = {
-        "commit": commits[0] if commits else None,
+        "commit": commits[0] if isinstance(commits, list) and commits else None,
         "image": image.get("id") or image.get("name"),
         **{key: made.get(key) for key in ("spec", "plan", "model")},
-        **(made.get("data") or {}),
+        **_part(made, "data"),
     }
     return {f"made_from.{key}": str(value) for key, value in found.items() if value}
+
+
+def _part(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object in a record; empty if there is none, as in a folder that somebody else wrote."""
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _is_best(best: Mapping[str, Any]) -> bool:

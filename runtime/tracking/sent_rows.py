@@ -15,7 +15,7 @@ from typing import Any
 from runtime.errors import Busy
 from runtime.system import file_lock
 from runtime.system.files import storage_error
-from runtime.system.run_files import RunFiles
+from runtime.system.run_files import RunFiles, lines
 
 FILE = "sent.jsonl"
 LOCK = "lock"
@@ -141,9 +141,10 @@ class RowReader:
                     start = 0
                 self.from_beginning = start == 0
                 file.seek(start)
-                block = file.read()
+                self.place = found.st_ino, start
+                for line in lines(file):
+                    if line.endswith(b"\n"):
+                        self.place = found.st_ino, self.place[1] + len(line)
+                        yield line.decode(errors="replace").rstrip("\r\n")
         except OSError:
             return
-        whole = block[: block.rfind(b"\n") + 1]
-        self.place = found.st_ino, start + len(whole)
-        yield from whole.decode(errors="replace").splitlines()

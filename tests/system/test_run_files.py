@@ -13,6 +13,8 @@ from runtime.errors import CheckpointError, StorageError
 from runtime.system import file_lock
 from runtime.system.files import write_text
 from runtime.system.run_files import RunFiles, refuse_links
+from runtime.tracking.live.run_reader import JsonLinesTail
+from runtime.tracking.sent_rows import RowReader
 
 READERS: dict[str, Callable[[RunFiles, str], object]] = {
     "text": lambda files, name: files.read_text(name),
@@ -135,3 +137,18 @@ def test_a_link_deep_inside_is_refused(run: Path) -> None:
     (run / "model" / "weights").symlink_to("config.json")
     with pytest.raises(CheckpointError, match=r"model/weights is a symbolic link"):
         refuse_links(run)
+
+
+def test_a_file_with_a_hole_does_not_take_all_memory(run: Path) -> None:
+    """A few bytes on disk that say they are a terabyte: code in a container can leave such a file for the host."""
+    for name in ("report.html", "metrics.jsonl"):
+        with (run / name).open("wb") as file:
+            file.write(b'{"step": 1}\n')
+            file.truncate(1 << 40)
+    files = RunFiles(run)
+    for read in (files.read_bytes, files.read_text):
+        with pytest.raises(OSError, match="File too large"):
+            read("report.html")
+    assert list(files.read_rows("metrics.jsonl")) == [{"step": 1}]
+    assert list(RowReader(files).new()) == ['{"step": 1}']
+    assert JsonLinesTail(files, "metrics.jsonl").read() == ([{"step": 1}], False)

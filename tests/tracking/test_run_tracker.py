@@ -373,6 +373,26 @@ def test_answers_that_no_server_gives(
         assert "  do:       " in text
 
 
+def test_a_refusal_that_is_nested_too_deeply(
+    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder(tmp_path, server.address)
+    server.fault = lambda number, path: (403, {}, b"[" * 100_000)
+    assert main.main(["track", str(run)]) == 7
+    assert "answers 403" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["plan.json", "state.json", "hardware.json", "result.json", "provenance.json"])
+@pytest.mark.parametrize("value", [1, "x", [1], {"a": 1}], ids=["number", "text", "list", "object"])
+def test_a_run_folder_with_values_of_another_kind(
+    server: MlflowDouble, tmp_path: Path, name: str, value: object
+) -> None:
+    run = folder(tmp_path, server.address)
+    keys = ("decisions", "cpu", "best", "image", "data", "commits", "started", "ended", "status")
+    (run / name).write_text(json.dumps(dict.fromkeys(keys, value)))
+    assert main.main(["track", str(run)]) == 0
+
+
 @pytest.mark.parametrize("known", ["[1]", '{"run": 3}', '{"run": "r"}', '{"key": ["a"]}'])
 def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path: Path, known: str) -> None:
     run = folder(tmp_path, server.address)

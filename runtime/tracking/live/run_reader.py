@@ -19,7 +19,7 @@ from runtime.errors import CheckpointError
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row
 from runtime.system.printable import printable
-from runtime.system.run_files import RunFiles
+from runtime.system.run_files import RunFiles, lines
 from runtime.tracking import rank_record
 from runtime.tracking.best_value import BestValue
 from runtime.tracking.live.sparkline import Sparkline
@@ -32,6 +32,9 @@ EVENTS = 3
 RECENT = 30
 """Readings of the processes over which their speed is taken."""
 
+_WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
+"""What a value of another kind than ours leads to."""
+
 
 class JsonLinesTail:
     """The rows that a JSON-lines file gained since the last read."""
@@ -41,6 +44,8 @@ class JsonLinesTail:
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
+        rows: list[dict[str, Any]] = []
+        anew = False
         try:
             with self.files.open(self.name, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -48,12 +53,13 @@ class JsonLinesTail:
                 anew = self.file not in (-1, number) or size < self.place
                 self.place, self.file = 0 if anew else self.place, number
                 file.seek(self.place)
-                text = file.read()
+                for line in lines(file):
+                    if line.endswith(b"\n"):
+                        self.place += len(line)
+                        rows += [row] if (row := parse_row(line)) is not None else []
         except OSError:
-            return [], False
-        whole = text[: text.rfind(b"\n") + 1]
-        self.place += len(whole)
-        return [row for line in whole.splitlines() if (row := parse_row(line)) is not None], anew
+            pass  # what was read before counts
+        return rows, anew
 
 
 @dataclass
@@ -116,10 +122,30 @@ class RunReader:
         self.best: BestValue | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
         self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=RECENT)
-        self._read_spec()
+        try:
+            self._read_spec()
+        except _WRONG as error:
+            raise self._damaged(error) from None
 
     def read(self) -> RunView:
-        """Read what is new, and return the state."""
+        """Read what is new, and return the state.
+
+        Raises:
+            CheckpointError: if a file of the run holds something else than a run writes.
+        """
+        try:
+            return self._read()
+        except _WRONG as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self.view.folder}: its records are damaged: {type(error).__name__}: {printable(str(error)[:200])}",
+            "the files of a run as `drivetrain train` writes them",
+            f"`drivetrain report {self.view.folder}` shows what can be read",
+        )
+
+    def _read(self) -> RunView:
         view, folder = self.view, self.view.folder
         state = RunFiles(folder).read_object("state.json")
         view.status = str(state.get("status", "starting"))

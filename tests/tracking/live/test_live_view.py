@@ -173,6 +173,17 @@ def test_no_run_folder(tmp_path: Path) -> None:
         RunReader(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "file",
+    ["metrics.jsonl", "telemetry.jsonl", "progress.json", "plan.json", "hardware.json", "job.yaml"],
+)
+def test_values_of_another_kind_are_an_error(run: Path, file: str) -> None:
+    wrong = {"step": None, "epoch": None, "train/loss": "x", "seconds": [], "decisions": 1, "cpu": "x", "train": "x"}
+    (run / file).write_text(json.dumps(wrong) + "\n")
+    with pytest.raises(CheckpointError, match="its records are damaged"):
+        RunReader(run).read()
+
+
 def test_a_curve_keeps_its_shape_and_its_size() -> None:
     curve = Sparkline()
     for value in range(100_000):
