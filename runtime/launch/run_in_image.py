@@ -7,17 +7,19 @@ the project is mounted at its own path, so every path is the same in the contain
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
 
 from runtime.errors import DataError, DeviceError, SpecError
 from runtime.inference.predict import STDIN, TERMINAL
@@ -27,6 +29,7 @@ from runtime.launch import mounts, output_folder
 from runtime.launch.project import PROJECT, image
 from runtime.system.console import say
 from runtime.system.installation import SETUP
+from runtime.system.printable import printable_text
 from runtime.system.run_files import RunFiles
 
 WITH_JOB = ("find-lr", "memory", "bench", "fetch")
@@ -194,14 +197,48 @@ def _bind(source: Path, target: Path) -> str:
 
 
 def _wait(command: Sequence[str]) -> int:
-    """Wait for the command to end; Ctrl-C reaches it from the terminal directly, and the command handles it."""
+    """Wait for the command to end; Ctrl-C reaches it from the terminal directly, and the command handles it.
+
+    Code of the job can print anything, so a terminal gets its text without escapes; a file gets its bytes.
+    """
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    shown = [stream if stream.isatty() else None for stream in (sys.stdout, sys.stderr)]
     try:
-        code = subprocess.run(command, check=False).returncode
+        code = _show(command, *shown) if any(shown) else subprocess.run(command, check=False).returncode
         # The engine's client fails where `| head` has seen enough; ours ends well.
         return 0 if code and _has_no_reader(1) else code
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _show(command: Sequence[str], output: TextIO | None, errors: TextIO | None) -> int:
+    """Run a command, and print on terminals what it prints; returns its exit code.
+
+    Args:
+        command: its command line.
+        output: the terminal that its output is for; None if it goes where ours goes.
+        errors: the same for its messages.
+    """
+    pipes = [subprocess.PIPE if terminal else None for terminal in (output, errors)]
+    with subprocess.Popen(command, stdout=pipes[0], stderr=pipes[1]) as process:
+        threads = [
+            threading.Thread(target=_copy_clean, args=(pipe, terminal))
+            for pipe, terminal in ((process.stdout, output), (process.stderr, errors))
+            if pipe and terminal
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return process.wait()
+
+
+def _copy_clean(pipe: IO[bytes], terminal: TextIO) -> None:
+    """Print the text of a pipe as it comes, with its control characters replaced."""
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
+    while piece := os.read(pipe.fileno(), 1 << 16):
+        terminal.write(printable_text(text.decode(piece)))
+        terminal.flush()
 
 
 def _has_no_reader(descriptor: int) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+import pty
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from runtime.cli.commands import COMMANDS
 from runtime.errors import DeviceError, SpecError, StorageError
 from runtime.launch import compose_flags, container, container_limits, docker_engine, run_in_image
 from runtime.supervisor import named_run
+from tests.paths import ROOT
 
 HERE = run_in_image.PROJECT
 
@@ -307,3 +311,26 @@ def test_the_container_is_hardened_as_compose_says() -> None:
         *("--cpus", "1.5", "--memory", "3g", "--memory-swap", "3g"),
         *("--shm-size", "256m", "--pids-limit", "512"),
     ]
+
+
+NOISY = """
+from runtime.launch.run_in_image import _wait
+raise SystemExit(_wait(["sh", "-c", r"printf 'caf\\303\\251\\033]0;owned\\007\\n'; printf '\\033[2Jno\\n' >&2; exit 3"]))
+"""
+
+
+def test_escapes_of_code_in_the_image_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    """`find-lr`, `memory` and `bench` run a job's code in the image; what they print into a file stays exact."""
+    command = [sys.executable, "-c", NOISY]
+    controller, terminal = pty.openpty()
+    done = subprocess.run(command, cwd=ROOT, stdout=terminal, stderr=terminal, timeout=60, check=False)
+    os.close(terminal)
+    text = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal is told
+        while piece := os.read(controller, 1 << 16):
+            text += piece
+    os.close(controller)
+    assert done.returncode == 3
+    assert sorted(text.decode().split()) == ["caf\u00e9\ufffd]0;owned\ufffd", "\ufffd[2Jno"]
+    piped = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert piped.stdout == b"caf\xc3\xa9\x1b]0;owned\x07\n"
