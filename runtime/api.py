@@ -16,6 +16,7 @@ from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
+from runtime.system.child_process import surroundings
 
 
 def facts_here(runs: Path | str = "runs") -> Hardware:
@@ -70,7 +71,7 @@ def memory_for(
     command = [sys.executable, "-m", "runtime", "memory", str(job), "--output", str(output)]
     for assignment in assignments:
         command += ["--set", assignment]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings({}))
     if done.returncode:
         raise DrivetrainError(done.stderr.strip())
     found: dict[str, Any] = json.loads((Path(output) / "memory.json").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_from_python(tmp_path: Path) -> None:
     assert {row["micro_batch"] for row in found["rows"]} == {2, 4}
     with pytest.raises(DrivetrainError, match=r"train.batch: unknown key"):
         runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
+
+
+def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("open('canary', 'w').close()")
+    program = "import runtime; runtime.memory_for('missing.yaml')"
+    command = [sys.executable, "-P", "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "missing.yaml" in done.stderr
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize(
