@@ -208,7 +208,9 @@ def load(path: Path) -> Plan:
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
         names = {decision["name"] for decision in data["decisions"]}
-        plan = Plan(**{**data, "decisions": tuple(Decision(**d) for d in data["decisions"])})
+        plan = Plan(
+            **{**data, "decisions": tuple(Decision(**d) for d in data["decisions"]), "notes": (*data.get("notes", ()),)}
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
             f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
@@ -220,7 +222,7 @@ def load(path: Path) -> Plan:
             f"known: {', '.join(o.name for o in optimizations.every())}",
             "the plan was written by another version; create a new one",
         ) from None
-    return replace(plan, notes=tuple(plan.notes))
+    return plan
 
 
 def carried(fresh: Plan, stored: Plan) -> Plan:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
+from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.hub_address import HubAddress, parse
+from runtime.job_spec import yaml_file
 from runtime.supervisor import run_folder
 from runtime.system.console import say
 from runtime.system.run_files import RunFiles
@@ -62,9 +62,8 @@ def _value(job: Job, key: tuple[str, ...]) -> object:
 def _addresses(run: Path) -> dict[str, HubAddress]:
     """The data of a run on the hub, by key of `data:`; none if its spec cannot be read, which is reported elsewhere."""
     try:
-        spec = yaml.safe_load(RunFiles(run).read_text("job.yaml"))
-    except (OSError, ValueError, yaml.YAMLError):
+        data = yaml_file.parse(RunFiles(run).read_bytes("job.yaml"), "job.yaml").data.get("data")
+    except (OSError, SpecError):
         return {}
-    data = spec.get("data") if isinstance(spec, dict) else None
     texts = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, dict) else {}
     return {key: address for key, text in texts.items() if (address := parse(text)) and address.is_fixed}

@@ -52,7 +52,7 @@ def difference(
         name: of the file with its spec.
     """
     try:
-        stored = RunFiles(path).read_text(name)
+        stored = RunFiles(path).read_bytes(name)
     except FileNotFoundError:  # killed before it was written
         RunFiles(path).write_text(name, spec_text(job))
         return []
@@ -81,12 +81,12 @@ def stored_job(path: Path, job: Job) -> Job | None:
         OSError: if it cannot be read.
     """
     try:
-        return type(job).model_validate(parse(RunFiles(path).read_text("job.yaml"), "job.yaml").data)
+        return type(job).model_validate(parse(RunFiles(path).read_bytes("job.yaml"), "job.yaml").data)
     except ValidationError:
         return None
 
 
-def _filled(text: str, job: Job) -> Mapping[str, object]:
+def _filled(text: bytes, job: Job) -> Mapping[str, object]:
     """A stored spec with the defaults of keys that were added since."""
     stored = parse(text, "job.yaml").data
     try:

@@ -110,17 +110,33 @@ def stored(folder: Path) -> InputRecord | None:
     try:
         record = RunFiles(folder).read_json(RECORD)
         {**record["files"], **record["arrays"]}
+        _check_kinds(record)
         name = SETTLED
         found = RunFiles(folder).read_json(SETTLED)
         if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
             raise ValueError(SETTLED)
         return InputRecord({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
-    except (FileNotFoundError, LookupError, TypeError, ValueError):
+    except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / name} is missing, damaged or edited",
             "the file as the run wrote it when it began",
             "restore it, or start a new run with --new",
         ) from None
+
+
+def _check_kinds(record: Mapping[str, Any]) -> None:
+    """Check that a record holds what a run writes there; its folder can be from anybody.
+
+    Raises:
+        TypeError: if not.
+        LookupError: if something is missing.
+    """
+    tables = [entry["rows"] for entry in record["files"].values()] + list(record.get("shards", {}).values())
+    for table in tables:
+        if not isinstance(table, dict) or not all(isinstance(row, str) for row in table.values()):
+            raise TypeError(RECORD)
+    if not all(isinstance(entry["folder"], bool) for entry in record["files"].values()):
+        raise TypeError(RECORD)
 
 
 def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
@@ -192,6 +208,9 @@ def _changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]
     """Recorded files that have changed, each with its key."""
     found = []
     for key, entry in record.items():
+        if key not in places:
+            found.append(f"{key}, which the job does not name, was read")
+            continue
         base = _base(places[key], entry["folder"])
         found += [f"{base / name} {what} ({key})" for name, what in fingerprint.changed(base, entry["rows"])]
     return found

@@ -342,3 +342,10 @@ def test_a_plan_of_another_run_that_the_same_command_has_shown_is_not_shown_agai
     two = wanted.model_copy(update={"name": "a-seed2"})
     show_plan.show(made, two, here, tmp_path / "other.json", None, tmp_path / "missing.json")
     assert "cpu_threads" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("notes", [None, 1], ids=["nothing", "a number"])
+def test_a_plan_file_with_notes_of_another_kind(tmp_path: Path, notes: object) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"decisions": [], "notes": notes}))
+    with pytest.raises(SpecError, match="--plan"):
+        plan.load(tmp_path / "plan.json")

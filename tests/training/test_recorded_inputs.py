@@ -172,6 +172,25 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
         recorded_inputs.stored(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"files": {"data.train": 1}},
+        {"files": {"data.train": {"folder": True}}},
+        {"files": {"data.train": {"folder": "x", "rows": {}}}},
+        {"files": {"data.train": {"folder": True, "rows": {"a.csv": 1}}}},
+        {"files": {}, "shards": None},
+        {"files": {}, "shards": {"data.train": 1}},
+    ],
+    ids=["no object", "no rows", "a text for a truth value", "a number for a row", "no shards", "a number for shards"],
+)
+def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
+    write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
+    with pytest.raises(CheckpointError, match=r"/data.json is missing, damaged or edited"):
+        recorded_inputs.stored(tmp_path)
+
+
 def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
     folder = twin(started("table"), "edited")
     write(folder, JOBS["table"].text)
