@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from runtime.plan import scaling
 from runtime.report.record import read
 from runtime.report.summary import summarize
 from runtime.supervisor.run_folder import numbered
+from runtime.system.files import parse_json
+from runtime.system.run_files import RunFiles, refuse_links
 from runtime.system.units import parse_rate
 
 PHASES = ("train", "input", "forward", "optimizer")
@@ -62,12 +63,14 @@ def _measured(job: Job, runs: Path) -> scaling.OneMachine:
     """A step of the newest run of the job in one process."""
     for run in reversed(numbered(runs, job.name) if runs.is_dir() else []):
         try:
+            refuse_links(run)
             result = summarize(read(run))
-            state = json.loads(next(iter(sorted((run / "checkpoints").glob("step-*/state.json")))).read_text())
-        except (CheckpointError, OSError, StopIteration, ValueError):
+            path = next(iter(sorted(run.glob("checkpoints/step-*/state.json"))))
+            state = parse_json(RunFiles(run).read_text(str(path.relative_to(run))))
+            alone = state["identity"]["processes"] == "1"
+        except (CheckpointError, LookupError, OSError, StopIteration, TypeError, ValueError):
             continue
         spent = {phase: result.phases.get(phase, 0.0) for phase in PHASES}
-        alone = state["identity"]["processes"] == "1"
         if not alone or not result.trainable or not result.samples_per_second or not sum(spent.values()):
             continue
         step = job.train.batch / result.samples_per_second

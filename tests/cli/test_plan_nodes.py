@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import main
+from tests.report_folder import running
 from tests.supervisor.test_supervisor import images, job, train  # noqa: F401
 
 
@@ -50,3 +51,18 @@ def test_a_run_on_one_machine_says_what_two_would_cost(
     assert "expected  " in said
     assert main.main(["plan", "tiny.yaml", "--nodes", "17"]) == 2
     assert "17 processes for a batch of 16\n  possible: at most 16 processes" in capsys.readouterr().err
+
+
+def test_a_run_with_a_link_in_it_is_not_read(
+    job: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(job.parent)
+    run = running(job.parent / "runs" / "tiny-001")
+    (tmp_path / "outside.json").write_text('{"token": "secret"}')
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    (run / "checkpoints" / "step-1" / "state.json").symlink_to(tmp_path / "outside.json")
+    assert main.main(["plan", str(job), "--nodes", "2"]) == 2
+    assert "no finished run of tiny in one process" in capsys.readouterr().err
