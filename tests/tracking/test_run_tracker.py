@@ -402,6 +402,24 @@ def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path
     assert main.main(["track", str(run)]) in (0, 7)
 
 
+@pytest.mark.parametrize("key", ["a" * 32, "' OR tags.x = '", ""], ids=["other", "quote", "none"])
+def test_a_run_that_another_folder_began_is_not_written(server: MlflowDouble, tmp_path: Path, key: str) -> None:
+    """A stranger's folder could name any run of the server, and its files another place."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    assert main.main(["track", str(folder(tmp_path / "mine", server.address))]) == 0
+    before = json.dumps(server.runs), dict(server.files)
+    theirs = folder(tmp_path / "theirs", server.address)
+    server.fault = lambda number, path: (500, {}, b"{}")
+    assert main.main(["track", str(theirs)]) == 7
+    server.fault = lambda number, path: None
+    (identity,) = {path.parent / "run.json" for path in theirs.glob("tracker/*/*")}
+    place = "mlflow-artifacts:/1/run1/artifacts"
+    identity.write_text(json.dumps({"key": key, "experiment": "1", "run": server.run(), "files": place}))
+    assert main.main(["track", str(theirs)]) == 7
+    assert (json.dumps(server.runs), dict(server.files)) == before
+
+
 def test_a_token_with_a_line_break_is_in_no_message(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ IDENTITY = "run.json"
 STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _KEY = "drivetrain.key"
 """The tag by which a run is found that was created just before a crash."""
+_TAG = re.compile("[0-9a-f]{32}")
 _COMMIT = "mlflow.source.git.commit"
 _SOURCE = "mlflow.source.name"
 """What MLflow's own page shows as the source of a run."""
@@ -77,6 +78,8 @@ class MlflowTracker:
             number = self._text(info, "run_id")
             self._log_parameters(number, run.parameters)
             self._keep(run=number, files=str(info.get("artifact_uri", "")))
+        else:
+            self._confirm()
         self.server.post("runs/update", {"run_id": self.known["run"], "status": "RUNNING"})
         self.describe(run.tags)
         return f"{self.address}/#/experiments/{self.known['experiment']}/runs/{self.known['run']}"
@@ -140,6 +143,21 @@ class MlflowTracker:
                 passing=False,
             )
         return self._text(found, "experiment_id")
+
+    def _confirm(self) -> None:
+        """Check that this folder began the run that it names, by the tag that only it knows.
+
+        A folder of a stranger could name any other run, which would be written with the user's password.
+        """
+        info = self._created_before() if _TAG.fullmatch(self.known.get("key", "")) else None
+        if info is None or info.get("run_id") != self.known["run"]:
+            raise Missing(
+                f"track.mlflow: {self.address}: no run {self.known['run']} that was begun from this folder",
+                "the run that this folder began, as long as it exists there",
+                f"remove {self.files.path / IDENTITY} to begin a new run on the server",
+                passing=False,
+            )
+        self._keep(files=str(info.get("artifact_uri", "")))
 
     def _created_before(self) -> dict[str, Any] | None:
         """The run that was created before its number could be kept."""
