@@ -92,7 +92,7 @@ def test_several_labels_and_several_numbers() -> None:
 
 
 def test_rows_without_a_target_and_spoilt_numbers() -> None:
-    rows = [["?" if i == 7 else i * 0.5, i * 0.37 % 5, "" if i % 10 == 0 else ("a", "b")[i % 2]] for i in range(200)]
+    rows = [["roto" if i == 7 else i * 0.5, i * 0.37 % 5, "" if i % 10 == 0 else ("a", "b")[i % 2]] for i in range(200)]
     data = beginning(made(table("rows.csv", ["size", "age", "target"], rows)))
     assert data["numeric"] == ("size",)
     assert 0.1 < data["bad_samples"] < 0.2
@@ -162,7 +162,9 @@ def test_rows_with_dates_that_may_be_a_series() -> None:
 def test_arrays(arrays: dict[str, Any], task: str, capsys: pytest.CaptureFixture[str]) -> None:
     def array(value: Any) -> Any:
         if isinstance(value, tuple):
-            return np.zeros(value[1:], value[0])
+            # Images of one color are refused.
+            colors = np.random.default_rng(0).integers(0, 255, value[1:])
+            return (colors if value[0] is np.uint8 else np.zeros(value[1:])).astype(value[0])
         return np.arange(20) % value if isinstance(value, int) else value
 
     np.savez("arrays.npz", **{name: array(value) for name, value in arrays.items()})

@@ -114,7 +114,8 @@ def test_a_hostile_job(tmp_path: Path, outside: Outside, name: str) -> None:
     (tmp_path / "work").mkdir()
     write_job(tmp_path / "work", outside)
     done = watch_command(JOB_COMMANDS[name], tmp_path / "work", tmp_path)
-    assert done.code == (3 if name == "convert" else 0), done.output
+    # doctor ends with 1 where this machine has something to warn of.
+    assert done.code in {"convert": (3,), "doctor": (0, 1)}.get(name, (0,)), done.output
     check_actions(done, outside)
 
 

@@ -94,7 +94,7 @@ def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str
     (run / "result.json").unlink()
     change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     text = text_of(run)
-    assert "issing" not in text
+    assert ": missing;" not in text
     assert "the numbers come from its logs, since it has not written its result" in text
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"] == []
 

@@ -31,7 +31,9 @@ MIB = 1 << 20
 
 def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> None:
     labels = np.arange(60) % 3
-    np.savez(tmp_path / "images.npz", images=np.zeros((60, 16, 16), np.uint8), labels=labels)
+    np.savez(
+        tmp_path / "images.npz", images=np.random.default_rng(0).integers(0, 255, (60, 16, 16), np.uint8), labels=labels
+    )
     (tmp_path / "tiny.yaml").write_text(TEXT)
     out = tmp_path / "found"
     command = [sys.executable, "-m", "runtime", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
@@ -50,7 +52,11 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_from_python(tmp_path: Path) -> None:
-    np.savez(tmp_path / "images.npz", images=np.zeros((60, 8, 8), np.uint8), labels=np.arange(60) % 3)
+    np.savez(
+        tmp_path / "images.npz",
+        images=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8),
+        labels=np.arange(60) % 3,
+    )
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
     found = runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
     assert {row["micro_batch"] for row in found["rows"]} == {2, 4}
