@@ -202,6 +202,51 @@ def test_one_path_with_two_labels_is_listed(tmp_path: Path) -> None:
     assert note.endswith(f"and {COUNT - 3} more")
 
 
+def rotated(pixels: Any, path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.ascontiguousarray(np.rot90(pixels))).save(path.with_suffix(".png"), exif=exif)
+
+
+def opaque(pixels: Any, path: Path) -> None:
+    Image.fromarray(pixels).convert("RGBA").save(path.with_suffix(".PNG"))
+
+
+def opaque_gray(pixels: Any, path: Path) -> None:
+    Image.fromarray(pixels).convert("LA").save(path.with_suffix(".png"))
+
+
+def of_16_bits(pixels: Any, path: Path) -> None:
+    Image.fromarray(pixels.astype(np.uint16)).save(path.with_suffix(".png"))
+
+
+def of_all_16_bits(pixels: Any, path: Path) -> None:
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(path.with_suffix(".tif"))
+
+
+@pytest.mark.parametrize("save", [rotated, opaque, opaque_gray, of_16_bits, of_all_16_bits])
+def test_a_copy_in_another_form_of_file_is_a_copy(tmp_path: Path, save: Callable[[Any, Path], None]) -> None:
+    gray = np.random.default_rng(0).integers(0, 256, (COUNT, 12, 12), dtype=np.uint8)
+    for number, (pixels, label) in enumerate(zip(gray, labels(), strict=True)):
+        (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.bmp")
+        save(pixels, tmp_path / "images" / label / f"{number} copy")
+    data = load(job(tmp_path, "image-classification", {"train": "images"}))
+    assert any(note.startswith(f"{COUNT} of {2 * COUNT} images are copies of others") for note in data.notes)
+
+
+def test_images_that_lie_on_another_side_are_no_copies(tmp_path: Path) -> None:
+    """Only the orientation in their EXIF data tells them apart."""
+    for number, pixels in enumerate(noise()):
+        for orientation, label in ((1, "upright"), (3, "upside down")):
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png", exif=exif)
+    data = load(job(tmp_path, "image-classification", {"train": "images"}))
+    assert not [note for note in data.notes if "copies" in note or "different labels" in note]
+
+
 def test_texts_with_two_labels_are_listed(tmp_path: Path) -> None:
     rows = [[text, label] for text in sentences() for label in "ab"]
     write_rows(tmp_path / "t.csv", ["text", "label"], rows)

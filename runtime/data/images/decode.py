@@ -158,9 +158,8 @@ def _look(source: Source) -> ImageHeader:
         short, oblong = min(image.size), image.width != image.height
         colors = _has_color_of_16_bits(image)
         image.draft(None, (_GLANCE, _GLANCE))
-        size, deep = image.size, image.mode.startswith("I;16")
         header = ImageHeader(short, False, oblong)
-        if deep:
+        if image.mode.startswith("I;16"):
             values = _values_16_bit(image, invert=True)
             low, high = (
                 float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED)], (1, 99))
@@ -171,9 +170,7 @@ def _look(source: Source) -> ImageHeader:
         flat = _flat(image, "RGB")
         if colors:
             header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
-        # What flattening drops can be all that differs between two images.
-        exact = image if deep else image.convert("RGBA") if image.has_transparency_data else flat
-        return header._replace(grey=image.mode in _GREY, content=_digest(exact, size))
+        return header._replace(grey=image.mode in _GREY, content=_digest(_comparable(image, flat)))
 
 
 def _complete(source: Source, use: Callable[[Source], Result]) -> Result:
@@ -212,9 +209,24 @@ def _full(content: bytes) -> bytes:
         return image.tobytes()
 
 
-def _digest(image: Image.Image, size: tuple[int, int]) -> int:
+def _comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
+    """A loaded image, upright, in the form in which copies are equal: in RGB, as `flat` is, unless that drops a content."""
+    # What flattening drops can be all that differs between two images.
+    if image.mode.startswith("I;16"):
+        values = _values_16_bit(image, invert=True)
+        unit = 1 if values.max() <= 255 else 257
+        has_8_bits = not (values % unit).any()
+        flat = Image.fromarray((values / unit).astype(np.uint8)).convert("RGB") if has_8_bits else image
+    elif image.has_transparency_data:
+        layers = image.convert("RGBA")
+        flat = flat if layers.getchannel("A").getextrema() == (255, 255) else layers
+    turn = _UPRIGHT.get(_orientation(image))
+    return flat if turn is None else flat.transpose(turn)
+
+
+def _digest(image: Image.Image) -> int:
     """A digest of the pixels in strips, since a copy of a large image would take as much memory again."""
-    digest = hashlib.sha256(repr((size, image.mode)).encode())
+    digest = hashlib.sha256(repr((image.size, image.mode)).encode())
     for top in range(0, image.height, _CHUNK):
         digest.update(image.crop((0, top, image.width, min(top + _CHUNK, image.height))).tobytes())
     return int.from_bytes(digest.digest()[:8], signed=True)
