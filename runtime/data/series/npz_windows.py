@@ -123,7 +123,7 @@ def _values(x: npt.NDArray[np.generic], axes: str, path: Path, key: str) -> tupl
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
     order = array_axes.order(x, path, key) if axes == "auto" else axes
-    notes = []
+    notes = array_axes.doubts(x, path) if axes == "auto" else []
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [

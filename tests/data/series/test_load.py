@@ -393,6 +393,25 @@ def test_channels_before_time(tmp_path: Path, axes: str) -> None:
         series.read([tmp_path / "nct.npz"], plain.preprocessing, plain.heads, labelled=True)
 
 
+def test_axes_of_equal_length_are_told_by_their_content(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(16, 12, 12)).cumsum(axis=1)
+    y = np.arange(16) % 2
+    np.savez(tmp_path / "ntc.npz", x=x, y=y)
+    np.savez(tmp_path / "nct.npz", x=x.transpose(0, 2, 1), y=y)
+    plain, turned = series.load(job(tmp_path / "ntc.npz")), series.load(job(tmp_path / "nct.npz"))
+    assert turned.preprocessing == plain.preprocessing | {"axes": "channels-time"}
+    np.testing.assert_array_equal(everything(turned.train), everything(plain.train))
+
+
+def test_more_channels_than_rows_are_doubted(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(16, 20, 12)).cumsum(axis=2)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(16) % 2)
+    (note,) = [note for note in series.load(job(tmp_path / "a.npz")).notes if "more alike" in note]
+    assert "windows of 20 rows of 12 channels" in note
+    assert "data.axes: channels-time" in note
+    assert not [n for n in series.load(job(tmp_path / "a.npz", axes="time-channels")).notes if "more alike" in n]
+
+
 def test_axes_that_cannot_be_told_apart_are_to_be_named(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 6, 32))
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
