@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.data import target_columns
 from runtime.data.bad_samples import BadSample
-from runtime.data.formats import row_lines, table_file
+from runtime.data.formats import column_values, row_lines, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import image_column, image_paths, image_targets, separated_labels
 from runtime.data.images.image_column import ImageCells
@@ -84,7 +84,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     if inside:
         rows.cells = ImageCells(file, inside, table[inside], tuple(keep))
     if form and form.groups:
-        names = _text(table, form.groups, file, key)
+        names = _names(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]
     return rows
 
@@ -123,7 +123,7 @@ def targets(
         DataError: if it is not clear how labels are written; names `key`.
     """
     if form.kind == "class":
-        cells = _text(table, form.columns[0], file, key)
+        cells = _names(table, form.columns[0], file, key)
         if form.ask:
             separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
         empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
@@ -146,10 +146,30 @@ def _sets(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path,
     if types.is_list(table[column].type) or types.is_large_list(table[column].type):
         lists = table[column].to_pylist()
         found = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
-        return [tuple(dict.fromkeys(filter(None, names))) for names in found]
+        return _in_one_spelling([tuple(filter(None, names)) for names in found])
     cells = _text(table, column, file, key)
     rows.separator = separated_labels.separator(cells, column, file, form.separator)
-    return [separated_labels.split(cell, rows.separator) for cell in cells]
+    return _in_one_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
+
+
+def _in_one_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
+    from pyarrow import chunked_array, string
+
+    flat = [name for names in sets for name in names]
+    spelled = iter(column_values.texts(chunked_array([flat], string())).to_pylist())
+    return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
+
+
+def _names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
+    """Classes or groups, spelled as those of a table are; empty where there is no value."""
+    from pyarrow import chunked_array, compute, string, types
+
+    values = table[column]
+    # Whole numbers in a column with gaps.
+    whole = types.is_floating(values.type) and compute.all(compute.equal(compute.floor(values), values)).as_py()
+    cells = values if whole else chunked_array([_text(table, column, file, key)], string())
+    return [name or "" for name in column_values.texts(cells).to_pylist()]
 
 
 def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:

@@ -73,10 +73,27 @@ def test_labels_of_a_csv_stay_as_they_are_written(tmp_path: Path, labels: str) -
     assert set(classes(job(tmp_path / "list.csv")).values()) == set(labels.split())
 
 
+@pytest.mark.parametrize("labels", ["1.0 2", "1.0 2.0", "True false"])
+def test_labels_have_one_spelling(tmp_path: Path, labels: str) -> None:
+    """As in tables: a whole number as programs write it in a column with gaps is the same number."""
+    first, second = labels.lower().replace(".0", "").split()
+    header, *lines = rows(tmp_path, labels).splitlines()
+    lines += [f"{line.partition(',')[0]},{label}" for line, label in zip(lines, [first, second] * 4, strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join([header, *lines]), encoding="utf-8")
+    assert set(classes(job(tmp_path / "list.csv")).values()) == {first, second}
+
+
+def test_several_labels_in_a_cell_have_one_spelling(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(rows(tmp_path, "1.0|2 1 2.0 3"), encoding="utf-8")
+    data = load(job(tmp_path / "list.csv", multi_label=True, validation=0.5))
+    assert data.heads[""].classes == ("1", "2", "3")
+
+
 @pytest.mark.parametrize(
     ("values", "names"),
     [
         (arrow.array([1, 2] * 4), {"1", "2"}),
+        (arrow.array([1.0, 2.0] * 4), {"1", "2"}),
         (arrow.array([True, False] * 4), {"true", "false"}),
         (arrow.array(["a", "b"] * 4).dictionary_encode(), {"a", "b"}),
         (arrow.array(["a", "b"] * 4, arrow.large_string()), {"a", "b"}),
