@@ -7,6 +7,7 @@ numbers in columns of numbers, and classes that training does not have. The read
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from collections import Counter
@@ -25,7 +26,7 @@ from runtime.data.images import image_paths
 from runtime.data.tables import date_texts, text_column
 from runtime.errors import DataError
 from runtime.job import Job, dotted
-from runtime.job.data import TableFileData
+from runtime.job.data import ImageClassificationData, TableFileData
 from runtime.job.formatting import printable
 from runtime.job.hub_address import is_on_hub
 from runtime.job.images import ImageJob
@@ -64,6 +65,12 @@ class _Wanted:
     filled: list[tuple[str, ...]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    truths: list[str] = field(default_factory=list)
+    """Columns of 0 and 1."""
+    varied: list[str] = field(default_factory=list)
+    """Columns of the training data that need two different numbers."""
+    unique: tuple[str, ...] = ()
+    """Columns whose cells together are in one row alone."""
     dates: list[str] = field(default_factory=list)
     times: list[str] = field(default_factory=list)
     """Columns of dates or numbers."""
@@ -162,10 +169,15 @@ def check(job: Job) -> list[str]:
 
 def _wanted(job: Job) -> _Wanted:
     if isinstance(job, ImageJob):
-        # Labels have several forms, in some of which an empty cell is an image without a label.
-        return _Wanted([(job.data.path_column,)])
+        path, columns = (job.data.path_column,), list(job.data.label_column)
+        if not isinstance(job.data, ImageClassificationData):
+            return _Wanted([path, *((name,) for name in columns)], numbers=columns, varied=columns)
+        if len(columns) > 1:
+            return _Wanted([path, *((name,) for name in columns)], truths=columns, varied=columns)
+        # Several labels in a cell can be none, and it takes all of them to find what separates them.
+        return _Wanted([path]) if job.data.several else _Wanted([path, (columns[0],)], classes=columns)
     if isinstance(job, TextJob):
-        return _Wanted([job.data.text, tuple(job.data.labels)], [], list(job.data.labels))
+        return _Wanted([job.data.text, tuple(job.data.labels)], classes=list(job.data.labels))
     if isinstance(job, TableJob):
         numbers = list(job.data.numeric or ())
         regression = job.task.endswith("regression")
@@ -177,14 +189,23 @@ def _wanted(job: Job) -> _Wanted:
         def decides(name: str) -> bool:
             return name not in settled and (data.features is None or name in data.features)
 
-        filled: list[tuple[str, ...]] = [(name,) for name in targets]
-        return _Wanted(filled, numbers + targets * regression, classes, list(data.dates), [], data.date_format, decides)
-    if isinstance(job, SeriesJob):
-        filled = [(name,) for name in (job.data.time, job.data.group) if name]
         return _Wanted(
-            filled,
-            list(job.data.features or ()),
+            filled=[(name,) for name in targets],
+            numbers=numbers + (targets if regression else []),
+            classes=classes,
+            truths=[] if regression or classes else targets,
+            varied=[] if classes else targets,
+            dates=list(data.dates),
+            form=data.date_format,
+            features=decides,
+        )
+    if isinstance(job, SeriesJob):
+        names = tuple(name for name in (job.data.time, job.data.group) if name)
+        return _Wanted(
+            filled=[(name,) for name in names],
+            numbers=list(job.data.features or ()),
             times=[job.data.time] if job.data.time else [],
+            unique=names,
             form=job.data.date_format,
         )
     return _Wanted()
@@ -202,6 +223,8 @@ def _rows(
     found: dict[str, Counter[str]] = {name: Counter() for name in wanted.classes if name in places}
     kinds = {name: _Cells() for name in layout.names if wanted.features(name)}
     images: dict[int, str] = {}
+    numbers: dict[str, set[float | str]] = {name: set() for name in wanted.varied if name in places}
+    moments: dict[tuple[str, ...], int] = {}
     count = 0
     for count, row in enumerate(_cells(path, layout), start=1):
         cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
@@ -214,13 +237,29 @@ def _rows(
             kind.add(cells[places[name]].strip(), count)
         if isinstance(job, ImageJob) and job.data.path_column in places:
             images[count] = cells[places[job.data.path_column]].strip()
+        for name, values in numbers.items():
+            if len(values) < 2 and (cell := cells[places[name]].strip()) not in NOTHING:
+                values.add(cell if (value := _value(cell)) is None else value)
+        if wanted.unique and count not in bad:
+            _check_moment(moments, [cells[places[name]].strip() for name in wanted.unique], count, path, key)
         for name, labels in found.items():
             if label := spelling.code(cells[places[name]]).strip():
                 labels[label] += 1
     _check_lengths(wrong, path, key, len(layout.names))
     for name, kind in kinds.items():
         kind.check(name, path)
+    for name, values in numbers.items():
+        if name not in known and count > 1 and len(values) == 1 and isinstance(only := values.pop(), float):
+            given = f"{key}: {name} is {only:g} in all rows of {path}"
+            raise DataError(given, "a number that differs between rows", f"remove {name}, or add rows")
+        known.setdefault(name, set())
     for name, labels in found.items():
+        if count and not labels and isinstance(job, TextJob) and not key.endswith("data.test"):
+            raise DataError(
+                f"{key}: none of the {count:,} texts of {path} has a label in {name}",
+                "some labels of each column on both sides",
+                "add labels, or remove the column",
+            )
         what = f'{key}: column "{name}" of {path}'
         if name not in known and len(labels) == 1:
             raise DataError(
@@ -274,6 +313,10 @@ def _reasons(cells: list[str], places: Mapping[str, int], wanted: _Wanted) -> It
         cell = cells[places[name]].strip() if name in places else ""
         if not _is_number(cell):
             yield f"{name} is `{printable(cell, 40)}`, not a number"
+    for name in wanted.truths:
+        cell = cells[places[name]].strip() if name in places else ""
+        if cell and _value(cell) not in (0, 1) and (_value(cell) is not None or not _is_number(cell)):
+            yield f"{name} is `{printable(cell, 40)}`, not 0 or 1"
     for name in (*wanted.dates, *wanted.times):
         cell = cells[places[name]].strip() if name in places else ""
         if not _is_date(cell, wanted.form) and not (name in wanted.times and _is_number(cell)):
@@ -306,6 +349,33 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return cell in NOTHING or cell.lower() in _TRUTH or _NUMBER.fullmatch(cell) is not None
     return True
+
+
+def _value(cell: str) -> float | None:
+    """The number or truth value of a cell; None if it is written in a form that takes more to read."""
+    if cell.lower() in _TRUTH:
+        return float(cell.lower() == "true")
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _check_moment(moments: dict[tuple[str, ...], int], cells: list[str], row: int, path: Path, key: str) -> None:
+    """Add the time, and the series, of a row to those before it.
+
+    Raises:
+        DataError: if another row has both.
+    """
+    first = moments.setdefault(tuple(cells), row)
+    if first != row and cells[0] not in NOTHING:
+        raise DataError(
+            f"{key}: {row_lines.place(path, first)} and {row_lines.place(path, row)} of {path} have the same time "
+            f"`{printable(cells[0], 40)}`{' in one series' if len(cells) > 1 else ''}",
+            "every time only once per series",
+            "remove duplicates, or set data.group to the column of the series; an hour that the clocks repeat needs UTC",
+        )
 
 
 def _check_lengths(wrong: list[str], path: Path, key: str, columns: int) -> None:

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from runtime.cli import main
 from runtime.data.load import load
 from runtime.errors import DataError
 from runtime.job import JOBS
 from runtime.job_spec import data_cells
+from runtime.job_spec import load as job_spec
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind, numeric: [load]%s}\n"
 TEXT = "name: t\ntask: text-classification\ndata: {train: a.csv, text: [text, more], labels: kind}\n"
@@ -172,3 +174,89 @@ def test_marks_of_missing_values_are_left_to_training(
     (tmp_path / "a.csv").write_text("\n".join(["z,w,y", *ROWS, *[f"{odd},{i},sí" for i in range(3)]]) + "\n")
     (tmp_path / "job.yaml").write_text(PLAIN % "a.csv")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "header", "rows", "part"),
+    [
+        (
+            "series-classification\ndata: {train: a.csv, time: t, features: [x], label: y, window: 4}",
+            "t,x,y",
+            [*(f"2024-10-27 0{i}:30:00,{i},{'ab'[i % 2]}" for i in range(8)), "2024-10-27 02:30:00,8,a"],
+            "row 3 (line 4) and row 9 (line 10)",
+        ),
+        (
+            "tabular-classification\ndata: {train: a.csv, target: [p, q]}",
+            "x,p,q",
+            [f"{i * i},{i % 2},{i * 5 % 3 - 1}" for i in range(12)],
+            "q is `-1`, not 0 or 1",
+        ),
+        (
+            "tabular-regression\ndata: {train: a.csv, target: [p, q]}",
+            "x,p,q",
+            [f"{i * i},{i},5" for i in range(12)],
+            "q is 5 in all",
+        ),
+        (
+            "image-classification\ndata: {train: a.csv, label_column: [p, q]}",
+            "path,p,q",
+            [f"0.png,{i % 2},{'yes' if i % 3 else 'no'}" for i in range(12)],
+            "q is `no`, not 0 or 1",
+        ),
+        (
+            "image-classification\ndata: {train: a.csv}",
+            "path,label",
+            ["0.png,a"] * 12,
+            "1 class",
+        ),
+        (
+            "image-regression\ndata: {train: a.csv, label_column: p}",
+            "path,p",
+            [f"0.png,{'tall' if i % 2 else i}" for i in range(12)],
+            "p is `tall`, not a number",
+        ),
+        (
+            "text-classification\ndata: {train: a.csv, text: t, labels: [p, q]}\nmodel: {name: encoder}",
+            "t,p,q",
+            [f"text {i},{'ab'[i % 2]}," for i in range(12)],
+            "has a label",
+        ),
+    ],
+    ids=["times", "labels of a table", "constant", "labels of images", "one class", "numbers of images", "head"],
+)
+def test_what_training_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str, header: str, rows: list[str], part: str
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    path = write(tmp_path, rows, f"name: t\ntask: {spec}\n", header)
+    assert main.main(["validate", str(path)]) == 3
+    assert part in capsys.readouterr().err
+    with pytest.raises(DataError):
+        load(job_spec.load(path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "header", "rows"),
+    [
+        (
+            "series-classification\ndata: {train: a.csv, time: t, group: g, features: [x], label: y, window: 4, bad_samples: 0.5}",
+            "t,g,x,y",
+            [f"2024-05-{1 + i // 2:02},{'pq'[i % 2]},{i},{'ab'[i // 2 % 2]}" for i in range(60)] + [",p,1,a"] * 2,
+        ),
+        (
+            "tabular-regression\ndata: {train: a.csv, target: p}",
+            "x;p",
+            [f"{i * i};{'5' if i % 2 else '1,5'}" for i in range(40)],
+        ),
+        (
+            "tabular-classification\ndata: {train: a.csv, target: [p, q]}",
+            "x,p,q",
+            [f"{i * i},{i % 2}.0,{'true' if i % 3 else 'false'}" for i in range(40)],
+        ),
+    ],
+    ids=["times without a value", "decimal commas", "labels in other forms"],
+)
+def test_what_training_takes(tmp_path: Path, spec: str, header: str, rows: list[str]) -> None:
+    path = write(tmp_path, rows, f"name: t\ntask: {spec}\n", header)
+    assert main.main(["validate", str(path)]) == 0
+    load(job_spec.load(path))
