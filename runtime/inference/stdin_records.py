@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -88,8 +88,12 @@ def table(stream: BinaryIO, wanted: Sequence[str], files: CsvFiles) -> Table:
     Raises:
         DataError: if there is nothing, a column is missing in the header, or the separator is not clear.
     """
-    lines = enumerate(stream, start=1)
-    above = b"".join(line for _, line in islice(lines, int(files.declared.get("skip", 0))))
+    lines: Iterator[tuple[int, bytes]] = enumerate(stream, start=1)
+    skipped = list(islice(lines, int(files.declared.get("skip", 0))))
+    if _is_object(next((line for _, line in skipped if line.strip()), b"")):
+        # JSON lines have no header with lines above it; a file of them is read from its first line, too.
+        lines, skipped = chain(skipped, lines), []
+    above = b"".join(line for _, line in skipped)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
         raise DataError(f"{NAME} is empty", "a CSV with a header, or JSON lines", "check the command before the pipe")
@@ -98,6 +102,14 @@ def table(stream: BinaryIO, wanted: Sequence[str], files: CsvFiles) -> Table:
     if first[1].removeprefix(_MARKS).lstrip().startswith((b"{", b"[")):
         return Table(".jsonl", b"", _objects(first, lines, wanted))
     return _csv(above, first[1], lines, wanted, files)
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a line is an object of JSON lines."""
+    try:
+        return isinstance(json.loads(line.removeprefix(_MARKS)), dict)
+    except ValueError:
+        return False
 
 
 def whole(stream: BinaryIO, folder: Path) -> Path:

@@ -161,6 +161,13 @@ def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
     ]
 
 
+def test_no_line_of_json_lines_is_skipped() -> None:
+    """`--csv skip` is for lines above a header; in a file of JSON lines, no line is skipped either."""
+    content = b'{"text": "x"}\n{"text": "y"}\n{"text": "z"}\n'
+    read = stdin_records.table(BytesIO(content), ["text"], CsvFiles({"skip": "1"}))
+    assert [record.line for record in read.records] == [1, 2, 3]
+
+
 def test_lines_above_the_header_are_skipped() -> None:
     read = stdin_records.table(BytesIO(b"Informe\n\ntext,b\nx,1\ny,2\n"), ["text"], CsvFiles({"skip": "2"}))
     assert read.header == b"Informe\n\ntext,b\n"
