@@ -241,7 +241,7 @@ def test_what_training_refuses(
         (
             "series-classification\ndata: {train: a.csv, time: t, group: g, features: [x], label: y, window: 4, bad_samples: 0.5}",
             "t,g,x,y",
-            [f"{1900 + i // 2}-05-01,{'pq'[i % 2]},{i},{'ab'[i // 2 % 2]}" for i in range(160)] + [",p,1,a"] * 2,
+            [f"{1900 + i // 2}-05-01,{'pq'[i % 2]},{i},{'aab'[i // 2 % 3]}" for i in range(160)] + [",p,1,a"] * 2,
         ),
         (
             "tabular-regression\ndata: {train: a.csv, target: p}",
