@@ -141,6 +141,7 @@ def read(
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     words = tokenizer.from_json(preprocessing["tokenizer"])
     part = text_split.whole(source, text_split.indices(source, heads) if labelled else {})
+    notes += text_split.count_missing(part.classes)
     encoded = words.encode(part.texts)
     longest, side = preprocessing["max_length"], preprocessing.get("truncation", "right")
     types = encoded.types(longest, side) if preprocessing.get("token_types") else None

@@ -147,6 +147,22 @@ def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[He
     return mark_partial(heads, list(parts.values())), notes
 
 
+def count_missing(targets: Mapping[str, Any]) -> list[str]:
+    """Notes on new texts that have no label for a head.
+
+    Args:
+        targets: class indices (N,) by head.
+    """
+    notes = []
+    for name, classes in targets.items():
+        total, lacking = len(classes), int((classes == NO_LABEL).sum())
+        if lacking == total:
+            notes.append(f'"{name}": none of the {total:,} texts has a label, so it has no scores')
+        elif lacking:
+            notes.append(f'"{name}": {lacking:,} of {total:,} texts have no label; they count for the others')
+    return notes
+
+
 def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
     options = {column: f"data.labels.{column}" for column in job.data.labels}
     together = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None

@@ -275,6 +275,13 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
     ]
     new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
     assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
+    for name, count in lacking.items():
+        assert f'"{name}": {count} of {len(rows)} texts have no label; they count for the others' in new.notes
+    reports.table(tmp_path / "reports.csv", [[row[0], "", *row[2:3], row[3] or "alta"] for row in rows], HEADER)
+    new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
+    assert f'"modo": none of the {len(rows)} texts has a label, so it has no scores' in new.notes
+    unlabelled = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=False)
+    assert not [note for note in unlabelled.notes if "label" in note]
 
 
 def test_a_row_without_any_label_is_left_out_and_a_column_needs_some(tmp_path: Path) -> None:
