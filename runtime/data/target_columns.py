@@ -91,6 +91,13 @@ def head(goal: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     if goal.several:
         return Head("", classes=goal.names, several=True)
     mean, spread = values.mean(axis=0), values.std(axis=0)
+    if not spread.all():
+        name = goal.names[int(spread.argmin())]
+        raise DataError(
+            f"{key}: the numbers of {name} are too close to each other to be scaled: their standard deviation is 0",
+            "numbers whose squares are not 0",
+            f"write {name} in a smaller unit",
+        )
     return Head("", columns=goal.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
 
 

@@ -15,6 +15,7 @@ from runtime.data import decoded_size
 from runtime.data.streaming.shard import Shard
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+from runtime.system import spelling
 
 POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
 LARGEST = 64 << 20
@@ -26,7 +27,7 @@ OBJECTS = 24
 
 
 def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
-    """All objects of a shard, in their order. Empty lines are none.
+    """All objects of a shard, in their order, with their keys in one form of Unicode. Empty lines are none.
 
     Args:
         file: the shard on this machine; its name does not count.
@@ -70,7 +71,12 @@ def _record(line: bytes, number: int) -> dict[str, Any]:
         raise ValueError(f"line {number:,} is nested too deeply: {_start(line)}") from None
     if not isinstance(found, dict):
         raise ValueError(f"line {number:,} is no object: {_start(line)}")
-    return found
+    if all(map(str.isascii, found)):
+        return found
+    composed = {spelling.plain(name): cell for name, cell in found.items()}
+    if len(composed) < len(found):
+        raise ValueError(f"line {number:,} has a key in two spellings that look alike: {_start(line)}")
+    return composed
 
 
 def _start(line: bytes) -> str:

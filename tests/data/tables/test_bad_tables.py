@@ -187,3 +187,10 @@ def test_bad_specs(text: str, parts: list[str]) -> None:
         job_spec.check(parse(f"name: t\ntask: tabular-classification\n{text}\n", "t.yaml"))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)
     assert "t.yaml:" in str(error.value)
+
+
+def test_numbers_too_close_to_be_scaled(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i * i},{i}e-300\n" for i in range(20)))
+
+    with pytest.raises(DataError, match="numbers of y are too close to each other"):
+        tables.load(job(tmp_path / "a.csv", "tabular-regression"))
