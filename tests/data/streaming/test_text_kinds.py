@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tarfile
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -98,6 +99,18 @@ def test_lines_that_lack_a_key_or_a_text_are_left_out(tmp_path: Path) -> None:
     assert "2 of 120 samples cannot be used and are skipped" in notes
     # The second one trains the head that it has a label for.
     assert '"label": 1 of 98 training texts have no label; they count for the others' in notes
+
+
+def test_keys_in_another_form_of_unicode_are_the_same_columns(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for number, form in enumerate(("NFC", "NFD")):
+        rows = [{unicodedata.normalize(form, "línea"): f"word {n % 5}", "label": "ab"[n % 2]} for n in range(10)]
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / f"s/{number}.jsonl").write_text(text, encoding="utf-8")
+    assert len(labelled(tmp_path, text="línea", labels="label")) == 20
+    (tmp_path / "s/1.jsonl").write_text('{"l\u00ednea": "a", "li\\u0301nea": "b", "label": "a"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="a key in two spellings"):
+        load(text_shards.job(tmp_path, "s", text="línea", labels="label"))
 
 
 def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
