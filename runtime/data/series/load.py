@@ -184,6 +184,7 @@ def _arrays(
         place = job.resolve(data.validation)
         own = window_split.stacked(place, "data.validation", classes, data.bad_samples, labelled=True, axes=axes)
         own.check_shape(train.length, train.values.shape[1])
+        own.notes.extend(overlap.describe_shared(train.windows(), own.windows()))
         return train, own, marks
     division = copies.Division(
         copies.row_digests(train.values.reshape(-1, *train.shape)[train.marks]), "windows", settled
@@ -191,8 +192,7 @@ def _arrays(
     # A run that was recorded before windows were compared resumes with the split that it had.
     compared = not (settled and settled.same_data) or OVERLAPPING in settled.preprocessing
     if train.groups is None and compared:
-        windows_of = train.values.reshape(-1, train.length, train.values.shape[1])[train.starts // train.length]
-        stretches = overlap.stretches(windows_of)
+        stretches = overlap.stretches(train.windows())
         if stretches.max() + 1 < len(stretches):
             train = replace(train, groups=stretches)
             marks[OVERLAPPING] = True

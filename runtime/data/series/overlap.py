@@ -51,6 +51,23 @@ def stretches(values: npt.NDArray[Any]) -> Groups:
     return np.unique([_root(parents, window) for window in range(count)], return_inverse=True)[1].astype(np.int64)
 
 
+def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
+    """A note on the windows of a file of its own that share rows with training windows, directly or through others.
+
+    Args:
+        training: windows of shape (N, T, channels).
+        validation: windows of the same T and channels.
+    """
+    numbers = stretches(np.concatenate([training, validation]))
+    shared = int(np.isin(numbers[len(training) :], numbers[: len(training)]).sum())
+    if not shared:
+        return []
+    return [
+        f"{shared:,} of {len(validation):,} validation windows share rows with training windows, so the score says little "
+        "about new recordings"
+    ]
+
+
 def _root(parents: npt.NDArray[np.int64], window: int) -> int:
     while parents[window] != window:
         parents[window] = parents[parents[window]]

@@ -61,6 +61,10 @@ class WindowSplit:
         """The rows that mean and standard deviation are computed from."""
         return self.values if self.fitted.all() else self.values[self.fitted]
 
+    def windows(self) -> npt.NDArray[Any]:
+        """The windows of arrays, shape (N, T, channels)."""
+        return self.values.reshape(-1, *self.shape)[self.starts // self.length]
+
     def taken(self, chosen: Ids) -> WindowSplit:
         """Keep some of the windows; for arrays, statistics are then also computed from their rows only."""
         fitted = np.zeros(len(self.values), np.bool_)

@@ -393,6 +393,19 @@ def test_channels_before_time(tmp_path: Path, axes: str) -> None:
         series.read([tmp_path / "nct.npz"], plain.preprocessing, plain.heads, labelled=True)
 
 
+def test_windows_of_two_files_that_share_rows_are_said(tmp_path: Path) -> None:
+    recordings = np.random.default_rng(0).normal(size=(6, 100, 3)).cumsum(axis=1)
+    x = np.stack([one[start : start + 20] for one in recordings for start in range(0, 80, 10)])
+    y = np.repeat(np.arange(6) % 2, 8)
+    np.savez(tmp_path / "even.npz", x=x[::2], y=y[::2])
+    np.savez(tmp_path / "odd.npz", x=x[1::2], y=y[1::2])
+    np.savez(tmp_path / "new.npz", x=x[1::2] + 1, y=y[1::2])
+    notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "odd.npz"))).notes
+    assert any(note.startswith("24 of 24 validation windows share rows with training windows") for note in notes)
+    notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "new.npz"))).notes
+    assert not [note for note in notes if "share rows" in note]
+
+
 def test_axes_of_equal_length_are_told_by_their_content(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(16, 12, 12)).cumsum(axis=1)
     y = np.arange(16) % 2
