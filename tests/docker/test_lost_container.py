@@ -108,7 +108,8 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(
     """The wait of 45 s for a writer that is dead has tests of its own; only the nightly run waits here too."""
     place = f"lost-{waits}"
     store = ObjectStore(parse(f"s3://bucket/{place}/small-001"))
-    job = trained.written(tmp_path / "job", epochs="60")
+    # Batches of two samples: the run lasts until it is looked at, on a fast machine too.
+    job = trained.written(tmp_path / "job", epochs="60", batch_size="2")
     here, there = (checkout(tmp_path / each / "drivetrain") for each in ("one", "two"))
     log = here.parent / "job.log"
     try:
