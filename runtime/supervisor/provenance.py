@@ -13,7 +13,8 @@ from typing import Any
 
 from runtime.data.custom import user_code
 from runtime.supervisor import repository
-from runtime.system.files import read_json, sha256, write_json
+from runtime.system.files import sha256
+from runtime.system.run_files import RunFiles
 from runtime.system.version import VERSION
 
 FILE = "provenance.json"
@@ -28,9 +29,9 @@ def write(run: Path, commits: Sequence[str]) -> None:
         run: the run folder.
         commits: of the job's folder, as each attempt began; an attempt with that of the one before is left out.
     """
-    hardware = read_json(run / "hardware.json") or {}
-    write_json(
-        run / FILE,
+    hardware = RunFiles(run).read_object("hardware.json")
+    RunFiles(run).write_json(
+        FILE,
         {
             "drivetrain": VERSION,
             "python": platform.python_version(),
@@ -43,7 +44,7 @@ def write(run: Path, commits: Sequence[str]) -> None:
             "spec": _digest(run / "job.yaml"),
             "plan": _plan(run),
             "data": _data(run),
-            "code": read_json(run / user_code.RECORD) or {},
+            "code": RunFiles(run).read_object(user_code.RECORD),
             "model": _digest(run / "model" / "model.safetensors"),
         },
     )
@@ -122,14 +123,14 @@ def _digest(path: Path) -> str | None:
 
 def _plan(run: Path) -> str | None:
     """Of the values alone: reasons name times that differ from run to run."""
-    plan = read_json(run / "plan.json") or {}
+    plan = RunFiles(run).read_object("plan.json")
     values = {each["name"]: each["value"] for each in plan.get("decisions", [])}
     return _of(values) if values else None
 
 
 def _data(run: Path) -> dict[str, str]:
     """One digest for each path of the spec, over names and contents of its files."""
-    record: Mapping[str, Any] = read_json(run / "data.json") or {}
+    record: Mapping[str, Any] = RunFiles(run).read_object("data.json")
     files = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
         for key, entry in record.get("files", {}).items()

@@ -18,7 +18,8 @@ from runtime.models import code_consent
 from runtime.supervisor import provenance, run_folder, same_inputs, supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
-from runtime.system.files import read_json, read_lines, sha256
+from runtime.system.files import sha256
+from runtime.system.run_files import RunFiles
 from runtime.system.version import VERSION
 
 
@@ -108,9 +109,9 @@ def _check_inputs(run: Path, job: Job) -> None:
 
 def _differences(run: Path, runs: Path) -> Iterator[str]:
     """What is not as it was, and can change the last bits."""
-    before: dict[str, Any] = read_json(run / "hardware.json") or {}
+    before: dict[str, Any] = RunFiles(run).read_object("hardware.json")
     now: dict[str, Any] = detect(runs).to_json()
-    made: dict[str, Any] = read_json(run / "provenance.json") or {}
+    made: dict[str, Any] = RunFiles(run).read_object("provenance.json")
     for what, old, new in (
         ("drivetrain", made.get("drivetrain", VERSION), VERSION),
         ("the image", (made.get("image") or {}).get("id"), (provenance.image() or {}).get("id")),
@@ -127,14 +128,14 @@ def _batch_size(run: Path, job: Job) -> int | None:
     """The number that was measured for `train.batch_size: auto`."""
     if job.train.batch_size != "auto":
         return None
-    stored = read_json(run / "batch_size.json") or {}
+    stored = RunFiles(run).read_object("batch_size.json")
     size = stored.get("batch_size")
     return size if isinstance(size, int) else None
 
 
 def _first_difference(run: Path, again: Path) -> str:
     """The first row of the metrics that differs, or else the weights; empty if all is the same."""
-    for old, new in zip_longest(*(read_lines(each / "metrics.jsonl") for each in (run, again)), fillvalue={}):
+    for old, new in zip_longest(*(RunFiles(each).read_rows("metrics.jsonl") for each in (run, again)), fillvalue={}):
         if "batch" not in old:  # an older run has no digests of its batches
             new.pop("batch", None)
         if old != new and not _equal_with_nan(old, new):

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,21 +137,6 @@ def read_json(path: Path) -> Any:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def read_lines(path: Path) -> Iterable[dict[str, Any]]:
-    """The rows of a JSON-lines file; a row truncated by a crash is skipped."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                try:
-                    row = parse_json(line)
-                except ValueError:
-                    continue
-                if isinstance(row, dict):
-                    yield row
-    except OSError:
-        return
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from runtime.hardware import facts
 from runtime.plan import plan
 from runtime.supervisor import preemption
 from runtime.system import files
+from runtime.system.run_files import RunFiles
 from runtime.training.checkpoints import manifest
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -36,7 +37,7 @@ def test_a_file_is_not_whole(deep: Path) -> None:
 
 def test_a_row_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n{{"a": 2}}\n')
-    assert list(files.read_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
+    assert list(RunFiles(tmp_path).read_rows("a.jsonl")) == [{"a": 1}, {"a": 2}]
     assert files.parse_row(DEEP.encode()) is None
 
 
