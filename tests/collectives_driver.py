@@ -21,6 +21,7 @@ from runtime.job.model import Freeze
 from runtime.models import inspection
 from runtime.models.build import Model
 from runtime.plan import plan
+from runtime.system import interpreter
 from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
 from tests import tiny
@@ -102,3 +103,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

@@ -19,6 +19,7 @@ from runtime.data.dataset import Batch
 from runtime.distributed import gradient_exchange
 from runtime.distributed.gradient_exchange import GradientExchange
 from runtime.distributed.ranks import Ranks, join_ranks
+from runtime.system import interpreter
 from runtime.training.step import Step
 from runtime.training.step_options import StepOptions
 
@@ -125,3 +126,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

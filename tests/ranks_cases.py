@@ -27,6 +27,7 @@ from runtime.models import inspection
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
+from runtime.system import interpreter
 from runtime.training import run
 from runtime.training.phase_timer import PhaseTimer
 from tests import ranks_start, tiny
@@ -186,3 +187,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

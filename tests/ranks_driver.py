@@ -19,6 +19,7 @@ from runtime.models import inspection
 from runtime.models.build import Model
 from runtime.models.unfreezing import Unfreezing
 from runtime.plan import plan
+from runtime.system import interpreter
 from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
@@ -82,3 +83,4 @@ class Noted:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

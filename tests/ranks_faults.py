@@ -19,6 +19,7 @@ import torch
 from runtime.distributed import gradient_exchange, ranks
 from runtime.distributed.sharded_tensor import local_state
 from runtime.errors import DrivetrainError
+from runtime.system import interpreter
 from runtime.training import run, train
 from runtime.training.evaluation import validation
 from tests import tiny
@@ -195,3 +196,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

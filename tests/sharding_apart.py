@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from runtime.errors import StorageError
+from runtime.system import interpreter
 from runtime.training.saver_together import SaverTogether
 from tests import tiny
 
@@ -30,3 +31,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

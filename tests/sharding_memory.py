@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from runtime.distributed.sharded_tensor import local
+from runtime.system import interpreter
 from tests import tiny
 
 
@@ -37,3 +38,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    interpreter.leave(0)

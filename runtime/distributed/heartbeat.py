@@ -77,9 +77,12 @@ class Heartbeat:
         self._guard.start()
 
     def end(self) -> None:
-        """Say that this process leaves, and watch no longer; rank 0 waits for the others, who would lose its store."""
+        """Say that this process leaves, and watch no longer; rank 0 waits for the others, who would lose its store.
+
+        A thread that is still in the store when Python ends aborts the process, so all wait for theirs.
+        """
         self._over.set()
-        self._thread.join(EVERY if self.rank else EVERY + LEAVES)
+        self._thread.join(EVERY + LEAVES)
 
     @contextlib.contextmanager
     def waiting(self, travels: int) -> Iterator[None]:
