@@ -43,14 +43,14 @@ def choose_image(hardware: Hardware) -> Image:
         return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU found")
     chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
     driver = driver_major(gpu)
-    if gpu.capability >= (8, 0) and driver >= AMPERE_DRIVER:
-        return Image("ampere", f"{chip}: the image's CUDA 13 build needs capability 8.0 and driver {AMPERE_DRIVER}")
+    if gpu.capability >= (7, 5) and driver >= AMPERE_DRIVER:
+        return Image("ampere", f"{chip}: the image's CUDA 13 build needs capability 7.5 and driver {AMPERE_DRIVER}")
     if gpu.capability < (5, 0):
         return Image(None, f"{chip}: no image has code below 5.0")
     if gpu.capability > (9, 0):
         return Image(None, f"{chip}: this chip needs driver {AMPERE_DRIVER} or newer")
     if driver >= LEGACY_DRIVER:
-        why = "the image for chips below 8.0" if gpu.capability < (8, 0) else f"driver below {AMPERE_DRIVER}: CUDA 12.6"
+        why = "the image for chips below 7.5" if gpu.capability < (7, 5) else f"driver below {AMPERE_DRIVER}: CUDA 12.6"
         return Image("legacy", f"{chip}: {why}")
     return Image(None, f"{chip}: CUDA 12 needs driver {LEGACY_DRIVER} or newer")
 

@@ -31,7 +31,8 @@ FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 G
             "legacy",
             "image legacy: NVIDIA GeForce RTX 3060, capability 8.6, driver 550.163.01",
         ),
-        (Nvml([T4], "580.95.05"), "{}", "legacy", "the image for chips below 8.0"),
+        (Nvml([T4], "580.95.05"), "{}", "ampere", "needs capability 7.5 and driver 580"),
+        (Nvml([T4], "550.54.15"), "{}", "legacy", "driver below 580: CUDA 12.6"),
         (
             Nvml([GTX, RTX], "580.95.05"),
             "{}",
