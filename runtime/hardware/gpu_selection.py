@@ -1,7 +1,7 @@
 """Selects the GPUs that a job uses, by `limits.gpus`; if the GPUs differ, only those of one kind.
 
 none      no GPU, even if there is one
-auto      one: the newest chip with the most memory
+auto      one: the newest chip with the most memory; of equal ones the first that is unused, else the one with most free
 all       every GPU of that kind
 [0, 1]    these, by their numbers in `drivetrain facts` and nvidia-smi
 """
@@ -21,6 +21,8 @@ GpuRequest = Literal["auto", "all", "none"] | Sequence[int]
 
 CONTEXT = 512 << 20
 """Approximate bytes of GPU memory that CUDA itself needs before the first tensor."""
+UNUSED = 0.9
+"""Share of a GPU's memory that is free if nobody else computes on it; a desktop takes some."""
 
 
 def select_gpus(hardware: Hardware, requested: GpuRequest = "auto") -> Hardware:
@@ -47,11 +49,17 @@ def _chosen(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...],
         return (), "limits.gpus: all requested, but this machine has no GPU" if requested == "all" else None
     if hardware.image == "cpu":
         return (), f"this is the CPU image, so {_named(here)} is not used; `{TRAIN_GPU}` uses it"
-    best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
+    best = max(here, key=_preference)
     if requested == "auto":
         return (best,), _left_over(here, (best,), "`limits: {gpus: all}` uses every GPU of one model")
     alike = tuple(gpu for gpu in here if (gpu.name, gpu.memory) == (best.name, best.memory))
     return alike, _left_over(here, alike, "one run uses GPUs of one model")
+
+
+def _preference(gpu: Gpu) -> tuple[object, ...]:
+    """What orders GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
+    unused = gpu.free >= UNUSED * gpu.memory
+    return gpu.free >= CONTEXT, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
 
 
 def _numbered(hardware: Hardware, requested: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:

@@ -74,6 +74,20 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
             "2 GPUs: GPU 1 (RTX 3060) is used, "
             "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` uses every GPU of one model",
         ),
+        (
+            "auto",
+            [card(0, free=3 << 30), card(1), card(2)],
+            [1],
+            "3 GPUs: GPU 1 (RTX 3060) is used, GPU 0, 2 (RTX 3060) are not; "
+            "`limits: {gpus: all}` uses every GPU of one model",
+        ),
+        (
+            "auto",
+            [card(0, free=2 << 30), card(1, free=6 << 30), card(2, free=4 << 30)],
+            [1],
+            "3 GPUs: GPU 1 (RTX 3060) is used, GPU 0, 2 (RTX 3060) are not; "
+            "`limits: {gpus: all}` uses every GPU of one model",
+        ),
         ("all", [card(0), card(1)], [0, 1], None),
         (
             "all",
