@@ -35,11 +35,12 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
     Raises:
         DeviceError: if the engine cannot pass GPUs.
     """
+    # The Container Device Interface (CDI) comes first: devices that the runtime's hook has added behind systemd's back
+    # are taken away by the next `systemctl daemon-reload` (NVIDIA/nvidia-container-toolkit#48).
+    if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()):
+        return Toolkit("cdi", "nvidia.com/gpu=all")
     if "nvidia" in (info.get("Runtimes") or {}) or which(_HOOK):
         return Toolkit("nvidia", "all")
-    # Container Device Interface (CDI): engines that discover devices themselves need no NVIDIA runtime.
-    if any(str(found.get("ID", "")).startswith("nvidia.com/gpu") for found in info.get("DiscoveredDevices") or ()):
-        return Toolkit("cdi", "nvidia.com/gpu=all")
     installed = which("nvidia-ctk") is not None
     raise DeviceError(
         "the Docker engine cannot give a container a GPU: "

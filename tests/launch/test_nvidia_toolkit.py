@@ -25,6 +25,12 @@ CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
         ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), nvidia_toolkit.Toolkit("nvidia", "all")),
         ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), nvidia_toolkit.Toolkit("nvidia", "all")),
         (CDI, ("nvidia-ctk",), nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all")),
+        # Both: a daemon-reload of systemd takes the GPU from what the hook has started, not from CDI's.
+        (
+            CDI | {"Runtimes": {"runc": {}, "nvidia": {}}},
+            ("nvidia-container-runtime-hook",),
+            nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all"),
+        ),
         (
             {"Runtimes": None, "DiscoveredDevices": None},
             ("nvidia-ctk",),

@@ -13,6 +13,8 @@ from runtime.system.installation import SETUP, TRAIN_GPU
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
 """Last vulnerable versions of the container toolkit; each of these flaws lets an image take over the host."""
+CDI_BY_ITSELF = (1, 18)
+"""First version that keeps the descriptions of GPUs for the Container Device Interface up to date."""
 DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
 """First driver of each branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
 
@@ -48,7 +50,7 @@ def _driver(gpu: Gpu) -> Finding:
             f"driver {gpu.driver} has known vulnerabilities (CVE-2025-23277)",
             f"update to {'.'.join(map(str, first))} or newer, and restart",
         )
-    if gpu.capability >= (8, 0) and version[0] < image_selection.AMPERE_DRIVER:
+    if gpu.capability >= (7, 5) and version[0] < image_selection.AMPERE_DRIVER:
         return warn(
             "driver",
             f"{gpu.name} must use the older image because of driver {gpu.driver}",
@@ -78,6 +80,12 @@ def _toolkit(snapshot: Snapshot) -> Iterator[Finding]:
             "container toolkit",
             f"{text}: a malicious image can take over this host ({', '.join(holes)})",
             "sudo apt-get install --only-upgrade nvidia-container-toolkit (1.17.8 or newer)",
+        )
+    elif version < CDI_BY_ITSELF:
+        yield warn(
+            "container toolkit",
+            f"{text}: `systemctl daemon-reload`, also by automatic updates, takes the GPU away from running containers",
+            "update nvidia-container-toolkit to 1.18 or newer, which describes the GPUs to the engine (CDI)",
         )
     else:
         yield ok("container toolkit", text)

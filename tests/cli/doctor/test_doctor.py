@@ -29,7 +29,7 @@ ANSWERS = {
     "docker version": json.dumps({"Server": {"Version": "28.2.2"}}),
     "docker compose": "2.36.0",
     "docker buildx": "github.com/docker/buildx 0.13.1 0.13.1-3",
-    "nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.17.8\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
+    "nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.18.0\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
 }
 POOL = {"user_api": "openmp", "internal_api": "openmp", "prefix": "libgomp", "version": None, "num_threads": 2}
 LOADED: dict[str, Any] = {"threads": 2, "instructions": "AVX2", "cpus": 16, "gpus": 1, "pools": [POOL]}
@@ -265,6 +265,15 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
         "fail",
         "1.17.7: a malicious image can take over this host (CVE-2025-23266)",
         "1.17.8",
+    ),
+    (
+        "h200",
+        "container toolkit",
+        {},
+        {"answers": {"nvidia-ctk --version": "CLI version 1.17.9"}},
+        "warn",
+        "1.17.9: `systemctl daemon-reload`, also by automatic updates, takes the GPU away from running containers",
+        "1.18",
     ),
     (
         "laptop",
