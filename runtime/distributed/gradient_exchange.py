@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from runtime.distributed.ranks import Ranks
 from runtime.distributed.sharded_tensor import is_sharded
-from runtime.distributed.world import BUCKET_BYTES
+from runtime.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
 
 ALIGNMENT = 64
 """Bytes; vectorized kernels are slower on gradients that start elsewhere."""
@@ -253,7 +253,8 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[_Bucket]:
     for p in parameters:
         kind = (p.dtype, p.device)
         slots, size = open_.setdefault(kind, []), sizes.get(kind, 0)
-        if slots and (size + p.numel()) * p.element_size() > BUCKET_BYTES:
+        limit = BUCKET_BYTES if p.device.type == "cpu" else GPU_BUCKET_BYTES
+        if slots and (size + p.numel()) * p.element_size() > limit:
             yield _Bucket(open_.pop(kind), size)
             slots, size = open_.setdefault(kind, []), 0
         slots.append(_Slot(p, size, torch.empty_like(p, device="meta").stride()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -59,6 +60,9 @@ class Local:
             "NCCL_SOCKET_IFNAME": self.interface,
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns of each host whose address has no name
         }
+        if self.supervisors == 1:
+            # Before 2.26.3 NCCL fails or hangs where Docker forbids the NUMA calls that this memory needs (NVIDIA/nccl#2190).
+            made["NCCL_CUMEM_HOST_ENABLE"] = os.environ.get("NCCL_CUMEM_HOST_ENABLE", "0")
         if self.supervisors > 1:
             made[world.NODES] = str(self.supervisors)
         if self.listener and self.first + number == 0:

@@ -24,6 +24,8 @@ BUCKET_BYTES = 4 * 2**20
 """Size of a bucket of gradients, unless a single parameter is larger: small enough to start early, large enough for the
 network.
 """
+GPU_BUCKET_BYTES = 25 * 2**20
+"""As `BUCKET_BYTES`, between GPUs: NCCL's launches cost more than its transfers, and torch's DDP chooses the same size."""
 NODES = "DRIVETRAIN_NODES"
 """Environment variable: the number of supervisors, if there are several."""
 

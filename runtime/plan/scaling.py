@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.distributed.world import BUCKET_BYTES
+from runtime.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
 from runtime.system.units import format_rate
 
 WIRE = 0.94
@@ -89,7 +89,8 @@ class Scaling:
     @property
     def _rounds(self) -> int:
         """Collectives of a step that carry gradients or weights."""
-        return 3 * BLOCKS if self.sharded else max(1, math.ceil(self._size / BUCKET_BYTES))
+        bucket = BUCKET_BYTES if self.on_cpu else GPU_BUCKET_BYTES
+        return 3 * BLOCKS if self.sharded else max(1, math.ceil(self._size / bucket))
 
     @property
     def _delay(self) -> float:

@@ -75,7 +75,7 @@ def test_latency_grows_with_the_processes_and_buckets() -> None:
     )
     gpus = [replace(one, on_cpu=False) for one in made]
     assert [one.waiting(1e15) for one in gpus] == pytest.approx(
-        [2 * rounds * FABRIC + few * LATENCY for rounds, few in ((1, 1), (2, 2), (4, 8))], rel=1e-3
+        [2 * rounds * FABRIC + few * LATENCY for rounds, few in ((1, 1), (2, 2), (4, 8))], rel=5e-3
     )
 
 
