@@ -20,7 +20,7 @@ from runtime.job.data import Cutmix, ImageAugment, Mixup
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, train
 from runtime.training.counters import Counters
-from runtime.training.ema import Ema
+from runtime.training.ema import Ema, lerp_together
 from runtime.training.run import Run
 from runtime.training.saver import Saver
 from tests import tiny
@@ -119,6 +119,28 @@ def test_a_skipped_step_leaves_the_average(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in average.average.items())
     average.update(model, torch.tensor(True))
     torch.testing.assert_close(average.average["weight"], before["weight"] + 9 / 11)  # 1 - (1 + 1) / (10 + 1)
+
+
+def test_on_a_gpu_the_average_takes_three_operations_for_all_tensors() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operations(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    averages = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
+    values = [torch.randn_like(average) for average in averages]
+    expected = [average.lerp(value, torch.tensor(0.3)) for average, value in zip(averages, values, strict=True)]
+    weight = torch.tensor(0.3)
+    with Operations() as operations:
+        lerp_together(averages, values, weight)
+    assert operations.names == ["_foreach_sub", "_foreach_mul_", "_foreach_add_"]
+    torch.testing.assert_close(averages, expected)
 
 
 def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:
