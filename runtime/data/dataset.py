@@ -12,6 +12,7 @@ import torch
 
 from runtime.data.stateless_random import Ids
 from runtime.data.to_device import onto
+from runtime.system import torch_errors
 
 if TYPE_CHECKING:
     from runtime.data.loader.orders import Order
@@ -119,12 +120,17 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The batch in pinned memory; torch's DataLoader calls this method by name."""
-        return replace(
-            self,
-            inputs=tuple(x.pin_memory() for x in self.inputs),
-            targets={name: y.pin_memory() for name, y in self.targets.items()},
-        )
+        """The batch in pinned memory, or as it is where no more can be pinned; torch's DataLoader calls this by name."""
+        try:
+            return replace(
+                self,
+                inputs=tuple(x.pin_memory() for x in self.inputs),
+                targets={name: y.pin_memory() for name, y in self.targets.items()},
+            )
+        except RuntimeError as error:
+            if not torch_errors.is_out_of_memory(error):
+                raise
+            return self
 
     def taken(self, rows: Ids) -> Batch:
         """A batch of the samples at these indices."""

@@ -12,8 +12,20 @@ from runtime.errors import DeviceError, OutOfMemory, PeerError
 
 # torch.OutOfMemoryError is newer than the oldest supported torch.
 _ERRORS: tuple[type[BaseException], ...] = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-_GPU_FAILED = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA out of memory",
+    # Outside of torch's allocator: pinned memory, code that is loaded late, graphs, workspaces.
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # of the first product, whose workspace did not fit
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "unable to find an engine to execute",  # cuDNN, if no algorithm's workspace fits (pytorch#108645)
+)
+_GPU_FAILED = ("CUDA error", "CUDA driver error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 _PEER_GONE = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL", "Gloo connectFullMesh")
 """Messages, often only raised where a result is read, when another process of the run is gone."""
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from runtime.system import torch_errors
+
 
 class StepResult:
     """The result of a step. Its numbers stay on the device until one of them is looked at.
@@ -24,8 +26,7 @@ class StepResult:
         """Whether loss and norm are finite: a boolean tensor of shape () on the device."""
         self.on_device = on_device
         self._then: Callable[[bool], None] | None = then
-        # Pinned memory: a copy to ordinary memory would wait.
-        self._values = values.to("cpu", non_blocking=True) if on_device else values
+        self._values = _without_waiting(values) if on_device else values
         self._ready = torch.cuda.Event() if on_device and values.is_cuda else None  # type: ignore[no-untyped-call]
         if self._ready:
             self._ready.record()
@@ -57,6 +58,16 @@ class StepResult:
     def finite(self) -> bool:
         """False if loss or gradient norm were not finite; the weights are then unchanged."""
         return all(map(math.isfinite, self.read()))
+
+
+def _without_waiting(values: Tensor) -> Tensor:
+    """A copy in pinned memory, for which nothing waits; in ordinary memory where no memory can be pinned (WSL#8447)."""
+    try:
+        return values.to("cpu", non_blocking=True)
+    except RuntimeError as error:
+        if not torch_errors.is_out_of_memory(error):
+            raise
+        return values.to("cpu")
 
 
 def result_of(loss: Tensor, norm: Tensor, on_device: bool, then: Callable[[bool], None]) -> StepResult:

@@ -60,12 +60,29 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
         ("CUDA error: device-side assert triggered\nmore", DeviceError),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", DeviceError),
         ("CUDA out of memory. Tried to allocate 2 GiB", RuntimeError),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", RuntimeError),
+        ("CUDA driver error: unknown error", DeviceError),
         ("shapes do not fit", RuntimeError),
     ],
 )
 def test_errors_that_mean_a_lost_gpu(text: str, kind: type[Exception]) -> None:
     assert type(torch_errors.translate(RuntimeError(text))) is kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate(handle)",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA driver error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_memory_that_runs_out_outside_of_torchs_allocator_is_memory(text: str) -> None:
+    error = RuntimeError(text)
+    assert torch_errors.is_out_of_memory(error)
+    assert torch_errors.translate(error) is error
 
 
 @pytest.mark.nightly
