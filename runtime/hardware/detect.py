@@ -56,6 +56,7 @@ def detect(
         compiler=read_compiler(environ),
         libraries=read_libraries(root, environ),
         system="Linux" if mac is None else "Darwin",
+        wsl2="microsoft" in read_text(root / "proc/sys/kernel/osrelease").lower(),
     )
 
 

@@ -155,6 +155,8 @@ class Hardware:
     """The kernel: Linux, or Darwin on a Mac without a container."""
     calibration: Calibration | None = None
     """What `drivetrain calibrate` measured on this machine; None before."""
+    wsl2: bool = False
+    """Whether Windows lends the GPU to this Linux (WSL2), whose driver moves memory to the host before any runs out."""
     shared_by: int = 1
     """How many supervisors of one run share this machine: several if a starter such as torchrun starts each process."""
 
@@ -164,12 +166,11 @@ class Hardware:
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; `from_json` restores the object. What is not shared, and not calibrated, is not mentioned."""
+        """Plain JSON values; `from_json` restores the object. What few machines are is mentioned only where they are it."""
         values = asdict(self)
-        if self.shared_by == 1:
-            del values["shared_by"]
-        if self.calibration is None:
-            del values["calibration"]
+        for name, usual in (("wsl2", False), ("shared_by", 1), ("calibration", None)):
+            if values[name] == usual:
+                del values[name]
         return values
 
 

@@ -31,7 +31,8 @@ def render(hardware: Hardware) -> RenderableType:
 
 def _rows(hardware: Hardware) -> Iterator[_Row]:
     cpu = hardware.cpu
-    yield "place", "environment", hardware.place, _groups(hardware.cgroup)
+    where = f"{hardware.place}{' under WSL2' if hardware.wsl2 else ''}"
+    yield "place", "environment", where, _groups(hardware.cgroup)
     yield "image", "image", "", hardware.image or "not a Drivetrain image"
     yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _flags(cpu)
     yield "cpu", "logical CPUs", str(cpu.host), _budget(cpu)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from runtime.hardware import image_selection
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
@@ -21,11 +23,23 @@ VARIABLE, SETTING = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 """The older name of the variable, which every supported torch reads."""
 
 
+_VGPU = re.compile(r"-\d+[ABCQ]$")
+"""How the name of a share of a GPU ends that a hypervisor lends: NVIDIA A40-48C, GRID T4-16Q."""
+WSL_DRIVER = 616
+"""The first driver for Windows under which expandable segments work in WSL2 (pytorch#192330)."""
+
+
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if a GPU is used."""
+    """On if a GPU is used whose driver can map memory piece by piece."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
+    assert hardware.gpu is not None
+    if hardware.wsl2 and image_selection.driver_major(hardware.gpu) < WSL_DRIVER:
+        version = f"driver {hardware.gpu.driver} for Windows"
+        return Choice(False, f"under WSL2 the first allocation fails before driver {WSL_DRIVER}: {version}")
+    if _VGPU.search(hardware.gpu.name):
+        return Choice(False, f"{hardware.gpu.name} is a vGPU; many of them cannot map memory piece by piece")
     return Choice(True, "avoids GPU memory fragmentation when batch sizes differ")
 
 

@@ -1,4 +1,4 @@
-"""Gathers batches ahead in pinned memory, so that copies to the GPU overlap with the computation."""
+"""Gathers batches ahead in pinned memory, so that the host goes on while they are copied to the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, obstacle)
     if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
         return Choice(False, "with gpu_resident_data nothing is copied from the host")
-    return Choice(True, "the next batch is copied while the GPU computes this one")
+    return Choice(True, "batches are gathered ahead, and the host does not wait for their copy")
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:

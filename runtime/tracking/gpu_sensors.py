@@ -77,7 +77,8 @@ class Sensors:
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             except nvml.NVMLError:  # slots are numbered, and most are empty
                 continue
-            if _text(nvml.nvmlDeviceGetName(part)) == gpu.name:
+            # By its id: equal instances have the same name, and the first of them may be a neighbour's.
+            if _text(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
                 return part
         return handle
 

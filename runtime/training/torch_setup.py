@@ -27,6 +27,19 @@ def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
         warnings.filterwarnings("ignore", message=message)
     deterministic = job.train.is_deterministic(on_gpu=device.type == "cuda")
     torch.set_deterministic_debug_mode("warn" if deterministic else "default")
-    if hardware.gpu and job.limits.gpu_memory is not None:
-        allowed = gpu_selection.allowed_bytes(hardware.gpu, job.limits.gpu_memory)
-        torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)
+    allowed = _allowed_bytes(job, hardware)
+    if allowed is not None:
+        total = torch.cuda.get_device_properties(device).total_memory  # one or two percent less than NVML's
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+
+
+def _allowed_bytes(job: Job, hardware: Hardware) -> int | None:
+    """Bytes of the GPU that tensors may use; None if nothing but the GPU itself is the limit.
+
+    Under WSL2 the driver moves memory to the host instead of refusing it, and steps become 5 to 20 times slower without
+    a word (microsoft/WSL#11050); with a limit they run out of memory, which halves the micro-batch.
+    """
+    if hardware.gpu is None or (job.limits.gpu_memory is None and not hardware.wsl2):
+        return None
+    allowed = gpu_selection.allowed_bytes(hardware.gpu, job.limits.gpu_memory)
+    return min(allowed, hardware.gpu.free - hardware.gpu.memory // 20) if hardware.wsl2 else allowed

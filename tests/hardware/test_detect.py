@@ -83,6 +83,18 @@ def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], p
     assert detect(tmp_path, write(tmp_path, files), environ=environ, mask={0}).place == place
 
 
+@pytest.mark.parametrize(
+    ("release", "wsl2"),
+    [("5.15.167.4-microsoft-standard-WSL2\n", True), ("6.8.0-1015-azure\n", False), (None, False)],
+)
+def test_wsl2_is_known_by_its_kernel(tmp_path: Path, release: str | None, wsl2: bool) -> None:
+    root = plant(tmp_path, "none", {"proc/sys/kernel/osrelease": release} if release else {})
+    hardware = detect(tmp_path, root, environ={}, mask={0})
+    assert hardware.wsl2 is wsl2
+    assert ("wsl2" in hardware.to_json()) is wsl2
+    assert facts.from_json(hardware.to_json()) == hardware
+
+
 def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
     found = detect(tmp_path / "runs", tmp_path / "nowhere", environ={}, mask={0})
     assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, None, None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from runtime.data.dataset import Batch
 from runtime.errors import SpecError
 from runtime.hardware import facts, gpu_selection
 from runtime.hardware.facts import Hardware
@@ -19,7 +22,7 @@ from runtime.job_spec.yaml_file import parse
 from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from runtime.plan import plan
 from runtime.system import torch_settings
-from runtime.training import torch_setup
+from runtime.training import step_result, torch_setup
 from runtime.training.step import Step
 from tests import tiny
 from tests.paths import MACHINES
@@ -115,7 +118,7 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
     ),
     ("pinned_transfer", "laptop", CNN, "", {}, False, "no GPU to copy batches to"),
     ("pinned_transfer", "h200", CNN, "", {}, False, "with gpu_resident_data nothing is copied"),
-    ("pinned_transfer", "h200", BERT, TEXT, {}, True, "while the GPU computes this one"),
+    ("pinned_transfer", "h200", BERT, TEXT, {}, True, "the host does not wait for their copy"),
     ("loader_workers", "h200", FILES, "", {}, 0, "gpu_resident_data assembles batches on the GPU"),
     ("loader_workers", "h200", replace(FILES, samples=10**9), "", {}, 15, "the 16 available CPUs minus one"),
 ]
@@ -211,11 +214,58 @@ def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> No
 
 def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, torch.device]] = []
+    gtx1080 = machine("gtx1080")
+    assert gtx1080.gpu is not None
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
     device = torch.device("cuda:0")
-    torch_setup.begin(job(), machine("gtx1080"), device)
-    torch_setup.begin(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
+    torch_setup.begin(job(), gtx1080, device)
+    torch_setup.begin(job(limits="gpu_memory: 2g"), gtx1080, device)
     assert told == [(0.25, device)]
+    # Under WSL2 the driver would spill into the host's memory instead of refusing.
+    gpu = replace(gtx1080.gpu, memory=8 << 30, free=6 << 30)
+    torch_setup.begin(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
+    assert told[1:] == [(pytest.approx(0.75 - 0.05), device)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wsl2", "reason"),
+    [
+        (
+            {"driver": "581.29"},
+            True,
+            "under WSL2 the first allocation fails before driver 616: driver 581.29 for Windows",
+        ),
+        ({"driver": "616.92"}, True, None),
+        ({"name": "NVIDIA A40-48C"}, False, "NVIDIA A40-48C is a vGPU"),
+        ({"name": "GRID T4-16Q"}, False, "GRID T4-16Q is a vGPU"),
+        ({"name": "Tesla V100-SXM2-16GB"}, False, None),
+        ({"name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb"}, False, None),
+    ],
+)
+def test_segments_are_off_where_the_first_allocation_would_fail(
+    changes: dict[str, str], wsl2: bool, reason: str | None
+) -> None:
+    here = machine("rtx3060-driver580")
+    assert here.gpu is not None
+    choice = allocator_segments.choose(job(), replace(here, gpus=(replace(here.gpu, **changes),), wsl2=wsl2), CNN)  # type: ignore[arg-type]
+    assert choice.value is (reason is None)
+    assert (reason or "fragmentation") in choice.reason
+
+
+def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    batch = Batch(np.arange(2), (torch.ones(2, 3),), {"": torch.ones(2)})
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    assert batch.pin_memory() is batch
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
+    )
+    result = step_result.result_of(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    assert result.read() == (1.5, 2.0)
 
 
 def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ class Watched(Nvml):
 
 def gpu(index: int, card: Card = RTX) -> Gpu:
     name = card.name if isinstance(card.name, str) else card.name.decode()
-    return Gpu(index=index, name=name, capability=card.capability, memory=card.memory, free=card.memory, driver="550")
+    memory = card.memory
+    return Gpu(
+        index=index, name=name, capability=card.capability, memory=memory, free=memory, driver="550", uuid=card.uuid
+    )
 
 
 def test_sensor_values_of_a_gpu() -> None:
@@ -103,6 +106,13 @@ def test_a_mig_instance_is_monitored_itself() -> None:
     part = replace(gpu(0, A100.instances[1]), mig=True)
     found = Sensors([part], Watched([A100])).read()
     assert found["gpu_memory_limit"] == 5 * GIB
+
+
+def test_of_equal_mig_instances_the_one_of_the_run_is_monitored() -> None:
+    neighbour, other = A100.instances[1], replace(A100.instances[1], uuid="MIG-2", memory=6 * GIB)
+    part = replace(gpu(0, other), mig=True)
+    found = Sensors([part], Watched([replace(A100, instances=(neighbour, other))])).read()
+    assert found["gpu_memory_limit"] == 6 * GIB
 
 
 def test_an_unresponsive_driver_does_not_end_the_run() -> None:
