@@ -25,6 +25,8 @@ LENGTH = 4096
 """Largest `max_length`: the memory of attention grows with its square."""
 PART_TOKENS = 512
 """Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
+PASS_TOKENS = 64
+"""What one more pass through a network costs on a CPU, as a number of tokens."""
 
 
 class TextHead(Spec):

@@ -38,6 +38,8 @@ class Workload:
     """Whether samples have different lengths."""
     token_bytes: int = 0
     """Bytes per token saved for the backward pass if texts are packed in one row; 0 if they cannot be."""
+    token_work: float = 0.0
+    """FLOPs of a training step per token, if samples are texts: 6 for each parameter that is no embedding."""
     prefix: str = ""
     """The frozen part that is computed before any trainable one, in words; empty if there is none."""
     prefix_ragged: bool = False

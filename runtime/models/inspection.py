@@ -23,11 +23,14 @@ def inspect_network(model: nn.Module) -> Workload:
     for module in model.modules():
         if not list(module.children()) or "Attention" in type(module).__name__:
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    parameters = sum(p.numel() for p in model.parameters())
+    embedded = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding))
     return Workload(
         layers=kinds,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         blocks=len(recompute.repeated(model)),
+        token_work=6.0 * max(0, parameters - embedded),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from runtime.job.text import PART_TOKENS
+from runtime.job.text import PART_TOKENS, PASS_TOKENS
 from runtime.optimizations import (
     AssembledRun,
     Choice,
@@ -40,6 +40,14 @@ Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
 
 ROW = 2048
 """Largest number of tokens in a row; beyond it the fixed cost of a forward pass hardly matters."""
+GPU_TOKENS = 65536
+"""Tokens of a micro-batch on a GPU, where only the cost of a pass decides about its size."""
+BLOCK_SECONDS = 80 * 10e-6
+"""What the host needs to start the forward and backward pass of one encoder block: 80 kernels of 10 microseconds."""
+RATES = {(9, 0): 400e12, (8, 9): 60e12, (8, 6): 25e12, (8, 0): 120e12, (7, 5): 25e12, (7, 0): 50e12, (0, 0): 5e12}
+"""FLOP/s of matrix products by capability from which on it applies: 0.4 of the peak of a usual card, which encoders reach
+at best. A rate too high splits too little, which costs no more than the padding did.
+"""
 
 
 def EFFECT(workload: Workload | None) -> Effect:
@@ -48,7 +56,7 @@ def EFFECT(workload: Workload | None) -> Effect:
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for texts on a CPU: packed if encoder and memory allow; a GPU computes padding faster than more kernels."""
+    """On for texts: on a CPU packed if encoder and memory allow; on a GPU cut where padding costs more than a pass."""
     obstacle = refuse(job, hardware, workload, PART_TOKENS)
     if obstacle:
         return Choice(OFF, obstacle)
@@ -57,11 +65,23 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
             OFF, "BatchNorm would see other batches, which changes the training result; used only if requested"
         )
     if hardware.gpu is not None:
-        return Choice(OFF, "on a GPU extra passes cost more than the padding they save; used only if requested")
+        tokens = pass_tokens(hardware, workload)
+        return Choice(
+            GPU_TOKENS, f"a batch is cut by length where that saves more than the {tokens:,} tokens of one more pass"
+        )
     why = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
     if why:
         return Choice(PART_TOKENS, f"groups texts of similar length; not packed: {why}")
     return Choice(PACKED, "all tokens of a batch go into one sequence without padding")
+
+
+def pass_tokens(hardware: Hardware, workload: Workload | None) -> int:
+    """What one more pass through the network costs, as a number of tokens that the chip computes meanwhile."""
+    if hardware.gpu is None or workload is None or not workload.token_work:
+        return PASS_TOKENS
+    capability = hardware.gpu.capability
+    rate = next(rate for oldest, rate in RATES.items() if capability >= oldest)
+    return max(PASS_TOKENS, round(workload.blocks * BLOCK_SECONDS * rate / workload.token_work))
 
 
 def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
@@ -102,8 +122,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured."""
+    """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured. On a
+    GPU against the padded batch.
+    """
     chosen = choose(job, hardware, workload).value
+    if chosen == GPU_TOKENS:
+        return [GPU_TOKENS, OFF]
     return [PACKED, PART_TOKENS] if chosen == PACKED else [chosen]
 
 
@@ -119,9 +143,12 @@ def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Pro
 def apply(run: AssembledRun, value: Value) -> None:
     """Make the step split its batches by length, or into rows that go through the network packed."""
     from runtime.data.text.length_buckets import TokenSplitter
+    from runtime.models.inspection import inspect_network
 
     packs = value == PACKED
-    run.configure_step(splitter=TokenSplitter(ROW if packs else int(value), in_order=packs), batch_size=None)
+    cost = pass_tokens(run.hardware, inspect_network(run.model)) if run.hardware.gpu else PASS_TOKENS
+    splitter = TokenSplitter(ROW if packs else int(value), cost, in_order=packs)
+    run.configure_step(splitter=splitter, batch_size=None)
     if packs and (packed := run.step.options.packed_forward):
         run.configure_step(forward=packed, packed=True)
 

@@ -24,6 +24,9 @@ from tests.paths import MACHINES
 STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
 
 
+BERT = Workload(ragged=True, blocks=12, token_work=6 * 85e6)
+
+
 @pytest.mark.parametrize(
     ("lengths", "most", "tokens", "expected"),
     [
@@ -137,7 +140,7 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int |
             "not packed: one sequence needs up to 32.0 GiB",
         ),
         ("compiled", Workload(ragged=True, token_bytes=9), False, 512, "not packed: the job sets compile"),
-        ("text", Workload(ragged=True), True, "off", "on a GPU extra passes cost more"),
+        ("text", BERT, True, 65536, "saves more than the 471 tokens of one more pass"),
         ("text", Workload(ragged=True, layers={"BatchNorm1d": 1}), False, "off", "BatchNorm would see other batches"),
         ("text", Workload(ragged=False), False, "off", "all samples have the same size"),
         ("image", None, False, "off", "all samples have the same size"),
@@ -164,7 +167,7 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int |
         ),
     ],
 )
-def test_it_is_chosen_for_texts_on_a_cpu(
+def test_it_is_chosen_for_texts(
     tmp_path: Path, task: str, facts: Workload | None, gpu: bool, value: int | str, reason: str
 ) -> None:
     reports.write(tmp_path)
@@ -177,6 +180,34 @@ def test_it_is_chosen_for_texts_on_a_cpu(
     choice = unpadding.choose(asked, here, facts)
     assert choice.value == value
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize("texts", [1, 16, 64, 256])
+@pytest.mark.parametrize(
+    ("name", "most"), [("gtx1080", 1.4), ("t4", 1.8), ("rtx3060-driver580", 1.8), ("a100", 3.5), ("h100", 5.0)]
+)
+def test_on_a_gpu_a_batch_is_cut_only_where_that_pays(name: str, texts: int, most: float) -> None:
+    """Lengths of ordinary texts: log-normal, median 25. A slow chip computes little padding, a fast one rather waits less."""
+    lengths = np.clip(np.exp(np.random.default_rng(0).normal(np.log(25), 1.0, texts)), 4, 512).astype(np.int64)
+    cost = unpadding.pass_tokens(tiny.facts.load(MACHINES / f"{name}.json"), BERT)
+    parts = length_buckets.pieces(lengths, texts, unpadding.GPU_TOKENS, cost)
+    computed = length_buckets.computed(lengths, texts, unpadding.GPU_TOKENS, cost)
+    padded = texts * int(lengths.max())
+    assert computed + len(parts) * cost <= padded + cost
+    assert computed <= most * lengths.sum()
+    if texts == 256:
+        assert padded > 8 * lengths.sum()
+
+
+def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
+    ours.hardware = tiny.facts.load(MACHINES / "t4.json")
+    unpadding.apply(ours, unpadding.GPU_TOKENS)
+    splitter = ours.step.options.splitter
+    assert isinstance(splitter, length_buckets.TokenSplitter)
+    assert splitter.pass_cost > 1000 * length_buckets.PASS_TOKENS  # a tiny encoder: a pass costs far more than tokens
+    assert len(list(ours.step.micro_batches(next(iter(ours.batches.epoch(0)))))) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from runtime.data.dataset import Batch
 from runtime.data.to_device import onto
-
-PASS = 64
-"""Cost of one more forward pass, in tokens."""
+from runtime.job.text import PASS_TOKENS
 
 Lengths = npt.NDArray[np.int64]
 
@@ -23,15 +21,17 @@ class TokenSplitter:
     """Splits batches into micro-batches of at most so many tokens."""
 
     tokens: int
+    pass_cost: int = PASS_TOKENS
+    """What one more pass through the network costs, in tokens."""
     in_order: bool = False
     """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
 
     def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
         """The micro-batches of a batch, of at most `most` samples."""
-        return (rows if self.in_order else cut)(batch, most, self.tokens)
+        return rows(batch, most, self.tokens) if self.in_order else cut(batch, most, self.tokens, self.pass_cost)
 
 
-def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
+def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> Iterator[Batch]:
     """Micro-batches, longest texts first, each padded only to its longest text.
 
     Args:
@@ -39,12 +39,13 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
             Batches with a single input (one row per sample) and empty batches are split in their given order.
         most: largest number of samples in a micro-batch.
         tokens: largest number of tokens in a micro-batch, padding included; a longer text gets its own.
+        pass_cost: what one more micro-batch costs, in tokens.
     """
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
     lengths = batch.inputs[-1].sum(dim=1).cpu().numpy()
-    for rows in pieces(lengths, most, tokens):
+    for rows in pieces(lengths, most, tokens, pass_cost):
         index, longest = onto(batch.inputs[0].device, rows), int(lengths[rows].max())
         yield Batch(
             batch.ids[rows],
@@ -70,7 +71,7 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
         yield replace(part, inputs=tuple(x[:, :longest] for x in part.inputs))
 
 
-def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
+def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> list[Lengths]:
     """Rows of each micro-batch: neighbors in the order of length, cut where the total cost is least.
 
     The result depends on the lengths only; rows of equal length keep their order.
@@ -82,7 +83,7 @@ def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
     for first in reversed(range(len(sizes))):
         count = max(1, min(most, tokens // max(1, sizes[first])))
         cost[first], ends[first] = min(
-            (PASS + (end - first) * sizes[first] + cost[end], end)
+            (pass_cost + (end - first) * sizes[first] + cost[end], end)
             for end in range(first + 1, min(len(sizes), first + count) + 1)
         )
     found, first = [], 0
@@ -92,6 +93,6 @@ def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
     return found
 
 
-def computed(lengths: Lengths, most: int, tokens: int) -> int:
+def computed(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> int:
     """Tokens that are computed for a batch that is split like this, padding included."""
-    return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens))
+    return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens, pass_cost))
