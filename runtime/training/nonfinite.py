@@ -163,9 +163,15 @@ class NonfiniteGuard:
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Names of the tensors that contain NaN or infinity."""
-    # A sum is not finite if any element is not; only then all elements are checked, which is slower.
+    numbers = [(name, value) for name, value in tensors if value.is_floating_point()]
+    if not numbers:
+        return []
+    # A sum is not finite if any element is not; only then all elements are checked, which is slower. All sums are read
+    # at once, because each reading waits for a GPU.
+    device = numbers[0][1].device
+    finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in numbers])).tolist()
     return [
         name
-        for name, value in tensors
-        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all()
+        for (name, value), fine in zip(numbers, finite, strict=True)
+        if not fine and not torch.isfinite(value).all()
     ]

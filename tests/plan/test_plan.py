@@ -49,7 +49,13 @@ TABLE = {
     "p100": ("legacy", "fp32"),
     "v100": ("legacy", "fp16"),
     "t4": ("legacy", "fp16"),
+    "t4-driver580": ("ampere", "fp16"),
     "rtx3060-driver550": ("legacy", "bf16"),
+    "rtx3060-wsl2": ("ampere", "bf16"),
+    "a40-vgpu": ("ampere", "bf16"),
+    "a100-mig": ("ampere", "bf16"),
+    "b200": ("ampere", "bf16"),
+    "two-rtx5090-one-full": ("ampere", "bf16"),
     "rtx3060-driver580": ("ampere", "bf16"),
     "rtx4090": ("ampere", "bf16"),
     "l4": ("ampere", "bf16"),
@@ -76,6 +82,14 @@ def test_every_recorded_machine_is_in_the_table() -> None:
 def test_image_and_precision(name: str) -> None:
     made = plan.resolve(job(), machine(name))
     assert (made.image, made.value("precision")) == TABLE[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "segments"),
+    [("rtx3060-driver580", True), ("rtx3060-wsl2", False), ("a40-vgpu", False), ("a100-mig", True)],
+)
+def test_where_the_allocator_has_expandable_segments(name: str, segments: bool) -> None:
+    assert plan.resolve(job(), machine(name)).value("allocator_segments") is segments
 
 
 def test_plain_is_everything_off() -> None:

@@ -15,7 +15,7 @@ from runtime.errors import NumericsError, Stopped
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint, run_state
-from runtime.training.nonfinite import NonfiniteGuard, NotFinite
+from runtime.training.nonfinite import NonfiniteGuard, NotFinite, not_finite
 from runtime.training.saver import Saver
 from tests import tiny
 
@@ -392,3 +392,27 @@ def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         fit(tmp_path, spoil)
+
+
+def test_all_tensors_are_looked_at_in_one_reading() -> None:
+    """Each reading waits for a GPU; a sum that overflows is no reason to complain."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Readings(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "is_nonzero")
+            return func(*args, **(kwargs or {}))
+
+    tensors = {f"{i}": torch.ones(3) for i in range(9)} | {"count": torch.tensor(3)}
+    with Readings() as readings:
+        assert not_finite(tensors.items()) == []
+    assert readings.count == 0
+    large = torch.full((4,), 60000.0, dtype=torch.float16)
+    nan = torch.tensor([1.0, float("nan")], dtype=torch.float64)
+    assert not_finite({"large": large, "nan": nan, **tensors, "infinite": torch.tensor(float("inf"))}.items()) == [
+        "nan",
+        "infinite",
+    ]
+    assert not_finite([]) == []
