@@ -95,11 +95,14 @@ def erased(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor
     tall = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
     wide = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
     top, left = np.floor(y * (height - tall + 1)), np.floor(x * (width - wide + 1))
-    lines, columns = np.arange(height), np.arange(width)
-    inside = ((lines >= top[:, None]) & (lines < (top + tall)[:, None]))[:, :, None]
-    inside = inside & ((columns >= left[:, None]) & (columns < (left + wide)[:, None]))[:, None, :]
-    inside &= (whether < spec.probability)[:, None, None]
-    return torch.where(onto(pixels.device, inside)[:, None], fill, pixels)
+    tall = np.where(whether < spec.probability, tall, 0)
+    # Compared on the device: four numbers an image are copied, not a mask of its size.
+    edges = onto(pixels.device, np.stack([top, top + tall, left, left + wide]).astype(np.int64))
+    first_line, end_line, first_column, end_column = edges[:, :, None]
+    lines, columns = torch.arange(height, device=pixels.device), torch.arange(width, device=pixels.device)
+    vertical = (lines >= first_line) & (lines < end_line)
+    horizontal = (columns >= first_column) & (columns < end_column)
+    return torch.where((vertical[:, :, None] & horizontal[:, None, :])[:, None], fill, pixels)
 
 
 def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from runtime.data.images import augment as augmentation
 from runtime.data.images import color_ops, randaugment, warp
 from runtime.data.images.augment import Augment, erased, padded_crop
 from runtime.data.images.preprocess import ImagePreprocessing
@@ -331,3 +332,16 @@ def test_operations_of_no_strength_change_almost_nothing() -> None:
     names = np.array([*randaugment.MOVES, *randaugment.FACTORS, "posterize"])
     result = randaugment.apply(images, names, np.ones(10), 0.0, torch.zeros(3, 1, 1))
     assert torch.allclose(result, images, atol=1e-5)
+
+
+def test_erasing_copies_four_numbers_an_image_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    onto = augmentation.onto
+    monkeypatch.setattr(augmentation, "onto", lambda device, values: copied.append(values.size) or onto(device, values))
+    erased(
+        torch.zeros(8, 3, 64, 64),
+        np.random.default_rng(0).random((8, 5)),
+        Erasing(probability=0.5),
+        torch.ones(3, 1, 1),
+    )
+    assert copied == [4 * 8]
