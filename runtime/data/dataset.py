@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -154,6 +155,11 @@ class Batch:
             return
         for start in range(0, len(self), size):
             yield self.between(start, start + size)
+
+    def split_evenly(self, count: int) -> Iterator[Batch]:
+        """So many micro-batches in order, whose sizes differ by at most one."""
+        bounds = [len(self) * number // count for number in range(count + 1)]
+        return (self.between(start, end) for start, end in pairwise(bounds))
 
 
 class Split(Protocol):

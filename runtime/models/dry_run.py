@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -14,10 +15,12 @@ from runtime.data.custom.user_loss import CustomTerms, Refuse
 from runtime.data.dataset import Batch, Dataset, Head, Split
 from runtime.data.loader.batches import in_order
 
+CPU = torch.device("cpu")
 
-def first(dataset: Dataset, split: Split) -> Batch:
-    """The first two samples of a split, preprocessed."""
-    batch = next(in_order(split, 2))
+
+def first(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
+    """The first two samples of a split, preprocessed on `device`."""
+    batch = next(in_order(split, 2)).to(device)
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 

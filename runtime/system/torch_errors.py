@@ -35,10 +35,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, _ERRORS) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_MEMORY))
 
 
-def out_of_memory_error(error: BaseException) -> OutOfMemory:
+def out_of_memory_error(error: BaseException, micro_batch: int = 1) -> OutOfMemory:
     """The error if there is nothing left to split."""
     return OutOfMemory(
-        f"out of memory with micro-batch 1: {str(error).splitlines()[0][:160]}",
+        f"out of memory with micro-batch {micro_batch}: {str(error).splitlines()[0][:160]}",
         "a network and samples that fit",
         "raise limits.memory, or use a smaller network",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from runtime.distributed import world
 from runtime.distributed.batch_parts import BatchParts
 from runtime.distributed.ranks import ALONE, Ranks, join_ranks
 from runtime.distributed.world import LOCAL_RANK
+from runtime.errors import SpecError
 from runtime.hardware.facts import Hardware
 from runtime.job import Job, extension
 from runtime.job.extension import Extension
 from runtime.job.train import Fp16
 from runtime.job.values import duration_seconds
-from runtime.models import lr_groups, sharding, strided_convolution
+from runtime.models import lr_groups, sharding, single_sample, strided_convolution
 from runtime.models.build import Model
 from runtime.models.freeze import freeze, frozen_parts
 from runtime.models.lr_groups import LrGroup
@@ -240,6 +241,9 @@ def assemble(
     cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _batches(job, dataset, cut, report)
     options = plain_options(model, ranks, cut.own(job.train.batch)[0].samples, signals, report)
+    if _needs_two(network, model, dataset, device):
+        options = replace(options, least=2)
+        batches.join_single()
     extends = extension.read(folder)
     run = Run(
         job=job,
@@ -270,9 +274,47 @@ def assemble(
         parts=parts,
     )
     _apply(plan, run)
+    _refuse_single_samples(run)
     sizes = {"processes": ranks.count, "parts": cut.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}
     return run
+
+
+def _needs_two(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
+    """Whether the network fails on a single sample once all is unfrozen that ever is."""
+    with network.unfreezing.during(model, network.unfreezing.last):
+        evaluated = [] if network.freeze.train_mode else list(frozen_parts(model))
+        return single_sample.needs_two(model, evaluated, dataset, device)
+
+
+def _refuse_single_samples(run: Run) -> None:
+    """Refuse sizes that are too small for a network that needs two samples at once.
+
+    Raises:
+        SpecError: naming the key that makes them so small.
+    """
+    train, parts = run.job.train, run.batch_parts.count
+    if run.step.options.least == 1:
+        return
+    if run.step.micro_batch == 1:
+        key, given = ("optimize", "micro_batch"), "1"
+    elif train.batch < 2 * parts:
+        key, given = ("train", "batch_size"), f"{train.batch}" + (f" in {parts} parts" if parts > 1 else "")
+    elif run.step.options.splitter is not Batch.split:
+        key, given = ("optimize", "unpadding"), "a text may get a pass of its own"
+    else:
+        return
+    raise SpecError(
+        [
+            run.job.problem(
+                key,
+                f"{given}, but this network cannot train on a single sample: one of its BatchNorm layers would have one "
+                "value per channel, which has no variance",
+                "two samples or more at a time",
+                "use a larger size, or layers that need no batch, such as GroupNorm or LayerNorm",
+            )
+        ]
+    )
 
 
 def _begin_alike(

@@ -301,7 +301,10 @@ class Step:
 
     def micro_batches(self, batch: Batch) -> Iterable[Batch]:
         """The micro-batches of a batch, or of a part of it."""
-        return self.options.splitter(batch, self.micro_batch or len(batch))
+        size = self.micro_batch or len(batch)
+        if self.options.least > 1 and 1 < size < len(batch) and len(batch) % size == 1:
+            return batch.split_evenly(len(batch) // size)
+        return self.options.splitter(batch, size)
 
     def _update(self, loss: Tensor) -> StepResult:
         self.scaler.unscale(self.parameters)
@@ -354,9 +357,9 @@ class Step:
 
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
-        if tried == 1:
-            raise torch_errors.out_of_memory_error(error) from None
-        self.use_micro_batch(tried // 2)
+        if tried <= self.options.least:
+            raise torch_errors.out_of_memory_error(error, tried) from None
+        self.use_micro_batch(max(self.options.least, tried // 2))
         self.options.report_memory(
             f"out of memory with micro-batch {tried}; continuing with {self.micro_batch}, same batch size"
         )

@@ -70,6 +70,8 @@ class StepOptions:
     """Samples of a part of a whole batch; None if any number may be compiled."""
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most so many samples."""
+    least: int = 1
+    """Samples that the network needs at once: two, if it cannot normalize a single one."""
     ranks: Ranks = ALONE
     exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
     """Sums the gradients of these processes."""

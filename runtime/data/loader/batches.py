@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -38,6 +39,8 @@ class Batches:
     ) -> None:
         self.split, self.batch_size, self.seed, self.given = split, batch_size, seed, given
         self.drop_last = drop_last
+        self.joins_single = False
+        """Whether a last batch of one sample joins the one before, since the network needs two."""
         self.workers = 0
         self.pin = False
         self.tell: Callable[[str], None] = say
@@ -48,7 +51,12 @@ class Batches:
     @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        return len(range(0, self.samples, self.batch_size))
+        return len(range(0, self.samples, self.batch_size)) - (self.joins_single and self.leaves_single)
+
+    @property
+    def leaves_single(self) -> bool:
+        """Whether the last batch of an epoch is a single sample, unless it joins the one before."""
+        return self.samples > self.batch_size and self.samples % self.batch_size == 1
 
     @property
     def samples(self) -> int:
@@ -56,17 +64,27 @@ class Batches:
         count = self.given.count if self.given else len(self.split)
         return count - count % self.batch_size if self.drop_last else count
 
+    def join_single(self) -> None:
+        """Let a last batch of one sample join the one before: the network needs two samples."""
+        self.joins_single = True
+        if self.leaves_single:
+            self.tell(
+                f"the last batch of an epoch would be a single sample, which BatchNorm cannot normalize: it joins the one "
+                f"before, which has {self.batch_size + 1}"
+            )
+
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
         """The sample ids of each batch of an epoch, starting at batch `start`."""
         given = self.given
         ids = (given(epoch) if given else stateless_random.permutation(self.seed, epoch, len(self.split)))[
             : self.samples
         ]
-        return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
+        begins = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
+        return [ids[begin:end] for begin, end in pairwise([*begins, len(ids)])]
 
     def size(self, batch: int) -> int:
         """Size of batch number `batch` of an epoch, over all ranks."""
-        return min(self.batch_size, self.samples - batch * self.batch_size)
+        return self.batch_size if batch < self.per_epoch - 1 else self.samples - batch * self.batch_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""
