@@ -9,7 +9,7 @@ from torch import nn
 
 from runtime.data.dataset import Dataset
 from runtime.job.workload import CACHE_PAYS, Workload
-from runtime.models import feature_cache, packing_trial, recompute
+from runtime.models import feature_cache, layout_trial, packing_trial, recompute
 from runtime.models.frozen_split import CacheSaving
 from runtime.models.unfreezing import Unfreezing
 
@@ -56,6 +56,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
         ragged=hasattr(dataset.train, "lengths"),
+        layout_obstacle=layout_trial.obstacle(model, dataset),
         token_bytes=packing_trial.token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,

@@ -23,6 +23,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for convolutions over images, except on GPUs without tensor cores."""
     if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
         return Choice(False, "the network has no 2D convolution")
+    if workload and workload.layout_obstacle:
+        return Choice(False, _failed(workload))
     if why := sharding.obstacle(job, hardware, workload):
         return Choice(False, why)
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
@@ -41,7 +43,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Without convolutions: only four-dimensional weights have this layout."""
     if value and workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
+    if value and workload is not None and workload.layout_obstacle:
+        return f"{_failed(workload)}; x.flatten(1) or x.reshape work in every layout, where x.view does not"
     return sharding.obstacle(job, hardware, workload) if value else None
+
+
+def _failed(workload: Workload) -> str:
+    return f"the network fails in this layout, not in the usual one: {workload.layout_obstacle[:120]}"
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:

@@ -1,0 +1,85 @@
+"""A network that fails in channels_last layout trains in the other one; which, is known before the plan is final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runtime.errors import SpecError
+from runtime.models import inspection, layout_trial
+from runtime.plan import plan
+from tests import tiny
+
+
+class Flattened(nn.Module):
+    """Two convolutions and one output layer, with some way between them."""
+
+    def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3)
+        self.last, self.flatten = nn.Linear(64, 3), flatten
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.last(self.flatten(self.second(torch.relu(self.norm(self.first(inputs))))))
+        return result
+
+
+def viewed(x: Tensor) -> Tensor:
+    return x.view(x.size(0), -1)
+
+
+@pytest.mark.parametrize(
+    ("flatten", "says"), [(viewed, "view size is not compatible"), (lambda x: x.flatten(1), ""), (lambda x: 1 / 0, "")]
+)
+def test_what_fails_in_one_layout_alone_is_found(flatten: Callable[[Tensor], Tensor], says: str) -> None:
+    network = Flattened(flatten)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    found = layout_trial.obstacle(network, tiny.dataset())
+    assert says in found
+    assert bool(found) is bool(says)
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(p.grad is None and p.is_contiguous() for p in network.parameters())
+
+
+def test_a_backward_pass_counts_too() -> None:
+
+    class Strict(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * ctx.saved_tensors[0].view(-1).sign().view(gradient.shape)
+
+    def strict(x: Tensor) -> Tensor:
+        result: Tensor = Strict.apply(x)  # type: ignore[no-untyped-call]
+        return result.flatten(1)
+
+    assert "view size" in layout_trial.obstacle(Flattened(strict), tiny.dataset())
+
+
+def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_trial, "_problem", lambda *_: "tried")
+    assert layout_trial.obstacle(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), tiny.dataset()) == ""
+    assert layout_trial.obstacle(tiny.build(tiny.job(), tiny.dataset()).module, tiny.dataset()) == ""
+
+
+def test_the_plan_takes_the_layout_that_works() -> None:
+    facts = inspection.inspect_workload(tiny.dataset(), Flattened(viewed))
+    chosen = next(d for d in plan.resolve(tiny.job(), tiny.machine(), facts).decisions if d.name == "channels_last")
+    assert chosen.value is False
+    assert "fails in this layout, not in the usual one: RuntimeError: view size" in chosen.reason
+    with pytest.raises(SpecError, match=r"optimize\.channels_last.*\n.*x\.flatten"):
+        plan.resolve(tiny.job(optimize="channels_last: true"), tiny.machine(), facts)
+    works = inspection.inspect_workload(tiny.dataset(), Flattened(lambda x: x.flatten(1)))
+    assert plan.resolve(tiny.job(), tiny.machine(), works).value("channels_last") is True
