@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Inputs
 from runtime.distributed import batch_digest
 from runtime.errors import SpecError
@@ -225,8 +226,10 @@ class Step:
         return loss, None
 
     def _seed(self, seed: int) -> None:
-        """Seed the generators; `torch.manual_seed` would seed those of absent devices too, with a stack trace each."""
-        torch.default_generator.manual_seed(seed)
+        """Seed all generators that a network may use; `torch.manual_seed` would seed those of absent devices too, with a
+        stack trace each.
+        """
+        stateless_random.seed_globally(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)

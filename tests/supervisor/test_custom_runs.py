@@ -349,16 +349,16 @@ def test_an_error_during_training_shows_the_users_lines(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
-    text = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))\n"
+    text = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(4, 2), nn.Unflatten(0, (-1, 2)), nn.Flatten(0, 1))\n"
     path = write(tmp_path, {"my_model.py": text})
     with pytest.raises(SpecError) as raised:
-        trained(path, "train.batch_size=19")  # of 96 samples one is left for the last batch
+        trained(path, "train.batch_size=19")  # the layer wants pairs
     assert (
-        "model.file: the object returned by build() in my_model.py raised ValueError: Expected more than 1 value"
+        "model.file: the object returned by build() in my_model.py raised RuntimeError: unflatten: Provided sizes"
         in str(raised.value)
     )
     layer, action = str(raised.value).splitlines()[1:]
-    assert layer.startswith("    in layer 1: BatchNorm1d(2, eps=1e-05")
+    assert layer.startswith("    in layer 1: Unflatten(dim=0")
     assert action == "  do:       change this layer, or what it gets: the data, or the layer before it"
 
 

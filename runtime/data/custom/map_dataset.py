@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +34,9 @@ def as_given(targets: Tensor) -> Tensor:
 class ItemSplit:
     """Samples of a map-style dataset, collated per batch.
 
-    Random numbers that the dataset takes from torch, NumPy or `random` depend only on the run's seed and the sample ids
-    of the batch. They differ between epochs, and do not depend on the number of workers or on a resume.
+    Random numbers that the dataset takes from torch, NumPy or `random` depend only on the run's seed, the epoch and the
+    sample, so neither the batch size nor the number of processes, workers or resumes changes them. Samples for
+    validation have the same ones each time.
     """
 
     def __init__(
@@ -48,12 +51,20 @@ class ItemSplit:
             collate: makes a batch of a list of items, as in torch's DataLoader.
         """
         self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
+        self.epoch = -1
+        """Of the random numbers, from 0; -1 if it is no sample of the training."""
         self.convert: Callable[[Tensor], Tensor] = as_given
         self.highest: int | None = None
         self._targets: Targets | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def at(self, epoch: int) -> ItemSplit:
+        """The samples with the random numbers of this epoch, counted from 0."""
+        split = copy.copy(self)
+        split.epoch = epoch
+        return split
 
     def gather(self, ids: Ids) -> Inputs:
         """Inputs of these samples."""
@@ -126,7 +137,6 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        stateless_random.seed_globally(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
         return self.collated_items(self.items(ids), ids)
 
     def items(self, ids: Ids) -> list[Any]:
@@ -135,9 +145,17 @@ class ItemSplit:
         Raises:
             DataError: if the dataset raises.
         """
-        at = 0
+        at, repeats = 0, Counter[int]()
+
+        def item(index: int) -> Any:
+            # A sampler may draw a sample twice for a batch.
+            key = stateless_random.key(self.seed, "item", self.name, self.epoch, index, repeats[index])
+            repeats[index] += 1
+            stateless_random.seed_globally(key)
+            return self.dataset[index]
+
         with blamed(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
-            return [self.dataset[(at := index)] for index in ids.tolist()]
+            return [item(at := index) for index in ids.tolist()]
 
     def collated_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
         """Inputs and raw targets of some items.

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -21,8 +22,8 @@ from runtime.errors import DataError
 class StreamSplit(ItemSplit):
     """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again what it had passed.
 
-    Before each epoch its `set_epoch` is called, if it has one. Before each batch the global generators are seeded by
-    (seed, epoch, batch), so that random numbers taken from them are the same after a resume.
+    Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
+    (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
 
     Args:
         name: for messages.
@@ -45,7 +46,7 @@ class StreamSplit(ItemSplit):
         """The first items, for checks and measurements before the first step."""
         most = int(ids.max()) + 1
         if most > len(self.head):
-            self.head = self._taken(self._begun(0), 0, 0, most)
+            self.head = self._taken(self._begun(0), 0, 0, np.arange(most))
         return [self.head[index] for index in ids.tolist()]
 
     def all_targets(self) -> Tensor:
@@ -74,7 +75,7 @@ class StreamSplit(ItemSplit):
         """
         stream = self._begun(epoch)
         for batch, ids in enumerate(groups):
-            items = self._taken(stream, epoch, batch, len(ids))
+            items = self._taken(stream, epoch, batch, ids)
             if batch >= start:
                 yield Batch(ids, *self.checked(*self.collated_items(items, ids)))
         if epoch == 0 and not hasattr(self.dataset, "set_epoch") and next(stream, None) is not None:
@@ -90,11 +91,16 @@ class StreamSplit(ItemSplit):
                 begin(epoch)
             return iter(self.dataset)
 
-    def _taken(self, stream: Iterator[Any], epoch: int, batch: int, count: int) -> list[Any]:
-        stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch, batch))
+    def _seeded(self, stream: Iterator[Any], epoch: int, ids: Ids) -> Iterator[Any]:
+        """The next samples, each read with random numbers of its own, whatever the batch size."""
+        for index in ids.tolist():
+            stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch, index))
+            yield from itertools.islice(stream, 1)
+
+    def _taken(self, stream: Iterator[Any], epoch: int, batch: int, ids: Ids) -> list[Any]:
         with blamed(lambda told, do: DataError(f"{self.name}: batch {batch + 1} raised {told}", "", do)):
-            items = list(itertools.islice(stream, count))
-        if len(items) < count:
+            items = list(self._seeded(stream, epoch, ids))
+        if len(items) < len(ids):
             raise DataError(
                 f"{self.name}: the iterable ended in batch {batch + 1} of epoch {epoch + 1}, and {self.count:,} samples "
                 "were announced",

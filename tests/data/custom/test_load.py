@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset, random_split
+from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from runtime.data.custom import load as custom
 from runtime.data.custom.arrays import ArraySplit
 from runtime.data.custom.map_dataset import ItemSplit, opened
+from runtime.data.custom.stream import StreamSplit
+from runtime.data.custom.stream_batches import StreamBatches
 from runtime.data.dataset import Head
 from runtime.data.load import load
-from runtime.data.loader.batches import Batches, fetch
+from runtime.data.loader.batches import Batches, fetch, in_order
+from runtime.data.loader.orders import Sequential
 from runtime.errors import DataError
 from tests.own_job import both, job
 
@@ -103,6 +107,56 @@ class Drawing(TorchDataset[Any]):
         import random
 
         return torch.tensor([torch.rand(()).item(), float(np.random.rand()), random.random()]), index % 2
+
+
+def drawn_in(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int = 0, ranks: int = 1) -> torch.Tensor:
+    """What each sample of an epoch draws, (samples, 3), in the order of the samples."""
+    order = None if shuffled else Sequential(12)
+    rows = torch.empty(12, 3)
+    for rank in range(ranks):
+        batches = Batches(opened(Drawing(), "a", 5), size, 0, order)
+        batches.workers = workers
+        batches.shard = lambda ids, rank=rank: ids[rank::ranks]  # type: ignore[misc]
+        for batch in batches.epoch(epoch):
+            rows[torch.from_numpy(batch.ids)] = batch.inputs[0]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"size": 1}, {"size": 12}, {"shuffled": False}, {"workers": 2}, {"ranks": 2}, {"ranks": 4, "size": 4}],
+    ids=str,
+)
+def test_what_a_sample_draws_depends_on_seed_epoch_and_sample_alone(how: dict[str, Any]) -> None:
+    """With a batch size of 1 or without shuffling each epoch had the same augmentation; two processes had another."""
+    epochs = [drawn_in(epoch, **how) for epoch in range(3)]
+    for epoch, rows in enumerate(epochs):
+        assert torch.equal(rows, drawn_in(epoch))
+    whole = torch.cat(epochs).flatten()
+    assert len(whole.unique()) == len(whole)
+
+
+def test_validation_draws_the_same_each_time() -> None:
+    first, again = (torch.cat([batch.inputs[0] for batch in in_order(opened(Drawing(), "a", 5), n)]) for n in (3, 5))
+    assert torch.equal(first, again)
+
+
+def test_a_sample_twice_in_a_batch_draws_twice() -> None:
+    rows = opened(Drawing(), "a", 5).gather(np.array([3, 3, 4]))[0]
+    assert len(rows.flatten().unique()) == 9
+
+
+def test_an_iterable_draws_for_each_position() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return (Drawing()[index] for index in range(12))
+
+    def epoch(number: int, size: int) -> torch.Tensor:
+        split = StreamSplit("a", Stream(), 5, 12)
+        return torch.cat([b.inputs[0] for b in StreamBatches(split, size, 0, drop_last=False).epoch(number)])
+
+    assert torch.equal(epoch(0, 1), epoch(0, 5))
+    assert not torch.isin(epoch(0, 4), epoch(1, 4)).any()
 
 
 def test_random_numbers_of_a_dataset_depend_on_seed_and_batch() -> None:
