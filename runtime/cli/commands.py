@@ -77,6 +77,7 @@ def plan(given: argparse.Namespace) -> int:
 def train(given: argparse.Namespace) -> int:
     """Train or resume."""
     from runtime.distributed.placement import Options
+    from runtime.job_spec.spec_source import COPY_VARIABLE
     from runtime.plan import show_plan
     from runtime.supervisor import supervisor
     from runtime.supervisor.extended_run import ExtendRequest
@@ -99,6 +100,7 @@ def train(given: argparse.Namespace) -> int:
             given.trace,
             place=Options(given.nodes, given.node, given.meet),
             shown=Path(shown) if (shown := os.environ.get(show_plan.SHOWN)) else None,
+            copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
         )
     )
 

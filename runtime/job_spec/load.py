@@ -33,6 +33,8 @@ def load(
     folder: Path | None = None,
     batch_size: int | None = None,
     locate: Callable[[Job], Job] | None = None,
+    content: bytes | None = None,
+    is_copied: bool = False,
 ) -> Job:
     """Read and check a job file.
 
@@ -43,6 +45,8 @@ def load(
         batch_size: the measured number in place of `train.batch_size: auto`.
         locate: finds what a job names on the Hugging Face hub, in stores and on the web; None: it is looked for in the
             caches alone, and what is not there is not checked.
+        content: of the file as it was read before; None to read it now.
+        is_copied: whether the user's code runs from a copy, which was checked when it was made.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
@@ -50,22 +54,26 @@ def load(
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
-    document = read_spec(path, assignments)
+    document = read_spec(path, assignments, content)
     if batch_size is not None and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
         document.data["train"] = {**train, "batch_size": batch_size}
-    job = _checked(document, folder or path.parent, locate)
+    job = _checked(document, folder or path.parent, locate, is_copied=is_copied)
     if job.sweep:
-        job._parameters = sweep_space.parameters(job, lambda other: _checked(other, job.folder))
+        job._parameters = sweep_space.parameters(job, lambda other: _checked(other, job.folder, is_copied=is_copied))
     return job
 
 
-def _checked(document: Document, folder: Path, locate: Callable[[Job], Job] | None = None) -> Job:
+def _checked(
+    document: Document, folder: Path, locate: Callable[[Job], Job] | None = None, *, is_copied: bool = False
+) -> Job:
     """Build a Job from a document, and check what it names."""
     job = check(document)
     job._folder = folder
     job = _located(job, locate)
     job = named_splits.named(job)
+    if not is_copied and (found := list(custom_job.problems(job))):
+        raise SpecError(sorted(found, key=_line))
     _check_paths(job)
     named_splits.check_test(job)
     away = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
@@ -87,13 +95,18 @@ def _located(job: Job, locate: Callable[[Job], Job] | None) -> Job:
     return stored_data.locate(hub_data.locate(job)[0])[0]
 
 
-def load_unseen(path: Path, assignments: Sequence[str] = ()) -> Job:
+def load_unseen(path: Path, assignments: Sequence[str] = (), *, content: bytes | None = None) -> Job:
     """Read and check a job file whose data is on other machines: what its paths lead to is not looked at.
+
+    Args:
+        path: the YAML file.
+        assignments: `key.path=value` texts, applied over the file.
+        content: of the file as it was read before; None to read it now.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key.
     """
-    job = check(read_spec(path, assignments))
+    job = check(read_spec(path, assignments, content))
     job._folder = path.parent
     return job
 
@@ -204,8 +217,6 @@ def _typed(kind: type[Job]) -> type[Job]:
 
 
 def _check_paths(job: Job) -> None:
-    if found := list(custom_job.problems(job)):
-        raise SpecError(sorted(found, key=_line))
     absent = job.unfetched()
     weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
     paths = [*(named for named in job.data_paths() if named not in absent and not is_remote(named[1])), *weights]

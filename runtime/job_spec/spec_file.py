@@ -13,28 +13,41 @@ from runtime.job_spec.yaml_file import read, set_value
 from runtime.job_spec.yaml_syntax import MAX_BYTES
 
 
-def read_spec(path: Path, assignments: Sequence[str]) -> Document:
+def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = None) -> Document:
     """The document, with the mistakes in it.
+
+    Args:
+        path: the file.
+        assignments: `key.path=value` texts, applied over it.
+        content: of the file as it was read before; None to read it now.
 
     Raises:
         SpecError: if the file cannot be read, or is not one YAML mapping.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecError(
-            f"{path}: {error.strerror or error}",
-            "a job file in YAML",
-            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
-        ) from None
-    document = read(content, str(path))
+    document = read(read_content(path) if content is None else content, str(path))
     for assignment in assignments:
         try:
             set_value(document, assignment)
         except SpecError as error:
             document.problems += error.problems
     return document
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a job file.
+
+    Raises:
+        SpecError: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: {error.strerror or error}",
+            "a job file in YAML",
+            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
+        ) from None
 
 
 def _nearest_job(path: Path) -> str:

@@ -1,18 +1,30 @@
-"""Where a spec comes from, so that a child process can load the same job again."""
+"""Where a spec comes from, so that a child process loads the same job, whatever becomes of the files of the user."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.data.custom import user_code
+from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job.custom import CustomData, parts
 from runtime.job_spec.load import load
+from runtime.job_spec.spec_file import read_content
 from runtime.system.console import say
-from runtime.system.files import read_json
+from runtime.system.files import read_json, storage_error
+
+COPY = "job"
+"""The folder for the files of a job as they were when they were read first."""
+SPEC, CODE = "job.yaml", "code"
+"""The job file in it, and the folder for the user's code."""
+COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
+"""For a `drivetrain train` that another command starts: the copy to train from."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,10 @@ class SpecSource:
     """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
     is_child: bool = False
     """Whether the parent of this process has downloaded what the job names; it is then read as it was."""
+    copy: Path | None = None
+    """The folder with copies of the job file and of the user's code, which are read instead; None if there is none."""
+    content: bytes | None = None
+    """What the job file says; None until it is read."""
 
     def load(self) -> Job:
         """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.
@@ -44,22 +60,73 @@ class SpecSource:
             folder=self.folder,
             batch_size=self.batch_size,
             locate=_at_hand if self.is_child else fetched,
+            content=self.read().content,
+            is_copied=self.copy is not None,
         )
-        if self.code is not None:
-            user_code.at(job.folder, self.code)
+        if self.code is not None or self.copy is not None:
+            user_code.at(job.folder, self.code, self.copy and self.copy / CODE)
         return job
+
+    def read(self) -> SpecSource:
+        """The same with the content of the job file, which is then not read again.
+
+        Raises:
+            SpecError: if it cannot be read.
+        """
+        if self.content is not None:
+            return self
+        try:
+            return replace(self, content=(self.copy / SPEC).read_bytes() if self.copy else read_content(self.spec))
+        except OSError as error:
+            raise storage_error(self.spec, error) from None
+
+    def read_files(self, job: Job) -> dict[str, bytes]:
+        """The job file, the user's code, and small files that its arguments name, by their names in a copy.
+
+        Raises:
+            SpecError: if one of them cannot be read.
+            CheckpointError: if a file of the user's code is another one than may run.
+        """
+        code = user_code.Code(job.folder, self.code, self.copy and self.copy / CODE)
+        for key, part, _ in parts(job):
+            try:
+                code.take(part.file)
+                if not isinstance(part, CustomData):  # its arguments name the data
+                    code.with_copies(part.arguments)
+            except OSError as error:
+                given = f"{part.file} or a file of its arguments cannot be read: {error}"
+                raise SpecError([job.problem((*key, "file"), given, "files that exist", "restore it")]) from None
+        return {SPEC: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
+
+    def copy_to(self, folder: Path, job: Job) -> SpecSource:
+        """Copy the job's files into a folder, in place of older copies; returns the source that reads them there.
+
+        Raises:
+            SpecError: as `read_files`.
+            StorageError: if it cannot be written.
+        """
+        files, copy = self.read_files(job), folder / COPY
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(copy)
+        except OSError as error:
+            raise storage_error(copy, error) from None
+        for name, content in files.items():
+            user_code.write_copy(copy, name, content)
+        return replace(self, content=files[SPEC], copy=copy)
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
         words = [word for assignment in self.assignments for word in ("--set", assignment)]
         words += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
         words += [] if self.folder is None else ["--paths-from", str(self.folder)]
+        words += [] if self.copy is None else ["--copy", str(self.copy)]
         return words if self.code is None else [*words, "--code", json.dumps(dict(self.code))]
 
     @classmethod
     def from_arguments(cls, given: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
-        return cls(given.spec, given.set, given.batch_size, given.paths_from, given.code, is_child=True)
+        return cls(given.spec, given.set, given.batch_size, given.paths_from, given.code, True, given.copy)
 
 
 def original_folder(run: Path) -> Path:
@@ -91,4 +158,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--paths-from", type=Path, default=None)
+    parser.add_argument("--copy", type=Path, default=None)
     parser.add_argument("--code", type=json.loads, default=None)

@@ -7,8 +7,9 @@ spec and resumes the one that is not.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.errors import SpecError
@@ -49,13 +50,20 @@ def repeat(request: RepeatRequest) -> int:
         CheckpointError: if data or code changed between the runs.
         DrivetrainError: for every problem of a run that is found before its trainer starts.
     """
-    job = SpecSource(request.spec, request.assignments).load()
+    source = SpecSource(request.spec, request.assignments).read()
+    job = source.load()
     variants = _variants(request, job)
     make_folder(request.runs)
+    with tempfile.TemporaryDirectory(prefix="repeat-") as scratch:
+        return _train_all(request, source.copy_to(Path(scratch), job), job, variants)
+
+
+def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
+    """Train all runs from one copy of the job file and the user's code."""
     found: dict[str, Path] = {}
     for variant, changes in variants.items():
         assignments = (*request.assignments, *changes)
-        one = SpecSource(request.spec, assignments).load()
+        one = replace(source, assignments=assignments).load()
         done = run_folder.finished(request.runs, one)
         if done and (file := same_inputs.changed(done, one)):
             say(f"{variant}: {done} is done, and {file} has changed since; a new run begins")
@@ -70,6 +78,7 @@ def repeat(request: RepeatRequest) -> int:
                 request.runs,
                 plain=request.plain,
                 new=request.new,
+                copy=source.copy,
                 shown=next((run / "plan.json" for run in found.values()), None),
             )
             if code := supervisor.train(wanted):

@@ -21,6 +21,7 @@ RECORDS = (
     "plan.json",
     "batch_size.json",
     "code.json",
+    "objects.json",
     "data.json",
     "preprocessing.json",
     "metrics.jsonl",
@@ -32,6 +33,7 @@ RECORDS = (
 """What the bits of a run depend on, and its curves so far: an extended run takes them over."""
 # The state is removed after the records: as long as it is there, the next start finds that nothing was trained.
 BEGUN = (
+    "job",
     "job.yaml",
     "hardware.json",
     *RECORDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data import fingerprint
-from runtime.data.custom import user_code
+from runtime.data.custom import argument_files, user_code
 from runtime.errors import CheckpointError
 from runtime.job import Job
 from runtime.job.formatting import dotted
@@ -34,7 +34,7 @@ def changed(run: Path, job: Job, free: Collection[str] = ()) -> str:
     if shard := _changed_shard(run, job, free):
         return shard
     for name, digest in _code(run).items():
-        file = job.folder / name
+        file = argument_files.original(job.folder, name)
         if not file.is_file() or sha256(file) != digest:
             return str(file)
     return ""

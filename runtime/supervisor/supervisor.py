@@ -52,6 +52,7 @@ def train(request: TrainRequest) -> int:
         DrivetrainError: for every problem found before the trainer starts.
     """
     signals.stop_early()
+    request = replace(request, content=request.source().read().content)
     job = request.source().load()
     place = find_placement.find(request.place, os.environ, job)
     if place:
@@ -78,6 +79,7 @@ def _train(request: TrainRequest, job: Job, place: Placement | None, copies: Rem
         run = follower_folder.opened(request.runs, job, place.index)
     else:
         run = _opened(request, job, asked, copies)
+    request = replace(request, copy=request.source().copy_to(run.path, job).copy)
     if place and job.train.batch_size == "auto":
         batch_size.fixed(job, "a run of several processes")
     if job.train.batch_size == "auto":

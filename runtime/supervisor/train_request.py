@@ -36,6 +36,19 @@ class TrainRequest:
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
 
+    copy: Path | None = None
+    """Copies of the job file and the user's code, which are read instead."""
+    content: bytes | None = None
+    """What the job file says; None until it is read."""
+
     def source(self) -> SpecSource:
         """The spec, for this process and its children."""
-        return SpecSource(self.spec, self.assignments, self.batch_size, self.folder, self.code)
+        return SpecSource(
+            self.spec,
+            self.assignments,
+            self.batch_size,
+            self.folder,
+            self.code,
+            copy=self.copy,
+            content=self.content,
+        )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runtime.data.custom import user_code
 from runtime.distributed import store as stores
 from runtime.distributed.world import NODES, RANK, WORLD_SIZE
 from runtime.errors import DeviceError, DrivetrainError, PeerError, SpecError
@@ -107,6 +108,7 @@ def _own(folder: Path, job: Job) -> dict[str, Any]:
         "node": stores.node_name(),
         "processes": f"{os.environ[WORLD_SIZE]} on {os.environ.get(NODES, '1')}",
         "spec": job.dumped(),
+        "code": user_code.at(job.folder).digests_of_copy(),
         "drivetrain": VERSION,
         "image": machine["image"] or "none",
         "torch": str(torch.__version__),
@@ -125,6 +127,16 @@ def _unlike(leader: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> dic
                 f"{who} has another job than the leader on node {leader['node']}: {listed}",
                 "one job file for all nodes, with the same --set",
                 "copy the leader's job file to that node",
+            ],
+        }
+    code, theirs = own["code"], leader.get("code", {})
+    if other := sorted(name for name in code.keys() | theirs.keys() if code.get(name) != theirs.get(name)):
+        return {
+            "exit_code": SpecError.exit_code,
+            "parts": [
+                f"{who} has another {', '.join(other[:SHOWN])} than the leader on node {leader['node']}",
+                "the same code of the job on all nodes",
+                "copy the leader's files to that node, then start all nodes again",
             ],
         }
     if own["processes"] != leader["processes"]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data import fingerprint, load_tested
+from runtime.data.custom import argument_files
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.formats import shards
 from runtime.data.load import load
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from runtime.training.run import Run
 
 RECORD, SETTLED = "data.json", "preprocessing.json"
+COPIED = ("model.arguments.", "train.loss.arguments.")
+"""Keys of files that are copied with the user's code if they are small."""
 SHOWN = 5
 """Largest number of changes that are listed."""
 LONG = 1.0
@@ -280,6 +283,8 @@ def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, 
         names = list(dataset.files.get(key, ()))
         if key in dataset.shards:  # they may be larger than this disk, and are told apart by size and stamp
             continue
+        if key.startswith(COPIED) and argument_files.names_below(place, place.name):
+            continue  # copied with the code, and recorded there
         if os.path.isfile(place):
             names[:0] = [path.name for path in shards.files(place, key)]
         elif key in ("model.name", "model.pretrained"):

@@ -37,9 +37,9 @@ def find_lr(request: LrRangeRequest) -> int:
         )
     if request.steps < 20:
         raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
-    job, machine, output = request.begin()
+    job, machine, output, source = request.begin()
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     words = (repr(request.lowest), repr(request.highest), str(request.steps))
     module = "runtime.tuning.processes.lr_range"
-    return measuring_child.measure(module, output, request.source, plan, machine, words)
+    return measuring_child.measure(module, output, source, plan, machine, words)

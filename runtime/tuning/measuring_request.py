@@ -28,21 +28,17 @@ class MeasuringRequest:
     output: Path | None = None
     """Folder for picture and numbers; runs/COMMAND-<name> if None."""
 
-    @property
-    def source(self) -> SpecSource:
-        """The spec, for a child process."""
-        return SpecSource(self.spec, self.assignments)
-
-    def begin(self) -> tuple[Job, Hardware, Path]:
-        """The job, the hardware that it may use, and the output folder, which exists then.
+    def begin(self) -> tuple[Job, Hardware, Path, SpecSource]:
+        """The job, the hardware that it may use, the output folder, which exists then, and the spec for child processes.
 
         Raises:
             DrivetrainError: if the spec, the requested devices or the folder cannot be used.
         """
         signals.stop_early()
-        job = self.source.load()
+        source = SpecSource(self.spec, self.assignments).read()
+        job = source.load()
         batch_size.fixed(job, self.command)
         output = self.output or Path("runs") / f"{self.command}-{job.name}"
         make_folder(output)
         machine = device_check.select_devices(detect(output), job.limits.gpus)
-        return job, calibration_file.attached(machine), output
+        return job, calibration_file.attached(machine), output, source.copy_to(output, job)

@@ -1,7 +1,7 @@
 """Loads Python files of the user from one folder and from nowhere else.
 
-Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Files can
-import others of their folder while they are loaded and while their factory is called.
+Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Each is read
+once: all processes of a run read the copy in its folder. Files can import others of their folder at any time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
@@ -18,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from runtime.data.custom import argument_files, imported_files
 from runtime.errors import CheckpointError
 from runtime.job.extension import unfinished
-from runtime.system.files import read_json, write_json
+from runtime.system.files import read_json, sha256, storage_error, write_json
+from runtime.system.run_files import RunFiles
 
 RECORD = "code.json"
 """In a run folder: SHA-256 of the user's files, by name."""
@@ -36,12 +39,13 @@ class Code(MetaPathFinder):
     Args:
         folder: no file outside of it is loaded.
         expected: SHA-256 by name relative to the folder; None to accept any file.
+        copy: a folder with copies, which are read instead; what it lacks is copied when it is first read.
     """
 
-    def __init__(self, folder: Path, expected: Mapping[str, str] | None = None) -> None:
-        self.folder, self.expected = folder.resolve(), expected
+    def __init__(self, folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> None:
+        self.folder, self.expected, self.copy = folder.resolve(), expected, copy
         self.sources: dict[str, bytes] = {}
-        """Content of the loaded files, by name relative to the folder."""
+        """Content of the files that were read, by name relative to the folder."""
         self._modules: dict[str, ModuleType] = {}
         self._open: Path | None = None
 
@@ -79,6 +83,47 @@ class Code(MetaPathFinder):
         """SHA-256 of every loaded file, by name relative to the folder."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
 
+    def digests_of_copy(self) -> dict[str, str]:
+        """SHA-256 of every file in the folder with copies, by name; empty without one."""
+        paths = [path for path in self.copy.rglob("*") if path.is_file()] if self.copy else []
+        return {path.relative_to(self.copy or path).as_posix(): sha256(path) for path in sorted(paths)}
+
+    def take(self, file: str) -> None:
+        """Read a file, and what it imports of its folder; nothing runs.
+
+        Raises:
+            CheckpointError: if a digest is not the expected one.
+            OSError: if the file cannot be read.
+        """
+        if self.expected is None:
+            imported_files.read_all(self.folder / file, self.read)
+        else:  # no other file may even be read
+            self.read(self.folder / file)
+
+    def with_copies(self, value: Any) -> Any:
+        """Arguments of a function, in which the path of a small file or folder is that of its copy.
+
+        Raises:
+            CheckpointError: if its digest is not the expected one.
+        """
+        if isinstance(value, Mapping):
+            return {key: self.with_copies(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.with_copies(inner) for inner in value]
+        return self._path_of_copy(value) if isinstance(value, str) else value
+
+    def _path_of_copy(self, text: str) -> str:
+        name = argument_files.name_of(text)
+        place = argument_files.original(self.folder, name)
+        if self.copy and os.path.exists(self.copy / name):
+            place = self.copy / name
+        names = argument_files.names_below(place, name)
+        if self.expected is not None:
+            names = [each for each in self.expected if each == name or each.startswith(f"{name}/")]
+        for each in names:
+            self.read_as(each, place / each[len(name) + 1 :])
+        return str((self.copy / name if self.copy else place).absolute()) if names else text
+
     def read(self, path: Path) -> bytes:
         """Read and record a file; verify it if digests are expected.
 
@@ -87,7 +132,19 @@ class Code(MetaPathFinder):
         """
         if not path.resolve().is_relative_to(self.folder):
             raise CheckpointError(f"{path} is outside {self.folder}", "code inside this folder", "copy it there")
-        name, content = path.relative_to(self.folder).as_posix(), path.read_bytes()
+        return self.read_as(path.relative_to(self.folder).as_posix(), path)
+
+    def read_as(self, name: str, path: Path) -> bytes:
+        """The content of a file as it was when it was first read, in this process or in the one that made the copy.
+
+        Raises:
+            CheckpointError: if its digest is not the expected one.
+        """
+        if name in self.sources:
+            return self.sources[name]
+        if self.copy and not (self.copy / name).exists():
+            write_copy(self.copy, name, path.read_bytes())
+        content = RunFiles(self.copy).read_bytes(name) if self.copy else path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if self.expected is not None and self.expected.get(name) != digest:
             wanted = f"expected {self.expected[name][:12]}..." if name in self.expected else "which is not recorded"
@@ -103,7 +160,7 @@ class Code(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a sibling of the file that is being loaded; called by Python's import system."""
-        places = [self._open] if path is None else [Path(place) for place in path]
+        places = [self._open or _place_of_importer(self)] if path is None else [Path(place) for place in path]
         for place in places:
             if place is not None and (found := self._sibling(fullname, place)):
                 _siblings.setdefault(fullname, self._open or place)
@@ -115,14 +172,24 @@ class Code(MetaPathFinder):
         if not folder.resolve().is_relative_to(self.folder):
             return None
         for file, inside in ((folder / "__init__.py", [str(folder)]), (folder.with_name(f"{folder.name}.py"), None)):
-            if file.is_file() and file.resolve().is_relative_to(self.folder):
+            if self._has(file) and file.resolve().is_relative_to(self.folder):
                 return self._spec(fullname, file, inside)
         # A folder of images named `torchvision` must not hide the library.
-        if folder.is_dir() and any(folder.glob("*.py")) and ("." in fullname or PathFinder.find_spec(fullname) is None):
+        if self._holds_code(folder) and ("." in fullname or PathFinder.find_spec(fullname) is None):
             package = ModuleSpec(fullname, None, is_package=True)
             package.submodule_search_locations = [str(folder)]
             return package
         return None
+
+    def _holds_code(self, folder: Path) -> bool:
+        """Whether Python files are in a folder, or were there when the copies were made."""
+        copy = self.copy / folder.relative_to(self.folder) if self.copy else folder
+        return any(place.is_dir() and any(place.glob("*.py")) for place in (folder, copy))
+
+    def _has(self, file: Path) -> bool:
+        """Whether a file is there, or was there when the copies were made."""
+        name = file.relative_to(self.folder).as_posix()
+        return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
 
     def _spec(self, name: str, file: Path, inside: list[str] | None) -> ModuleSpec | None:
         loader = _UserFileLoader(name, str(file), self)
@@ -131,6 +198,7 @@ class Code(MetaPathFinder):
     def _module(self, file: str) -> ModuleType:
         if file not in self._modules:
             path = self.folder / file
+            self.take(file)
             mark = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
             spec = self._spec(f"_own_{path.stem}_{mark}", path, None)
             assert spec is not None
@@ -155,11 +223,11 @@ class Code(MetaPathFinder):
                 sys.modules.pop(name, None)
                 del _siblings[name]
         self._open = place
-        sys.meta_path.insert(0, self)
+        # It stays, for imports inside of functions that are called later, such as forward().
+        sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
         try:
             yield
         finally:
-            sys.meta_path.remove(self)
             self._open = None
 
 
@@ -168,7 +236,7 @@ class _UserFileLoader(SourceFileLoader):
 
     def __init__(self, name: str, path: str, code: Code) -> None:
         super().__init__(name, path)
-        self.code = code
+        self.code, self.place = code, code._open
 
     def path_stats(self, path: object) -> Any:
         raise OSError  # tells Python's loader that there is no bytecode
@@ -177,12 +245,40 @@ class _UserFileLoader(SourceFileLoader):
         return self.code.read(Path(path))
 
 
-def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
+def _place_of_importer(code: Code) -> Path | None:
+    """Where the file that imports something now finds its siblings; None if it is not of this code."""
+    frame = inspect.currentframe()
+    while frame and frame.f_globals.get("__name__", "").startswith((__name__, "importlib", "_frozen_importlib")):
+        frame = frame.f_back
+    loader = frame.f_globals.get("__loader__") if frame else None
+    return loader.place if isinstance(loader, _UserFileLoader) and loader.code is code else None
+
+
+def at(folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> Code:
     """The code of a folder, one object per process; once verified, it stays verified."""
     key = folder.resolve()
-    if key not in _codes or (expected is not None and _codes[key].expected != expected):
-        _codes[key] = Code(key, expected)
-    return _codes[key]
+    present = _codes.get(key)
+    if (
+        present is None
+        or (expected is not None and present.expected != expected)
+        or (copy is not None and present.copy != copy)
+    ):
+        present = _codes[key] = Code(key, expected, copy)
+    return present
+
+
+def write_copy(folder: Path, name: str, content: bytes) -> None:
+    """Write a copy of a file, unless another process has.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    RunFiles(folder.parent, os.path.join(folder.name, os.path.dirname(name))).make_folder()
+    try:
+        with contextlib.suppress(FileExistsError), RunFiles(folder).open(name, "xb") as file:
+            file.write(content)
+    except OSError as error:
+        raise storage_error(folder / name, error) from None
 
 
 def allowed(folder: Path) -> Code:

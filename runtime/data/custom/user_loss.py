@@ -89,7 +89,8 @@ def load(job: CustomJob) -> CustomTerms | None:
 
     name = f"{spec.factory}() in {spec.file}"
     with blamed(lambda told, do: refuse(f"{name} raised {told}", "", do)):
-        made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
+        code = user_code.at(job.folder)
+        made, _ = code.call(spec.file, spec.factory, code.with_copies(spec.arguments))
     return CustomTerms(made, f"the loss of {name}", refuse)
 
 

@@ -12,6 +12,11 @@ from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.limits import NodeRange
 from runtime.job_spec import load as spec
+from runtime.job_spec.spec_file import read_content
+from runtime.job_spec.spec_source import SpecSource
+
+LARGEST = 2 << 20
+"""Bytes of files in a batch script: Slurm takes scripts of 4 MB."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class ClusterJob:
     job: Job
     spec: Path
     """The job file, absolute."""
+    content: str
+    """What the job file says."""
     folder: Path
     """The working folder, whose runs/ gets the run."""
     nodes: int
@@ -55,6 +62,17 @@ class ClusterJob:
         """The number of nodes, for the user."""
         count = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"{count} node{'s' * (self.nodes > 1)}"
+
+    def files(self) -> dict[str, bytes]:
+        """The job file and the user's code, by their names in a copy of them; of the files that arguments name only those
+        that a batch script can hold.
+
+        Raises:
+            SpecError: if one of them cannot be read.
+        """
+        files = SpecSource(self.spec, content=self.content.encode()).read_files(self.job)
+        large = sum(map(len, files.values())) > LARGEST
+        return {name: text for name, text in files.items() if not large or name.endswith((".py", ".yaml"))}
 
     def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
         """The command of each node.
@@ -78,8 +96,9 @@ def resolve(request: ClusterRequest, *, unseen: bool = False, shrinks: bool = Fa
     Raises:
         DrivetrainError: if the job is invalid, or contradicts the options.
     """
+    content = read_content(request.spec)
     load = spec.load_unseen if unseen else spec.load
-    job = load(request.spec, request.assignments)
+    job = load(request.spec, request.assignments, content=content)
     nodes, least = _nodes(job, request.nodes)
     least = least if shrinks else nodes
     processes = _agreed(job, "processes", request.per_node)
@@ -98,7 +117,9 @@ def resolve(request: ClusterRequest, *, unseen: bool = False, shrinks: bool = Fa
     words += [*request.flags, *(["--extend", str(request.extend.resolve())] if request.extend else [])]
     _check_batch(job, nodes, per_node)
     world.check_parts(job, nodes * per_node)
-    return ClusterJob(job, request.spec.resolve(), Path.cwd(), nodes, least, per_node, gpus, tuple(words))
+    return ClusterJob(
+        job, request.spec.resolve(), content.decode(), Path.cwd(), nodes, least, per_node, gpus, tuple(words)
+    )
 
 
 def _nodes(job: Job, asked: int | None) -> tuple[int, int]:

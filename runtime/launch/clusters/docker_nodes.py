@@ -92,7 +92,7 @@ def script(work: ClusterJob, here: NodesSite) -> str:
         f"least={work.least}  # nodes with which training begins or goes on if others do not answer",
         "patience=20  # seconds that an engine gets to answer",
         f"name={shlex.quote(f'drivetrain-{work.job.name}')}",
-        f"job={shlex.quote(work.spec.read_text(encoding='utf-8'))}",
+        f"job={shlex.quote(work.content)}",
         f"options=({shlex.join(_options(work, here))})",
         f"image={shlex.quote(here.image)}",
         f"variables=({shlex.join(given)})  # handed over from the environment of this script",

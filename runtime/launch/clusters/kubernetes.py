@@ -78,9 +78,8 @@ def objects(work: ClusterJob, here: KubernetesSite) -> list[dict[str, Any]]:
     """Job file, service, network policy and Job."""
     name, mine = label(work), {"app.kubernetes.io/name": "drivetrain", "app.kubernetes.io/instance": label(work)}
     about = {"name": name, "labels": mine} | ({"namespace": here.namespace} if here.namespace else {})
-    text = work.spec.read_text(encoding="utf-8")
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {work.spec.name: text}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {work.spec.name: work.content}},
         {
             "apiVersion": "v1",
             "kind": "Service",

@@ -109,14 +109,13 @@ def _resources(work: ClusterJob, here: SkyPilotSite) -> dict[str, Any]:
 
 def block(work: ClusterJob, here: SkyPilotSite) -> str:
     """What every node runs; SKYPILOT_NODE_RANK and its like say which one it is."""
-    text = work.spec.read_text(encoding="utf-8")
-    end = f"JOB_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    end = f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}"
     spec = f"{SPEC}/{work.spec.name}"
     lines = [
         "set -e",
         f"mkdir -p {SPEC}",
         f"cat > {shlex.quote(spec)} << '{end}'",
-        *text.splitlines(),
+        *work.content.splitlines(),
         end,
         f"exec {shlex.join([*work.command(here.command, spec), '--runs', here.runs])}",
     ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.errors import SpecError
 from runtime.job.values import duration_seconds
+from runtime.job_spec.spec_source import COPY_VARIABLE
 from runtime.launch.clusters import grace_period, shared_folders, store_access
 from runtime.launch.clusters.cluster_job import ClusterJob
 from runtime.launch.clusters.lost_nodes import SILENCE
@@ -86,12 +89,25 @@ def script(work: ClusterJob, here: SlurmSite) -> str:
         "",
         *here.setup,
         f"train=({shlex.join(work.command(here.command))})",
+        *_carried_files(work),
         f"srun_options=({shlex.join(here.srun)})",
         f"least={work.least}  # nodes with which training goes on if one is gone",
         SILENCE,
         "patience=10  # seconds that a node gets to answer, when training on the others has ended",
     ]
     return "\n".join(lines) + "\n" + BODY
+
+
+def _carried_files(work: ClusterJob) -> Iterator[str]:
+    """Lines that write the job file and the user's code as they are now: they may be edited while the job waits."""
+    yield 'copy="$PWD/runs/.job-$SLURM_JOB_ID"'
+    yield 'rm -rf "$copy"'
+    for name, content in work.files().items():
+        # Encoded, since a byte more or less would be another file.
+        text = "".join(f"\n{line}" for line in textwrap.wrap(base64.b64encode(content).decode(), 120))
+        path = f'"$copy"/{shlex.quote(name)}'
+        yield f'mkdir -p "$(dirname {path})" && base64 -d > {path} << END{text}\nEND'
+    yield f'train=(env "{COPY_VARIABLE}=$copy" "${{train[@]}}")'
 
 
 def _options(work: ClusterJob, here: SlurmSite) -> dict[str, str | int | bool]:

@@ -7,7 +7,7 @@ BODY = (
 # The end of each node's training, by the number of the node: srun waits for a node that is gone, this script does not.
 ends="$PWD/runs/.slurm-$SLURM_JOB_ID"
 # A process of `ask` that is ended before it has reset its traps would remove them under this shell.
-trap 'if [ "$BASHPID" = "$$" ]; then rm -rf "$ends"; fi' EXIT
+trap 'if [ "$BASHPID" = "$$" ]; then rm -rf "$ends" "$copy"; fi' EXIT
 # Slurm itself ends this job: scancel, preemption, or a time limit that came before training had saved.
 trap 'ending=yes' TERM
 

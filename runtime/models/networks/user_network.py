@@ -55,8 +55,9 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     # Reading the user's samples may have advanced the random state; seed again.
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blamed(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
-        module, arguments = user_code.at(job.folder).call(
-            spec.file, spec.factory, spec.arguments, _offered(dataset, first)
+        code = user_code.at(job.folder)
+        module, arguments = code.call(
+            spec.file, spec.factory, code.with_copies(spec.arguments), _offered(dataset, first)
         )
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
@@ -76,7 +77,12 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     buffers.unshare(module)
     dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
-    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
+    return module, {
+        "file": spec.file,
+        "factory": spec.factory,
+        "arguments": arguments | spec.arguments,
+        "inputs": kinds,
+    }
 
 
 def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
@@ -96,7 +102,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     with blamed(
         lambda told, _: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")
     ):
-        module = code.call(given["file"], given["factory"], given["arguments"])[0]
+        module = code.call(given["file"], given["factory"], code.with_copies(given["arguments"]))[0]
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
     if any(is_lazy(each) for each in (*module.parameters(), *module.buffers())):

@@ -31,12 +31,12 @@ BEST = "best.yaml"
 _STATES: dict[str, State] = {"COMPLETE": "done", "PRUNED": "ended early", "FAIL": "failed"}
 
 
-def write(place: SweepFolder, spec: Path, assignments: Sequence[str], job: Job, metric: str) -> SweepResult:
+def write(place: SweepFolder, source: SpecSource, assignments: Sequence[str], job: Job, metric: str) -> SweepResult:
     """Write the page of the trials so far and the best one's job file; returns what is on the page.
 
     Args:
         place: the sweep.
-        spec: the job file.
+        source: the job file.
         assignments: values over it.
         job: the job with its sweep.
         metric: that decides.
@@ -50,8 +50,8 @@ def write(place: SweepFolder, spec: Path, assignments: Sequence[str], job: Job, 
     if best := found.best:
         changes = [*assignments, *values_set(best.values)]
         words = [word for each in changes for word in ("--set", each)]
-        command = shlex.join(["drivetrain", "train", str(spec), *words])
-        chosen = SpecSource(spec, [*changes, "sweep=null"]).load()
+        command = shlex.join(["drivetrain", "train", str(source.spec), *words])
+        chosen = replace(source, assignments=[*changes, "sweep=null"]).load()
         found = replace(found, command=command, file=_write_best(place.path / BEST, chosen, best.number))
     swept.write(place.path, found)
     return found

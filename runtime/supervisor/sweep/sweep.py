@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,13 +69,15 @@ def sweep(request: SweepRequest) -> int:
         DrivetrainError: for every problem of a trial that is found before its trainer starts.
     """
     signals.stop_early()
-    job = SpecSource(request.spec, request.all_assignments()).load()
+    source = SpecSource(request.spec, request.all_assignments()).read()
+    job = source.load()
     if job.sweep is None:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
     check_installed()
     place = folders.open_sweep(request.runs, job, job.sweep.metric or job.best(), plain=request.plain, new=request.new)
     try:
-        return _Sweep(request, job, place).run()
+        with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
+            return _Sweep(request, source.copy_to(Path(scratch), job), job, place).run()
     finally:
         os.close(place.lock)
 
@@ -82,9 +85,9 @@ def sweep(request: SweepRequest) -> int:
 class _Sweep:
     """One command's part of a sweep."""
 
-    def __init__(self, request: SweepRequest, job: Job, place: folders.SweepFolder) -> None:
+    def __init__(self, request: SweepRequest, source: SpecSource, job: Job, place: folders.SweepFolder) -> None:
         assert job.sweep is not None
-        self.request, self.job, self.spec, self.place = request, job, job.sweep, place
+        self.request, self.source, self.job, self.spec, self.place = request, source, job, job.sweep, place
         self.study, self.metric = place.study, job.sweep.metric or job.best()
         self.began = self.shown = time.monotonic()
 
@@ -113,7 +116,7 @@ class _Sweep:
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {words}")
         assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *OFF)
         try:
-            job = SpecSource(self.request.spec, assignments).load()
+            job = replace(self.source, assignments=assignments).load()
         except SpecError as error:
             return self._failed(number, "; ".join(str(error).splitlines()[0:1]))
         options = [word for each in assignments for word in ("--set", each)]
@@ -129,7 +132,7 @@ class _Sweep:
         if run is None:
             shown = (self._folder(0) or self.place.path) / "plan.json"
             code, ended = trial.train(
-                self.request.spec, options, forward, lambda: self._folder(number), self.metric, note, shown
+                self.source, options, forward, lambda: self._folder(number), self.metric, note, shown
             )
         if ended:
             return self._pruned(number)
@@ -186,7 +189,7 @@ class _Sweep:
         return code
 
     def _report(self) -> swept.SweepResult:
-        found = outcome.write(self.place, self.request.spec, self.request.assignments, self.job, self.metric)
+        found = outcome.write(self.place, self.source, self.request.assignments, self.job, self.metric)
         self.shown = time.monotonic()
         return found
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from runtime.plan import show_plan
 from runtime.system import child_process
 from runtime.system.files import parse_row
@@ -55,7 +56,7 @@ class EpochReader:
 
 
 def train(
-    spec: Path,
+    source: SpecSource,
     options: Sequence[str],
     forward: SignalForwarder,
     path: Callable[[], Path | None],
@@ -66,7 +67,7 @@ def train(
     """Train, or resume; returns the exit code, and whether the trial was ended early.
 
     Args:
-        spec: the job file.
+        source: the job file, and the copy from which all trials are trained.
         options: those of `drivetrain train`.
         forward: forwards signals to the training.
         path: its run folder, once there is one.
@@ -93,6 +94,7 @@ def train(
                     ended = True
                     child.send_signal(signal.SIGTERM)
 
-    command = [sys.executable, "-m", "runtime", "train", str(spec), *options]
-    code = child_process.child(command, {show_plan.SHOWN: str(shown)}, forward, wait=wait)
+    command = [sys.executable, "-m", "runtime", "train", str(source.spec), *options]
+    environment = {show_plan.SHOWN: str(shown), COPY_VARIABLE: str(source.copy)}
+    code = child_process.child(command, environment, forward, wait=wait)
     return code, ended or look()

@@ -51,17 +51,19 @@ def bench(request: BenchRequest) -> int:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
     if request.against:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
-    job, machine, output = request.begin()
+    job, machine, output, source = request.begin()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        return _measured(request, job, machine, output, Path(scratch))
+        return _measured(request, job, machine, output, Path(scratch), source)
 
 
-def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, scratch: Path) -> int:
-    code, plan = _settled(request, job, machine, scratch)
+def _measured(
+    request: BenchRequest, job: Job, machine: Hardware, output: Path, scratch: Path, source: SpecSource
+) -> int:
+    code, plan = _settled(source, job, machine, scratch)
     if plan is None:
         return code
     tell = _told_aside if request.json else _told
-    with VariantPool(machine, scratch, request.source) as shop:
+    with VariantPool(machine, scratch, source) as shop:
         shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
     results.write(ladder, plan, job, machine, request, output)
@@ -77,10 +79,10 @@ def _redrawn(plan: plans.Plan) -> bool:
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
 
 
-def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
+def _settled(source: SpecSource, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, finalized by a child that loads model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    code = measuring_child.measure("runtime.tuning.processes.final_plan", scratch, request.source, first, machine)
+    code = measuring_child.measure("runtime.tuning.processes.final_plan", scratch, source, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
 

@@ -25,6 +25,6 @@ def memory(request: MemoryRequest) -> int:
     Raises:
         DrivetrainError: for every problem found before the measurement starts.
     """
-    job, machine, output = request.begin()
+    job, machine, output, source = request.begin()
     module = "runtime.tuning.processes.memory_profile"
-    return measuring_child.measure(module, output, request.source, plans.resolve(job, machine), machine)
+    return measuring_child.measure(module, output, source, plans.resolve(job, machine), machine)

@@ -1,0 +1,185 @@
+"""A job is read once: what is edited after the start of a command changes nothing of what it trains or measures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.cli import main
+from runtime.data.custom import user_code, user_loss
+from runtime.distributed.world import WORLD_SIZE
+from runtime.errors import CheckpointError, SpecError
+from runtime.job_spec import spec_source
+from runtime.job_spec.spec_source import SpecSource
+from runtime.supervisor import repeat as repeating
+from runtime.supervisor import supervisor
+from runtime.supervisor.repeat import RepeatRequest
+from runtime.supervisor.run_folder import RunFolder
+from runtime.supervisor.sweep import trial
+from runtime.supervisor.train_request import TrainRequest
+from runtime.system.signals import SignalForwarder
+from runtime.training import handshake
+from runtime.tuning.memory.profile import MemoryRequest
+from tests import own_job
+from tests.tiny import machine
+
+FILES = {
+    "my_model.py": "from parts.layers import WIDTH\n\ndef build():\n    import late\n    return WIDTH, late.DEPTH\n",
+    "parts/layers.py": "WIDTH = 4\n",
+    "late.py": "DEPTH = 1\n",
+    "my_loss.py": "from pathlib import Path\n\ndef loss(config):\n    scale = int(Path(config).read_text())\n    return lambda o, t: scale * o.mean()\n",
+    "scale.json": "2",
+}
+LOSS = "optimizer: {name: sgd, lr: 0.5}, loss: {file: my_loss.py, arguments: {config: scale.json}}"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    return own_job.write(tmp_path, FILES, train=LOSS)
+
+
+def edit(spec: Path) -> None:
+    """Change every file of the job, and break one of them."""
+    folder = spec.parent
+    spec.write_text(spec.read_text().replace("lr: 0.5", "lr: 1.0"))
+    (folder / "my_model.py").write_text("def build(:\n")
+    (folder / "parts" / "layers.py").unlink()
+    (folder / "late.py").write_text("DEPTH = 7\n")
+    (folder / "scale.json").write_text("3")
+
+
+def job_of(source: SpecSource) -> tuple[float, object, float]:
+    """The rate, what the network is made of, and the loss of a job, as a trainer gets them."""
+    job: Any = source.load()
+    network, _ = user_code.at(job.folder).call(job.model.file, job.model.factory, job.model.arguments)
+    terms: Any = user_loss.load(job)
+    return job.train.optimizer.lr, network, float(terms.function(torch.ones(2, 1), torch.ones(2)))
+
+
+def child(words: Sequence[str]) -> SpecSource:
+    """The source that a child process gets by its options."""
+    parser = argparse.ArgumentParser()
+    spec_source.add_options(parser)
+    return SpecSource.from_arguments(parser.parse_known_args(words)[0])
+
+
+AS_STARTED = (0.5, (4, 1), 2.0)
+
+
+def test_every_attempt_trains_what_was_read_at_the_start(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = []
+
+    def train(
+        request: TrainRequest, count: int, environment: object, forward: SignalForwarder, run: RunFolder, words: object
+    ) -> int:
+        edit(spec) if not jobs else None
+        jobs.append(job_of(child(supervisor._command(request, run.path)[4:])))
+        return 10 if len(jobs) == 1 else 0
+
+    monkeypatch.setattr(supervisor, "_trainers", train)
+    monkeypatch.setattr(supervisor.Replanned, "exit_code", 10)
+    assert supervisor.train(TrainRequest(spec, runs=spec.parent / "runs", plain=True)) == 0
+    assert jobs == [AS_STARTED] * 2
+
+
+def test_a_child_that_measures_gets_what_its_command_has_read(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = MemoryRequest(spec, output=tmp_path / "out").begin()[-1]
+    edit(spec)
+    assert job_of(child([str(spec), *source.options()])) == AS_STARTED
+
+
+def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = []
+
+    def train(request: TrainRequest) -> int:
+        run = request.runs / f"tiny-seed{len(jobs)}-001"
+        source = request.source().copy_to(run, request.source().load())
+        edit(spec) if not jobs else None
+        jobs.append(job_of(source))
+        return 0 if len(jobs) < 2 else 3
+
+    monkeypatch.setattr(repeating.supervisor, "train", train)
+    monkeypatch.setattr(repeating.run_folder, "numbered", lambda runs, name: [runs / name])
+    (spec.parent / "runs" / "tiny-seed0-001").mkdir(parents=True)
+    (spec.parent / "runs" / "tiny-seed1-001").mkdir(parents=True)
+    assert repeating.repeat(RepeatRequest(spec, runs=spec.parent / "runs", seeds=2)) == 3
+    assert jobs == [AS_STARTED] * 2
+
+
+def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[TrainRequest] = []
+    source = SpecSource(spec)
+    source = source.copy_to(spec.parent, source.load())
+    edit(spec)
+
+    def start(command: list[str], environment: dict[str, str], forward: object, **more: object) -> int:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return main.main(command[3:])
+
+    monkeypatch.setattr(trial.child_process, "child", start)
+    monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
+    with supervisor.signals.forwarding() as forward:
+        trial.train(source, [], forward, lambda: None, "loss", lambda epoch, value: False, spec)
+    assert job_of(requests[0].source()) == AS_STARTED
+
+
+def test_a_batch_script_carries_the_job_as_it_was_written(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
+    assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
+    edit(spec)
+    head = (tmp_path / "a.sbatch").read_text().partition("srun_options=")[0]
+    done = subprocess.run(
+        ["bash", "-c", head + '\necho "${train[1]}"'],
+        env={**os.environ, "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, _, copy = done.stdout.strip().partition("=")
+    assert name == spec_source.COPY_VARIABLE
+    assert job_of(SpecSource(spec, copy=Path(copy))) == AS_STARTED
+
+
+def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: Path) -> None:
+    source = SpecSource(spec)
+    for name in ("run", "again"):
+        (tmp_path / name).mkdir()
+    job_of(first := source.copy_to(tmp_path / "run", source.load()))
+    user_code.remember(tmp_path, user_code.at(tmp_path, None, first.copy / spec_source.CODE if first.copy else None))
+    (tmp_path / "scale.json").write_text("3")
+    job_of(source.copy_to(tmp_path / "again", source.load()))
+    with pytest.raises(CheckpointError, match=r"was started with a different scale\.json"):
+        user_code.remember(tmp_path, user_code.at(tmp_path))
+
+
+def test_a_node_with_other_code_is_refused(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORLD_SIZE, "2")
+    introductions = []
+    for name in ("leader", "node"):
+        (tmp_path / name).mkdir()
+        source = SpecSource(spec)
+        job = source.load()
+        job = source.copy_to(tmp_path / name, job).load()
+        (tmp_path / name / "hardware.json").write_text(json.dumps(machine().to_json()))
+        introductions.append(handshake._own(tmp_path / name, job))
+        (tmp_path / "late.py").write_text("DEPTH = 7\n")
+    refusal = handshake._unlike(introductions[0], introductions[1], 1)
+    assert refusal is not None
+    assert refusal["exit_code"] == SpecError.exit_code
+    assert "has another late.py than the leader" in refusal["parts"][0]
+    assert handshake._unlike(introductions[0], introductions[0], 1) is None
