@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -11,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from runtime.data import notes
 from runtime.data.custom import data_sources
@@ -31,12 +33,21 @@ from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
 from runtime.plan.effective_plan import PlanRequest
-from runtime.supervisor import embedded_call, embedded_parts, extended_run, host_process, run_folder, run_lifecycle
+from runtime.supervisor import (
+    embedded_call,
+    embedded_parts,
+    embedded_record,
+    extended_run,
+    host_process,
+    run_folder,
+    run_lifecycle,
+)
 from runtime.supervisor.extended_run import ExtendRequest
 from runtime.system.console import say
 from runtime.system.run_files import RunFiles
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.tracking import tracker_child
+from runtime.tracking.event_log import EventLog
 from runtime.training import effective_settings
 from runtime.training.callbacks import TrainingInfo
 from runtime.training.phase_timer import PhaseTimer
@@ -80,11 +91,11 @@ def run(call: Call) -> Trained:
     Raises:
         DrivetrainError: as `runtime.train`.
     """
-    with host_process.as_found(), host_process.listening() as signals:
+    with host_process.as_found(), host_process.listening() as signals, contextlib.ExitStack() as afterwards:
         try:
             with stopping():
                 job, dataset = _tried(call)
-                return _trained(replace(call, job=job), dataset, signals)
+                return _trained(replace(call, job=job), dataset, signals, afterwards)
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to resume") from None
         finally:
@@ -166,13 +177,33 @@ def _opened_data(call: Call, terms: CustomTerms | None) -> Dataset:
     return dataset
 
 
-def _trained(call: Call, dataset: Dataset, signals: Signals) -> Trained:
+def _objects(call: Call) -> dict[str, str]:
+    """What a resumed run must be started with again."""
+    sources = zip(("train_data", "validation_data"), call.sources, strict=True)
+    # The values of arrays are in the record of the data.
+    data = {
+        name: source.data for name, source in sources if hasattr(source.data, "__dict__") and not _is_array(source.data)
+    }
+    data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
+    return embedded_record.rows(call.model, call.loss, data, call.parts)
+
+
+def _is_array(data: object) -> bool:
+    return isinstance(data, Tensor | TensorDataset)
+
+
+def _trained(call: Call, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> Trained:
     """Train in the job's run folder, with the records that a supervisor keeps."""
     machine = host_process.machine(detect(call.runs), call.job)
+    objects = _objects(call)
     place = _opened(call)
     lifecycle, code, tracker = run_lifecycle.RunLifecycle(place, call.program), 0, None
     try:
+        changed = embedded_record.check(place.path, objects)
+        afterwards.callback(lambda: embedded_record.note_changes(place.path, _objects(call)) if code else None)
         lifecycle.begin(machine)
+        for line in changed:
+            EventLog(place.path).add("resume", line)
         tracker = tracker_child.beside(place.path, call.job.track)
         reason = train_run(_assembled(call, machine, place, dataset, signals))
     except (Stopped, Interrupted):

@@ -56,6 +56,7 @@ class Stream(IterableDataset[Any]):
         for x, y in zip(X, Y, strict=True):
             self.read += 1
             if self.read == self.stop_at:
+                self.stop_at = None
                 os.kill(os.getpid(), signal.SIGINT)
             yield x + self.noise * torch.randn(2), y
 
@@ -175,19 +176,15 @@ import os, signal, runtime, torch
 from torch.utils.data import DataLoader
 from tests.supervisor.test_library_data import Rows
 from tests.supervisor.test_embedded import circle, network
-class Killed(Rows):
-    read = 0
-    def __getitem__(self, index):
-        self.read += 1
-        if self.read == 230:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+def kill(info):
+    if info.step == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
 model = network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
-runtime.train(model, DataLoader(Killed(), 16, shuffle=True), circle(40, seed=1), runs={runs!r}, epochs=2,
+runtime.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1), runs={runs!r}, epochs=2,
               names=["out", "in"], optimize={{"cpu_threads": 1, "measure": "off"}}, checkpoint={{"every": "3 steps"}},
-              optimizer=optimizer, schedule=schedule, schedule_every="step")
+              optimizer=optimizer, schedule=schedule, schedule_every="step", on_step=kill)
 """
 
 

@@ -1,0 +1,207 @@
+"""A training from Python goes on only with the objects that it was started with, down to their code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, Subset
+
+import runtime
+from runtime.errors import CheckpointError, Stopped, UserCodeError
+from runtime.supervisor import embedded_record
+from runtime.system.files import write_json
+from runtime.training.callbacks import Callbacks
+from runtime.training.evaluation.user_metrics import UserMetrics
+from runtime.training.user_parts import UserParts
+
+torch.set_num_threads(1)
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+
+
+def net(act: nn.Module | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), act or nn.LeakyReLU(0.1), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def changed(module: nn.Module, change: Callable[[Any], object]) -> nn.Module:
+    change(module)
+    return module
+
+
+def block(factor: float, extra: int = 0) -> nn.Module:
+    """A network whose class has another body for each factor, the same name and the same parameters."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 2)
+            self.register_buffer("table", torch.arange(3) + extra, persistent=False)
+
+        if factor == 1:
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.last(x)
+        else:
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.last(x) * 2
+
+    return Block()
+
+
+def weighted(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: functional.cross_entropy(outputs, targets) * weight
+
+
+class Scaled(Dataset[Any]):
+    def __init__(self, scale: float, transform: Callable[[Tensor], Tensor] = abs) -> None:
+        self.scale, self.transform = scale, transform
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.transform(X[index] * self.scale), Y[index]
+
+
+class Share:
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+
+class SlottedLoss:
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+
+def frozen(model: Any) -> None:
+    model[0].requires_grad_(False)
+
+
+def tied(model: Any) -> None:
+    model.append(nn.Linear(8, 2))
+    model[4].weight = model[3].weight
+
+
+def untied(model: Any) -> None:
+    model.append(nn.Linear(8, 2))
+
+
+def hooked(model: Any) -> None:
+    model[1].register_forward_hook(lambda layer, inputs, outputs: outputs * 2)
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "activation": (
+        {"model": net()},
+        {"model": net(nn.Tanh())},
+        "model.1 was torch.nn.modules.activation.LeakyReLU and",
+    ),
+    "slope": ({"model": net()}, {"model": net(nn.LeakyReLU(0.2))}, "model.1.negative_slope was 0.1 and is 0.2"),
+    "frozen": ({"model": net()}, {"model": changed(net(), frozen)}, "model.0.bias was (8,) torch.float32 and is"),
+    "tied": ({"model": changed(net(), tied)}, {"model": changed(net(), untied)}, "the same as model.3.weight"),
+    "hook": ({"model": net()}, {"model": changed(net(), hooked)}, "model.1 hooks was absent"),
+    "forward body": ({"model": block(1)}, {"model": block(2)}, "model was block.<locals>.Block with the code"),
+    "constant buffer": ({"model": block(1)}, {"model": block(1, 5)}, "model.table was Tensor"),
+    "closure of a loss": ({"loss": weighted(1.0)}, {"loss": weighted(2.0)}, "loss was weighted.<locals>.<lambda> with"),
+    "partial": (
+        {"loss": functools.partial(functional.cross_entropy, label_smoothing=0.1)},
+        {"loss": functools.partial(functional.cross_entropy, label_smoothing=0.2)},
+        "loss was partial",
+    ),
+    "class weights": (
+        {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]))},
+        {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))},
+        "loss.weight was",
+    ),
+    "slots of a loss": ({"loss": SlottedLoss(1.0)}, {"loss": SlottedLoss(2.0)}, "loss was SlottedLoss with the code"),
+    "data set": ({"train_data": Scaled(1.0)}, {"train_data": Scaled(2.0)}, "train_data.scale was 1.0 and is 2.0"),
+    "transform": (
+        {"train_data": Scaled(1.0, lambda x: x + 1)},
+        {"train_data": Scaled(1.0, lambda x: x - 1)},
+        "train_data.transform was",
+    ),
+    "wrapped data set": (
+        {"train_data": Subset(Scaled(1.0), [0])},
+        {"train_data": Subset(Scaled(2.0), [0])},
+        "train_data.dataset was",
+    ),
+    "metric": ({"metrics": Share()}, {"metrics": Share(2.0)}, "metrics.share.factor was 1.0 and is 2.0"),
+}
+
+
+def record(objects: dict[str, Any]) -> dict[str, str]:
+    metrics = UserMetrics({"share": objects.get("metrics", Share())})
+    parts = UserParts(metrics=metrics, callbacks=Callbacks(on_step=objects.get("on_step")))
+    data = {"train_data": objects.get("train_data", Scaled(1.0))}
+    return embedded_record.rows(objects.get("model", net()), objects.get("loss"), data, parts)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_other_objects_are_refused_and_named(name: str, tmp_path: Path) -> None:
+    first, second, expected = DIFFERENT[name]
+    assert embedded_record.check(tmp_path, record(first)) == []
+    assert embedded_record.check(tmp_path, record(first)) == []
+    with pytest.raises(CheckpointError) as raised:
+        embedded_record.check(tmp_path, record(second))
+    assert expected in str(raised.value)
+    assert "undo the change, or start a new run with new=True" in str(raised.value)
+
+
+def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
+    for _ in range(2):
+        objects = {"model": block(2), "loss": weighted(2.0), "train_data": Scaled(1.0, lambda x: x + 1)}
+        assert embedded_record.check(tmp_path, record(objects)) == []
+
+
+def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_path: Path) -> None:
+    embedded_record.check(tmp_path, record({"on_step": print}))
+    assert embedded_record.check(tmp_path, record({})) == ["on_step is not what the run was started with"]
+    write_json(tmp_path / "state.json", {"exit_code": UserCodeError.exit_code})
+    lines = embedded_record.check(tmp_path, record({"on_step": print, "metrics": Share(2.0)}))
+    assert lines == ["metrics is not what the run was started with"]
+
+
+def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> None:
+    data = Scaled(1.0)
+    embedded_record.check(tmp_path, record({"train_data": data}))
+    data.scale = 3.0
+    embedded_record.note_changes(tmp_path, record({"train_data": data}))
+    assert embedded_record.check(tmp_path, record({"train_data": data})) == []
+    with pytest.raises(CheckpointError, match=r"train_data\.transform"):
+        embedded_record.check(tmp_path, record({"train_data": Scaled(1.0, lambda x: x)}))
+
+
+def test_another_python_compiles_other_bytecode(tmp_path: Path) -> None:
+    embedded_record.check(tmp_path, record({"model": block(1)}) | {"python": "3.0"})
+    assert embedded_record.check(tmp_path, record({"model": block(2)})) == []
+
+
+def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
+    def stop(info: runtime.TrainingInfo) -> None:
+        if info.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def train(loss: object, **more: Any) -> runtime.Result:
+        data = (X, Y), (X, Y)
+        return runtime.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)
+
+    with pytest.raises(Stopped):
+        train(weighted(1.0), on_step=stop)
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(CheckpointError, match="is unfinished and was started with other objects: loss was"):
+            train(weighted(2.0))
+    assert train(weighted(1.0)).folder.name == "library-001"
+    assert train(weighted(2.0), new=True).folder.name == "library-002"
