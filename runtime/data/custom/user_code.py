@@ -112,11 +112,49 @@ class Code(MetaPathFinder):
             return [self.with_copies(inner) for inner in value]
         return self._path_of_copy(value) if isinstance(value, str) else value
 
+    def keep_opened(self, paths: Sequence[str]) -> None:
+        """Keep small files of the folder that the code has opened, such as a configuration beside it.
+
+        Raises:
+            CheckpointError: if one of them is no longer what the run was started with.
+        """
+        for path in dict.fromkeys(Path(path).absolute() for path in paths):
+            inside = path.resolve().is_relative_to(self.folder) and path.suffix not in (".py", ".pyc")
+            if not inside or not path.is_file() or (self.copy and path.is_relative_to(self.copy)):
+                continue
+            name = path.resolve().relative_to(self.folder).as_posix()
+            is_allowed = self.expected is None or name in self.expected
+            if is_allowed and argument_files.names_below(path, name) and self.read_as(name, path) != path.read_bytes():
+                raise CheckpointError(
+                    f"{path} has changed since the run was started",
+                    "the file as the run read it first",
+                    "undo the change, or name the file in `arguments`, and its copy is read",
+                )
+
+    def check_opened(self, paths: Sequence[str]) -> None:
+        """Check that files which the code of a model has opened elsewhere are those of the training.
+
+        Raises:
+            CheckpointError: if one has the name of a file of the training and another content.
+        """
+        files = {name: digest for name, digest in (self.expected or {}).items() if not name.endswith(".py")}
+        for path in dict.fromkeys(Path(path).absolute() for path in paths):
+            digests = [
+                digest for name, digest in files.items() if path.parts[-len(Path(name).parts) :] == Path(name).parts
+            ]
+            elsewhere = not path.resolve().is_relative_to(self.folder) and path.is_relative_to(Path.cwd())
+            if elsewhere and digests and path.is_file() and sha256(path) not in digests:
+                raise CheckpointError(
+                    f"{path} has SHA-256 {sha256(path)[:12]}..., and the model was trained with another one",
+                    f"the file as it lies in {self.folder}",
+                    "restore it; code that reads it by Path(__file__).with_name(...), or by a path in `arguments`, "
+                    "gets the file that is stored with the model",
+                )
+
     def _path_of_copy(self, text: str) -> str:
         name = argument_files.name_of(text)
-        place = argument_files.original(self.folder, name)
-        if self.copy and os.path.exists(self.copy / name):
-            place = self.copy / name
+        places = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
+        place = next((path for path in places if os.path.exists(path)), argument_files.original(self.folder, name))
         names = argument_files.names_below(place, name)
         if self.expected is not None:
             names = [each for each in self.expected if each == name or each.startswith(f"{name}/")]

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runtime.data import stateless_random
-from runtime.data.custom import user_code
+from runtime.data.custom import opened_files, user_code
 from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import action, blamed, own_lines, told
 from runtime.data.dataset import Batch, Dataset
@@ -56,9 +56,10 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blamed(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
         code = user_code.at(job.folder)
-        module, arguments = code.call(
-            spec.file, spec.factory, code.with_copies(spec.arguments), _offered(dataset, first)
-        )
+        with opened_files.noted() as opened:
+            module, arguments = code.call(
+                spec.file, spec.factory, code.with_copies(spec.arguments), _offered(dataset, first)
+            )
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
@@ -75,7 +76,9 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
             ]
         )
     buffers.unshare(module)
-    dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
+    with opened_files.noted(nn.Module) as opened_later:
+        dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
+    code.keep_opened([*opened, *opened_later])
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {
         "file": spec.file,
@@ -102,7 +105,11 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     with blamed(
         lambda told, _: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")
     ):
-        module = code.call(given["file"], given["factory"], code.with_copies(given["arguments"]))[0]
+        for file in (file for file in digests if not file.endswith(".py")):
+            code.read(code.folder / file)
+        with opened_files.noted() as opened:
+            module = code.call(given["file"], given["factory"], code.with_copies(given["arguments"]))[0]
+    code.check_opened(opened)
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
     if any(is_lazy(each) for each in (*module.parameters(), *module.buffers())):

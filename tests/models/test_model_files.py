@@ -1,0 +1,170 @@
+"""Files that the code of a network reads are stored with the model, and used from there or checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.data.custom import user_code
+from runtime.data.custom.load import load
+from runtime.errors import CheckpointError
+from runtime.job_spec.spec_source import SpecSource
+from runtime.models import saved_model
+from runtime.models.build import build
+from tests import own_job
+
+torch.set_num_threads(1)
+NET = """
+import json
+from pathlib import Path
+from torch import nn
+
+def build(outputs, {parameters}):
+    {read}
+    torch_layer = nn.Linear(4, outputs)
+    nn.init.ones_(torch_layer.weight)
+    return nn.Sequential(nn.LeakyReLU(float(slope)), torch_layer)
+"""
+LATE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        {read}
+        return self.last(nn.functional.leaky_relu(x, float(slope)))
+"""
+OPEN = "slope = json.loads(Path({}).read_text())['slope']"
+CASES: dict[str, tuple[dict[str, str], str]] = {
+    "argument": ({"my_model.py": NET.format(parameters="config", read=OPEN.format("config"))}, "{config: cfg.json}"),
+    "argument in a folder": (
+        {"my_model.py": NET.format(parameters="config", read=OPEN.format("config")), "conf/a.json": '{"slope": 5}'},
+        "{config: conf/a.json}",
+    ),
+    "argument in a list": (
+        {"my_model.py": NET.format(parameters="configs", read=OPEN.format("configs[0]"))},
+        "{configs: [cfg.json]}",
+    ),
+    "folder": (
+        {
+            "my_model.py": NET.format(parameters="place", read=OPEN.format("place, 'a.json'")),
+            "conf/a.json": '{"slope": 5}',
+        },
+        "{place: conf}",
+    ),
+    "beside the code": (
+        {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("__file__).with_name('cfg.json'"))},
+        "{}",
+    ),
+    "read in forward": (
+        {
+            "my_model.py": LATE.format(
+                read="import pathlib; slope = pathlib.Path(__file__).with_name('slope.txt').read_text()"
+            ),
+            "slope.txt": "5",
+        },
+        "{}",
+    ),
+    "imported in forward": (
+        {"my_model.py": LATE.format(read="from neighbor import slope"), "neighbor.py": "slope = 5"},
+        "{}",
+    ),
+}
+
+
+def files(folder: Path) -> list[Path]:
+    return [
+        folder / name for name in ("cfg.json", "conf/a.json", "slope.txt", "neighbor.py") if (folder / name).exists()
+    ]
+
+
+def stored(folder: Path, code: dict[str, str], arguments: str, **more: Any) -> torch.nn.Module:
+    """Build the network of a job, and store it as a training does."""
+    factory = "Net" if "class Net" in code["my_model.py"] else "build"
+    path = own_job.write(
+        folder, {"cfg.json": '{"slope": 5}', **code}, model=f"factory: {factory}, arguments: {arguments}"
+    )
+    (folder / "run").mkdir()
+    source = SpecSource(path)
+    job: Any = source.copy_to(folder / "run", source.load()).load()
+    made = build(job, load(job))
+    assert made.code is not None
+    config = {"task": "custom", "builder": "own", "arguments": made.arguments, "heads": [], "preprocessing": {}}
+    weights = {"model": made.module.state_dict()}
+    config |= {"trained": {}, "code": made.code.digests()}
+    saved_model.commit(folder / "run" / "model", weights, config, made.code.sources)
+    return made.module
+
+
+@pytest.mark.parametrize("edit", ["edited", "removed"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_that_is_changed_after_the_training_changes_nothing(
+    name: str, edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = stored(tmp_path, *CASES[name])
+    x = -torch.ones(3, 4)
+    expected = network(x)
+    for path in files(tmp_path):
+        path.write_text('{"slope": 7}' if path.suffix == ".json" else "slope = 7" if path.suffix == ".py" else "7")
+        if edit == "removed":
+            path.unlink()
+    assert torch.equal(saved_model.load(tmp_path / "run", consent=True).network(x), expected)
+
+
+@pytest.mark.parametrize("name", ["argument", "beside the code", "folder"])
+def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> None:
+    stored(tmp_path, *CASES[name])
+    for path in files(tmp_path / "run" / "model" / "code"):
+        path.write_text('{"slope": 7}')
+    with pytest.raises(CheckpointError, match="has SHA-256"):
+        saved_model.load(tmp_path / "run", consent=True)
+
+
+def test_a_file_by_a_path_of_the_working_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("'cfg.json'"))}
+    stored(tmp_path, code, "{}")
+    saved_model.load(tmp_path / "run", consent=True)
+    (tmp_path / "cfg.json").write_text('{"slope": 7}')
+    with pytest.raises(CheckpointError, match=r"cfg\.json has SHA-256 .* trained with another one"):
+        saved_model.load(tmp_path / "run", consent=True)
+
+
+def test_an_argument_outside_of_the_folder_is_stored_too(tmp_path: Path) -> None:
+    outside = tmp_path / "a" / "cfg.json"
+    outside.parent.mkdir()
+    outside.write_text('{"slope": 5}')
+    folder = tmp_path / "job"
+    folder.mkdir()
+    network = stored(folder, CASES["argument"][0], f"{{config: {outside}}}")
+    outside.unlink()
+    x = -torch.ones(3, 4)
+    assert torch.equal(saved_model.load(folder / "run", consent=True).network(x), network(x))
+
+
+def test_texts_and_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.data.custom.argument_files.LARGEST", 10)
+    (tmp_path / "large.bin").write_bytes(b"x" * 11)
+    code = user_code.Code(tmp_path)
+    given = {"a": "large.bin", "b": ["resnet18", 3, ""], "c": "\0", "d": "x" * 5000, "e": "."}
+    assert code.with_copies(given) == given
+    assert code.sources == {}
+
+
+def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cfg.json").write_text("1")
+    code = user_code.Code(tmp_path, None, tmp_path / "copy")
+    code.keep_opened([str(tmp_path / "cfg.json"), str(tmp_path / "absent")])
+    (tmp_path / "cfg.json").write_text("2")
+    again = user_code.Code(tmp_path, None, tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=r"cfg\.json has changed since the run was started"):
+        again.keep_opened([str(tmp_path / "cfg.json")])
+    assert json.loads((tmp_path / "copy" / "cfg.json").read_text()) == 1
