@@ -245,8 +245,8 @@ class Dataset:
     """Which training samples an epoch has, and in which order; None to shuffle all of them."""
     drop_last: bool = False
     """Whether an epoch leaves out a smaller last batch."""
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """The user's loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
+    loss: Any = None
+    """The user's loss, in place of the job's: CustomTerms, a module that needs this one."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
     """Data files that the spec does not name itself, by the key that led to them. Paths are relative to the folder that
     the key names, or to the folder of the file that it names.

@@ -52,13 +52,18 @@ class CustomData(Spec):
 class CustomLossSpec(Spec):
     """Your own loss: a function that returns a callable of (outputs, targets).
 
-    The callable returns one term per sample, shape (N,), or their mean as a scalar.
+    The callable returns one term per sample, shape (N,), or a scalar: their mean or their sum, or what `weight_of` says.
     """
 
     name: Literal["own"] = Field("own", description="not needed with `file:`")
     file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("loss", description="function in the file that returns the loss")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    weight_of: str | None = Field(
+        None,
+        description="function in the file that returns for targets what the loss divides by: a number, or one for each "
+        "sample; for a loss that is neither a mean nor a sum over samples, whose batches are not split without it",
+    )
 
 
 def _by_file(value: object) -> object:
@@ -140,7 +145,16 @@ def problems(job: Job) -> Iterator[Problem]:
     """Problems of the user's files; none of them is run."""
     for key, part, offered in parts(job):
         yield from user_files.problems(job, key, part, offered)
-    if isinstance(job, CustomJob) and job.data.reader is not None:
-        found = user_files.find_functions(job, ("data",), job.data.file)
-        if not isinstance(found, Problem) and job.data.reader not in found and "*" not in found:
-            yield user_files.unknown_function(job, ("data", "reader"), job.data.reader, job.data.file, found)
+    if isinstance(job, CustomJob):
+        yield from _unknown(job, ("data", "reader"), job.data.file, job.data.reader)
+        if isinstance(loss := job.train.loss, CustomLossSpec):
+            yield from _unknown(job, ("train", "loss", "weight_of"), loss.file, loss.weight_of)
+
+
+def _unknown(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:
+    """The problem of a key that names a function which its file does not have."""
+    if name is None:
+        return
+    found = user_files.find_functions(job, key[:-1], file)
+    if not isinstance(found, Problem) and name not in found and "*" not in found:
+        yield user_files.unknown_function(job, key, name, file, found)

@@ -50,6 +50,8 @@ class Workload:
     """Bytes of its outputs for all samples; of the largest outputs, if parts of it are unfrozen later."""
     prefix_share: float = 0.0
     """Its share of the FLOPs of a training step."""
+    indivisible: str = ""
+    """Why the user's loss of a batch cannot be put together from those of its parts; empty if it can."""
     prefix_work: float = 0.0
     """FLOPs per byte of its outputs."""
 

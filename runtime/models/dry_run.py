@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runtime.data.custom.arrays import described
+from runtime.data.custom.arrays import ArraySplit, described
+from runtime.data.custom.loss_division import Refuse
+from runtime.data.custom.stream import StreamSplit
 from runtime.data.custom.user_errors import blamed
-from runtime.data.custom.user_loss import CustomTerms, Refuse
 from runtime.data.dataset import Batch, Dataset, Head, Split
-from runtime.data.loader.batches import in_order
+from runtime.data.loader.batches import fetch, in_order
+
+TRIED = 16
+"""Samples whose targets show how a loss is put together, if these are no classes."""
 
 CPU = torch.device("cpu")
 
@@ -55,9 +60,24 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
         _check_trained(module, name, refuse)
         for found, head in _by_head(outputs, dataset.heads, name, refuse):
             _check_output(found, head, len(batch), name, refuse)
-            if isinstance(dataset.loss, CustomTerms):
+            if dataset.loss:
                 dataset.loss.tried(found.float(), batch.targets[head.name])
+                dataset.loss.divide(found.float(), _trial_targets(dataset, head))
     _check_saved(before, _saved(module), name, refuse)
+
+
+def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
+    """Targets to try a loss with, as unlike as can be: all classes, or samples from all over the data."""
+    if head.classes and not head.several:
+        return torch.arange(len(head.classes))
+    split = dataset.train
+    # An iterable is read from its beginning.
+    count = min(len(split), TRIED) if isinstance(split, StreamSplit) else len(split)
+    ids = np.linspace(0, count - 1, TRIED).astype(np.int64)
+    if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
+        flat = split.targets[head.name].flatten(1)
+        ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
+    return next(fetch(split, [np.unique(ids)])).targets[head.name]
 
 
 def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:

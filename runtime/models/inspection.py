@@ -55,6 +55,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
+        indivisible=dataset.loss.division.obstacle if dataset.loss else "",
         ragged=hasattr(dataset.train, "lengths"),
         layout_obstacle=layout_trial.obstacle(model, dataset),
         token_bytes=packing_trial.token_bytes(model),

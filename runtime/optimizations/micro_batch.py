@@ -28,11 +28,15 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
     searched = ", if the search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
     whole = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
+    if workload is not None and workload.indivisible:
+        return Choice(OFF, f"{whole} at once: {workload.indivisible}")
     return Choice(OFF, f"{whole} at once{searched}")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A micro-batch larger than the batch."""
+    """A micro-batch larger than the batch; any, if the loss cannot be put together from those of micro-batches."""
+    if value != OFF and workload is not None and workload.indivisible:
+        return f"{workload.indivisible}; return one value for each sample, or give weight_of(targets)"
     if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
         return f"train.batch_size is {job.train.batch}, and a micro-batch cannot be larger"
     return None
@@ -40,7 +44,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Smaller sizes, which may fit the caches better; never where they would change the training."""
-    if EFFECT(workload) is Effect.TRAINING:
+    if EFFECT(workload) is Effect.TRAINING or (workload is not None and workload.indivisible):
         return [OFF]
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 

@@ -68,6 +68,7 @@ def train(
     validation_data: Any,
     *,
     loss: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    weight_of: Callable[[Any], Any] | None = None,
     optimizer: Mapping[str, Any] | str | Optimizer | Callable[[list[nn.Parameter]], Optimizer] | None = None,
     schedule: Mapping[str, Any] | str | LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
     schedule_every: str | None = None,
@@ -100,6 +101,8 @@ def train(
         validation_data: the same.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
             spec by name or as a mapping; chosen by the targets if None.
+        weight_of: called with the targets of some samples: what `loss` of these divides by, as a number or one for each
+            sample. Without it that is tried out, and a batch is not split if it is neither a mean nor a sum.
         optimizer: an optimizer of the spec by name or as a mapping; or an optimizer over the model's parameters, or a
             function that gets the list of trainable parameters and returns one.
         schedule: a schedule of the spec by name or as a mapping; or a scheduler over `optimizer`, or a function of it.
@@ -159,6 +162,7 @@ def train(
                 model=model,
                 sources=sources,
                 loss=loss,
+                weight_of=weight_of,
                 parts=given.parts,
                 runs=Path(runs),
                 program=caller.f_code.co_filename,

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from runtime.data import notes
 from runtime.data.custom import data_sources
 from runtime.data.custom import load as custom
+from runtime.data.custom.arrays import described
 from runtime.data.custom.data_sources import DataSource
 from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
@@ -70,6 +71,8 @@ class Call:
     runs: Path
     program: str
     """The file that calls."""
+    weight_of: Callable[[Any], Any] | None = None
+    """What the samples of some targets count in the loss."""
     new: bool = False
     epoch_steps: int | None = None
     extend: ExtendRequest | None = None
@@ -112,7 +115,13 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
         return SpecError([Problem(job.document.place(()), "", given, possible, action)])
 
     _check_model(model, refuse)
-    terms = CustomTerms(call.loss, "loss", refuse) if job.has_own_loss() else None
+    terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
+    if call.weight_of is not None and not (terms and callable(call.weight_of)):
+        raise refuse(
+            f"weight_of is {described(call.weight_of)}, and loss {'your own' if terms else 'built in'}",
+            "a function of the targets, beside a loss of your own that returns one number",
+            "leave it out: built-in losses can be split",
+        )
     dataset = _opened_data(call, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
@@ -124,6 +133,8 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
         )
     for note in dataset.notes:
         say(notes.line(note))
+    if terms and (told := terms.note()):
+        say(notes.line(told, "loss"))
     data = job.data.model_copy(
         update={
             "train": len(dataset.train),

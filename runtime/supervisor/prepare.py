@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runtime import optimizations
+from runtime.data.custom.arrays import described
 from runtime.hardware import calibration_file
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
@@ -53,6 +54,7 @@ def prepare(
     optimizer: Optimizer | Callable[[list[nn.Parameter]], Optimizer],
     *,
     loss: Callable[[Any, Any], Any] | None = None,
+    weight_of: Callable[[Any], Any] | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
     gpus: str | Sequence[int] | None = None,
@@ -72,6 +74,9 @@ def prepare(
         optimizer: over its parameters, or a function of the list of trainable parameters that returns one.
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
+        weight_of: what the loss of some samples divides by, as a number or one for each sample; called with the targets,
+            or the batch if it is a mapping or the model returns the loss. Without it that is tried out before a batch is
+            split, and one whose loss is neither a mean nor a sum is not.
         clip_norm: largest gradient norm; None for no clipping.
         accumulate: batches of an update; each counts the same.
         gpus: `auto`, `none` or a list of one number.
@@ -88,6 +93,8 @@ def prepare(
     place = embedded_call.place_of(sys._getframe(1))
     refuse = embedded_parts.refusal(place)
     _check(accumulate, optimize or {}, refuse)
+    if weight_of is not None and not callable(weight_of):
+        raise refuse("weight_of", f"is {described(weight_of)}", "a function of targets or batch", "give a function")
     made = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
     settings: dict[str, Any] = {"clip_norm": clip_norm, "deterministic": deterministic}
     settings |= {"optimizer": embedded_parts.optimizer_spec(made.optimizer), "schedule": "constant"}
@@ -97,7 +104,7 @@ def prepare(
     plan = _plan(job, machine, model)
     if not quiet:
         console().print(render(plan, job, machine))
-    return _block(job, machine, plan, model, made, loss, accumulate)
+    return _block(job, machine, plan, model, made, LoopLoss(Forms(model, loss), accumulate, weight_of))
 
 
 def _check(accumulate: object, optimize: Iterable[str], refuse: Refusal) -> None:
@@ -141,8 +148,7 @@ def _block(
     plan: Plan,
     model: nn.Module,
     optimizer: UserOptimizer,
-    loss: Callable[[Any, Any], Any] | None,
-    accumulate: int,
+    objective: LoopLoss,
 ) -> Iterator[PreparedStep]:
     """Apply the plan, and undo what is process-wide."""
     with host_process.settings_as_found():
@@ -150,8 +156,7 @@ def _block(
         torch_setup.begin(job, machine, device)
         model.to(device)
         built = optimizer.build(model)
-        forms = Forms(model, loss)
-        objective = LoopLoss(forms, accumulate)
+        forms = objective.forms
         options = StepOptions(forward=forms.forward, report_memory=say, report_compile=say, report_numbers=say)
         step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, forms=forms)
         run = LoopRun(job, machine, plan, device, model, built, step)
@@ -160,5 +165,5 @@ def _block(
             if optimization.name in USED and value != optimization.off:
                 optimization.apply(cast(AssembledRun, run), value)
         run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        with PreparedStep(run, forms, objective, accumulate).opened() as prepared:
+        with PreparedStep(run, forms, objective, objective.batches).opened() as prepared:
             yield prepared

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from runtime.data.custom.loss_division import SPLITTABLE
 from runtime.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
 from runtime.hardware.facts import Hardware
 from runtime.job.embedded import EmbeddedJob
@@ -125,8 +126,12 @@ class PreparedStep:
                 "write: with runtime.prepare(...) as step:",
             )
         ready = self._forms.batch(batch).to(self.device)
-        self._objective.size = len(ready)
+        self._objective.batch = ready
         step, kept = self._run.step, self._gradients
+        if (step.micro_batch or len(ready)) < len(ready) and (obstacle := self._objective.indivisible):
+            raise SpecError(
+                f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", SPLITTABLE
+            )
         step.random.clear()
         loss = float(step.computed(ready, 0))
         if kept.count + 1 < kept.batches:
@@ -146,7 +151,9 @@ class PreparedStep:
         self._gradients.add()
         self._gradients.clear()
         try:
-            outcome = step.update(torch.tensor(loss, dtype=torch.float64, device=self.device), self._objective.size)
+            outcome = step.update(
+                torch.tensor(loss, dtype=torch.float64, device=self.device), len(self._objective.batch or ())
+            )
         except HalfUpdated:
             raise OutOfMemory(
                 "out of memory in the middle of an update: some weights are new and some old",

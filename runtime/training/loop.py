@@ -218,7 +218,9 @@ def _advance(
 def _step(
     run: Run, batch: Batch | None, place: tuple[int, int], records: StepRecords, trouble: BaseException | None
 ) -> BaseException | None:
-    run.step.state.samples = run.batch_parts.computed(run.batches.size(place[1]))
+    size, parts_of_batch = run.batches.size(place[1]), run.batch_parts
+    run.step.state.samples = parts_of_batch.computed(size)
+    run.step.state.share = 1.0 if parts_of_batch.is_whole(size) else 1 / run.ranks.count
     try:
         if trouble is not None:
             run.step.abstain(trouble)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.custom.arrays import described
+from runtime.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, total, tried
 from runtime.data.custom.user_errors import blamed
 from runtime.data.dataset import Batch, Inputs, Targets
 from runtime.errors import DataError, SpecError
@@ -20,6 +21,8 @@ BATCHES = (
     "(inputs, targets) with tensors, where inputs may be a tuple of them; a mapping of tensors, whose keys are arguments "
     "of the model; without loss= also a tensor or a tuple of tensors, the arguments of the model"
 )
+TRIED = 32
+"""Samples that show how a loss is put together."""
 LOSSES = "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
 
 
@@ -36,8 +39,8 @@ class Forms:
     loss: Callable[[Any, Any], Any] | None
     keys: tuple[str, ...] = ()
     """Of the present batch, if it is a mapping."""
-    present: int = 1
-    """Samples of the present micro-batch."""
+    present: Inputs = ()
+    """Of the present micro-batch."""
 
     def batch(self, given: Any) -> Batch:
         """The batch of the user as samples with a first dimension.
@@ -76,6 +79,12 @@ class Forms:
         """The model, called with the inputs of a batch."""
         return self.model(**dict(zip(self.keys, inputs, strict=True))) if self.keys else self.model(*inputs)
 
+    def counted(self, inputs: Inputs, targets: Targets) -> Any:
+        """What `weight_of` gets of some samples: what the loss gets beside the outputs, or what the model gets."""
+        if self.loss is not None:
+            return targets if self.keys else targets[""]
+        return dict(zip(self.keys, inputs, strict=True)) if self.keys else inputs if len(inputs) > 1 else inputs[0]
+
     def value(self, outputs: Any, targets: Targets) -> Tensor:
         """The mean loss of some samples; a scalar.
 
@@ -91,7 +100,8 @@ class Forms:
             found = outputs.get("loss")
         elif not isinstance(outputs, Tensor):
             found = getattr(outputs, "loss", None)
-        if not isinstance(found, Tensor) or found.ndim > 1 or not found.requires_grad:
+        trained = isinstance(found, Tensor) and (found.requires_grad or not torch.is_grad_enabled())
+        if not isinstance(found, Tensor) or found.ndim > 1 or not trained:
             what = described(found)
             if isinstance(found, Tensor) and not found.requires_grad:
                 what += " without a gradient"
@@ -109,12 +119,83 @@ def _whole(outputs: Any) -> Any:
 
 @dataclass
 class LoopLoss:
-    """The objective of a step: the mean over its batch, divided by the batches of an update."""
+    """The objective of a step: the loss of its batch, divided by the batches of an update.
+
+    How a batch follows from micro-batches is tried out with the first one that has to be split.
+    """
 
     forms: Forms
     batches: int
-    size: int = 1
-    """Samples of the present batch."""
+    weight_of: Count | None = None
+    """What the user says that samples count in the loss."""
+    batch: Batch | None = None
+    """The present one."""
+    division: Division | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_of is None and (torchs := TorchMean.of(self.forms.loss)):
+            self.division = Division(torchs.weights)
+
+    @property
+    def indivisible(self) -> str:
+        """Why the present batch cannot be split; empty if it can.
+
+        Raises:
+            SpecError: if `weight_of` is not what the loss divides by.
+        """
+        if self.division is None:
+            self.division = self._tried()
+        return self.division.obstacle
+
+    def _tried(self) -> Division:
+        assert self.batch is not None
+        some, model = self._masked(self.batch.between(0, min(TRIED, max(4, len(self.batch) // 2)))), self.forms.model
+        before = {module: module.training for module in model.modules()}
+
+        def trial(part: slice) -> tuple[Tensor]:
+            rows = some.between(part.start, part.stop)
+            return (self.forms.value(self.forms.forward(*rows.inputs), rows.targets),)
+
+        def counted(part: slice) -> Any:
+            rows = some.between(part.start, part.stop)
+            return self.forms.counted(rows.inputs, rows.targets)
+
+        digits = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
+        tolerance = max(TOLERANCE, 4 * digits)
+        model.eval()  # dropout and BatchNorm make parts differ whatever the loss
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                division = tried(trial, len(some), "the loss", SpecError, self.weight_of, counted, tolerance)
+        finally:
+            for module, training in before.items():
+                module.training = training
+        obstacle = "" if self.weight_of else "the loss cannot be computed in evaluation mode"
+        return division or Division(self.weight_of, obstacle=obstacle)
+
+    def _masked(self, batch: Batch) -> Batch:
+        """The batch with labels of its first sample left out where models with a loss of their own leave them out."""
+        place = self.forms.keys.index("labels") if "labels" in self.forms.keys else -1
+        if (
+            self.forms.loss is not None
+            or place < 0
+            or batch.inputs[place].ndim < 2
+            or batch.inputs[place].is_floating_point()
+        ):
+            return batch
+        labels = batch.inputs[place].clone()
+        labels[0, labels.shape[1] // 2 :] = -100
+        return Batch(batch.ids, (*batch.inputs[:place], labels, *batch.inputs[place + 1 :]), batch.targets)
+
+    def _share(self, targets: Targets) -> float:
+        """What the present micro-batch counts in the loss of its batch."""
+        forms, batch = self.forms, self.batch
+        assert batch is not None
+        if len(forms.present[0]) == len(batch) or (self.division and self.division.summed):
+            return 1.0
+        if self.division is None or self.division.count is None:
+            return len(forms.present[0]) / len(batch)
+        part = total(self.division.count, forms.counted(forms.present, targets))
+        return float(part / total(self.division.count, forms.counted(batch.inputs, batch.targets)))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """None: the size of the batch is known."""
@@ -123,7 +204,9 @@ class LoopLoss:
     def __call__(self, outputs: Any, targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
         """The share of a micro-batch in the loss of an update; a scalar."""
         found = self.forms.value(outputs, targets)
-        share = self.forms.present / self.size / self.batches
+        share = self._share(targets) / self.batches
+        if not share:  # what counts nothing may have no loss: 0 / 0
+            return 0 * next(p for p in self.forms.model.parameters() if p.requires_grad).sum()
         return found if share == 1 else found * share
 
 
@@ -138,7 +221,7 @@ class LoopStep(Step):
     def outputs(self, inputs: Inputs) -> Any:
         """The network's outputs, with this step's precision and memory format."""
         assert self.forms is not None
-        self.forms.present = len(inputs[0])
+        self.forms.present = inputs
         return super().outputs(inputs)
 
     def _seed(self, seed: int) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import NO_LABEL, Head, Targets
 from runtime.data.to_device import onto
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
@@ -40,6 +41,8 @@ class HeadLoss:
     """
     partial: bool = False
     """Whether some samples have no label: their class is NO_LABEL, and they count nothing."""
+    custom: CustomTerms | None = None
+    """The user's loss, if these are its terms."""
 
     def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weighted term of each sample, 0 without a label; shape (N,)."""
@@ -51,10 +54,19 @@ class HeadLoss:
     @property
     def is_unweighted(self) -> bool:
         """Whether each sample has the weight 1."""
+        if self.custom:
+            return self.custom.division.count is None and not self.custom.division.summed
         return not self.partial and (self.class_weights is None or self.several)
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether it is a sum over the samples, which nothing divides."""
+        return self.custom is not None and self.custom.division.summed
+
     def weights(self, targets: Tensor) -> Tensor:
-        """The weight of each sample, 0 without a label; shape (N,)."""
+        """The weight of each sample, 0 without a label; shape (N,), or of a user's loss their sum."""
+        if self.custom:
+            return self.custom.weights(targets)
         if self.is_unweighted:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         if self.partial:
@@ -79,8 +91,22 @@ class Objective:
         self.heads, self.losses = heads, losses
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """The sum of weights per head; call it once, with the whole batch."""
-        return {name: loss.weights(targets[name]).sum(dtype=torch.float64) for name, loss in self.losses.items()}
+        """The sum of weights per head, 1 for a loss that is a sum; call it once, with the whole batch."""
+        return {
+            name: torch.ones((), dtype=torch.float64, device=targets[name].device)
+            if loss.is_summed
+            else loss.weights(targets[name]).sum(dtype=torch.float64)
+            for name, loss in self.losses.items()
+        }
+
+    def shared(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """The denominators of a process that computes this share of a batch: over all processes, those of a sum are 1."""
+        return {name: over * share if self.losses[name].is_summed else over for name, over in denominators.items()}
+
+    @property
+    def indivisible(self) -> str:
+        """Why the loss of a batch cannot be put together from those of its parts; empty if it can."""
+        return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
     def no_denominators(self) -> dict[str, Tensor]:
         """Those of no samples."""
@@ -103,7 +129,7 @@ class Objective:
         for name, loss in self.losses.items():
             raw = outputs[name] if isinstance(outputs, Mapping) else outputs
             # A head without a label in the whole batch adds 0.
-            below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial else over[name]
+            below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial or loss.custom else over[name]
             # Half precision has too few digits for the sum of a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
             share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / below.to(scores.dtype)
@@ -200,7 +226,7 @@ def objective(
     heads: Mapping[str, Head],
     targets: Targets,
     weighting: str | Mapping[str, float],
-    own: Terms | None = None,
+    own: CustomTerms | None = None,
 ) -> Objective:
     """The objective of a job.
 
@@ -212,7 +238,7 @@ def objective(
         own: the terms of the user's loss, which replaces the job's.
     """
     if own is not None:
-        return Objective(heads, {name: HeadLoss(own, None) for name in heads})
+        return Objective(heads, {name: HeadLoss(own, None, custom=own) for name in heads})
     losses = {}
     for name, head in heads.items():
         plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")

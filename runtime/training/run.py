@@ -16,6 +16,7 @@ from torch import nn
 
 from runtime import optimizations
 from runtime.data import one_copy, stateless_random
+from runtime.data.custom.loss_division import SPLITTABLE
 from runtime.data.custom.stream_batches import batches_of
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
@@ -342,11 +343,22 @@ def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str,
     """The batches of the training data; of each one this process gets its share, unless batches are mixed."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     world.check_parts(job, cut.ranks.count)
+    _check_divisible(job, dataset, cut)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = cut.shard
     batches.handover.processes = cut.ranks.count
     batches.tell = partial(report, "loader")
     return batches
+
+
+def _check_divisible(job: Job, dataset: Dataset, cut: BatchParts) -> None:
+    """Refuse several parts of a batch if the user's loss cannot be put together from those of parts."""
+    if cut.count == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
+        return
+    path = ("train", "parts") if cut.ranks.count == 1 else ("limits", "processes")
+    given = f"a batch has {cut.count} parts for {cut.ranks.count} processes, and {obstacle}"
+    action = f"train in one process, on one GPU, without train.parts; {SPLITTABLE}"
+    raise SpecError([job.problem(path, given, "one process, which computes every batch as a whole", action)])
 
 
 def _apply(plan: Plan, run: Run) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data import stateless_random
+from runtime.data.custom.loss_division import too_large
 from runtime.data.dataset import Batch, Inputs
 from runtime.distributed import batch_digest
 from runtime.errors import SpecError
@@ -119,7 +120,7 @@ class Step:
 
         Raises:
             SpecError: if a buffer of the network has another shape than before training.
-            OutOfMemory: if a single sample is too much.
+            OutOfMemory: if a single sample is too much, or the batch is and its loss cannot be split.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
         parts = parts_of(len(batch), seed)
@@ -236,7 +237,10 @@ class Step:
 
     def _denominators(self, batch: Batch) -> Denominators:
         """Begin to sum the weights of the whole batch over all processes; the forward pass does not wait for them."""
-        return self._started(self.objective.denominators(batch.targets))
+        denominators = self.objective.denominators(batch.targets)
+        if self.state.share != 1:
+            denominators = self.objective.shared(denominators, self.state.share)
+        return self._started(denominators)
 
     def _started(self, own: Mapping[str, Tensor]) -> Denominators:
         if self.state.samples is not None and self.objective.is_unweighted:
@@ -360,6 +364,8 @@ class Step:
 
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
+        if obstacle := self.objective.indivisible:
+            raise too_large(f"out of memory with {tried} samples at once", obstacle) from None
         if tried <= self.options.least:
             raise torch_errors.out_of_memory_error(error, tried) from None
         self.use_micro_batch(max(self.options.least, tried // 2))

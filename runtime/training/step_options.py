@@ -101,6 +101,8 @@ class StepState:
     """Whether the device decides by itself if an update is made, where it can; the host then reads the result later."""
     samples: int | None = None
     """Samples of the present batch that all processes compute; None if only their sum tells."""
+    share: float = 1.0
+    """The share of the present batch that this process computes, among equals; 1 if each computes the whole."""
     samples_of: list[float] = field(default_factory=list)
     """The number of the samples that each process has computed, by rank, for the digest of the batch."""
     parts: int = 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime.data import notes
 from runtime.data.custom import user_code
+from runtime.data.custom.loss_division import too_large
 from runtime.distributed import world
 from runtime.errors import Replanned
 from runtime.hardware import device_check
@@ -93,6 +94,8 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(notes.line(told, "model"))
     for note in network.notes:
         say(notes.line(note, "model"))
+    if dataset.loss and (told := dataset.loss.note()):
+        say(notes.line(told, "loss"))
     if network.code is not None:
         user_code.remember(folder, network.code)
     with clock.phase("model"):
@@ -101,4 +104,6 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         with network.unfreezing.during(network.module, network.unfreezing.last):
             facts = activation_bytes.counted(facts, network.module, dataset)
     plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    if facts.indivisible and plan.value("micro_batch") != "off":
+        raise too_large(plan.row("micro_batch").reason, facts.indivisible)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

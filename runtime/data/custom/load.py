@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def dataset(
     labels: Sequence[str],
     targets: str,
     names: tuple[str, ...] | None,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    loss: user_loss.CustomTerms | None,
     reader: Mapping[str, Any] | None = None,
     collates: tuple[Collate, Collate] = (default_collate, default_collate),
 ) -> Dataset:

@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -75,6 +76,12 @@ class Code(MetaPathFinder):
                 raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
             every = dict(arguments) | _wanted(function, arguments, offered or {})
             return function(*given, **every), every
+
+    def function(self, file: str, name: str, offered: Mapping[str, object]) -> Callable[..., object]:
+        """A function of a file, with those keyword arguments that its signature names."""
+        with self._importable((self.folder / file).parent):
+            function = getattr(self._module(file), name)
+        return partial(function, **_wanted(function, {}, offered))
 
     def __deepcopy__(self, memo: object) -> Code:
         return self

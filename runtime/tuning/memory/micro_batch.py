@@ -66,6 +66,9 @@ class MicroBatchSearch:
         """
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
             return {}
+        if self.facts.indivisible:
+            self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
+            return {}
         name = self._key()
         known = evidence.load(self.hardware, name)
         if known and self._still_fits(known):
