@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # two workers with two threads each wou
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Plans of tests do not depend on how fast this machine was at the moment; tests of the calibration switch it on.
 os.environ["DRIVETRAIN_CALIBRATION"] = "off"
+
+# In the background of a shell, or under nohup, runs would ignore what the tests send them.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

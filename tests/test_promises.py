@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from tests.paths import ROOT, TESTS
 
 PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("docs/reliability.md", "SECURITY.md")]
-ROWS = [row for page in PAGES for row in page.splitlines() if re.match(r"\| [TS]\d\d \|", row)]
+ROWS = [row for page in PAGES for row in page.splitlines() if re.match(r"\| [TSR]\d\d \|", row)]
 # Trackers (T27), and what needs two machines (T29, T30), are not part of the product.
 FAULTS = {f"T{n:02}" for n in range(1, 37)} - {"T27", "T29", "T30"} | {f"S{n:02}" for n in range(1, 19)}
+RESOURCES = {f"R{n:02}" for n in range(1, 15)}
 PROVEN_ELSEWHERE = {"__init__", "driver", "trained"}
 
 
@@ -26,7 +29,13 @@ def named(row: str) -> list[tuple[str, str]]:
 
 
 def test_every_fault_has_a_row() -> None:
-    assert {row[2:5] for row in ROWS} == FAULTS
+    assert {row[2:5] for row in ROWS} == FAULTS | RESOURCES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other signals")
+def test_every_signal_has_a_row() -> None:
+    row = "".join(row for row in ROWS if row.startswith("| R"))
+    assert [one.name for one in signal.Signals if not re.search(rf"\b{one.name}\b", row.replace("`", ""))] == []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[2].strip()[:50])

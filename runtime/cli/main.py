@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +14,10 @@ from runtime.errors import DrivetrainError, SpecError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
 from runtime.system import interpreter, secrets
-from runtime.system.console import accept_any_text, say_error
+from runtime.system.console import guard_output, say_error
+
+OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "reproduce")
+"""Commands whose results are run folders; they go on when nobody reads what they print."""
 
 
 def command() -> NoReturn:
@@ -25,23 +27,25 @@ def command() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    accept_any_text()
+    guard_output(needed=True)
     secrets.take()
     try:
         given = parse(arguments)
+        if given.command in OUTLIVE_OUTPUT:
+            guard_output()
         _check(given)
         if run_in_image.wanted(given.command):
             return run_in_image.run(given, sys.argv[1:] if arguments is None else arguments)
-        return COMMANDS[given.command](given)
+        code = COMMANDS[given.command](given)
+        sys.stdout.flush()
+        return code
     except DrivetrainError as error:
         say_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python writes what is left in the buffer when it ends, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # who reads has seen enough, as `head` has
 
 
 def _check(given: argparse.Namespace) -> None:

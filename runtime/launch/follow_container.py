@@ -15,7 +15,7 @@ from typing import Any
 from runtime.launch import container_terminal
 from runtime.launch.project import PROJECT
 from runtime.supervisor.started_runs import StartedRuns
-from runtime.system import installation
+from runtime.system import installation, signals
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.printable import printable_text
 from runtime.system.units import format_bytes
@@ -45,8 +45,7 @@ def follow(
         with contextlib.suppress(docker.errors.APIError):  # it has just ended
             container.kill(signal=signal.Signals(number).name)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+    signals.install(stop)
     container_terminal.follow_size(container)
     try:
         _show(container, runs, begun, opened)

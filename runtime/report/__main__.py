@@ -9,11 +9,12 @@ from pathlib import Path
 from runtime.errors import DrivetrainError, SpecError
 from runtime.report.write import write
 from runtime.system import interpreter
-from runtime.system.console import say_error
+from runtime.system.console import guard_output, say_error
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the report; the exit code is 0, or that of the error."""
+    guard_output()
     try:
         if len(arguments) != 1:
             raise SpecError(f"{len(arguments)} arguments", "one run folder", "python -m runtime.report runs/NAME-001")

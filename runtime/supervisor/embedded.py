@@ -25,6 +25,7 @@ from runtime.data.custom import data_sources
 from runtime.supervisor import embedded_call, embedded_parts, embedded_run
 from runtime.supervisor.embedded_run import Call
 from runtime.supervisor.extended_run import ExtendRequest
+from runtime.system.console import guarded_output
 from runtime.training.callbacks import Callback
 
 Setting = bool | int | float | str
@@ -139,7 +140,7 @@ def train(
     place = embedded_call.place_of(caller)
     refuse = embedded_parts.refusal(place)
     calls = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
-    with _silent() if quiet else contextlib.nullcontext():
+    with guarded_output(), _silent() if quiet else contextlib.nullcontext():
         sources = (
             data_sources.source(train_data, "train_data"),
             data_sources.source(validation_data, "validation_data"),

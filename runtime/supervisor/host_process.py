@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from runtime.job import Job
 from runtime.optimizations import Effect, Stage
 from runtime.plan.plan import Plan, written
 from runtime.system import library_variables, torch_settings
-from runtime.system.signals import WATCHED, Signals
+from runtime.system.signals import SCHEDULED, WATCHED, Signals
 from runtime.training import compiled_forward
 
 
@@ -30,26 +29,34 @@ class HostSignals(Signals):
     """Signal handling that does not end the process: the second signal is a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.received, self.depth = None, 0
+        self.received, self.depth, self.first, self.scheduled = None, 0, None, False
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        super()._handle(number, frame)
+    def _end_at_once(self, number: int) -> None:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[HostSignals]:
-    """Install signal handlers for the training, and restore the previous ones; only in the main thread."""
+    """Install signal handlers for the training, and restore the previous ones; only in the main thread.
+
+    What the program ignores stays ignored, and what it does on a scheduler's notice stays as well.
+    """
     signals = HostSignals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    before = {number: signal.signal(number, signals._handle) for number in WATCHED}
+    replaced = {
+        number: handler
+        for number in WATCHED
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        and (handler is signal.SIG_DFL or number not in SCHEDULED)
+    }
+    for number in replaced:
+        signal.signal(number, signals._handle)
     try:
         yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from runtime.system.files import parse_json
+from runtime.system.signals import POLLED
 from runtime.tracking.event_log import EventLog
 
 EVERY = 5.0
@@ -98,7 +99,7 @@ def _means_something(text: str) -> bool:
 
 @contextlib.contextmanager
 def watched(url: str | None, folder: Path) -> Iterator[None]:
-    """Poll during the `with` block; a notice sends SIGUSR1 to the main thread of this process.
+    """Poll during the `with` block; a notice sends POLLED to the main thread of this process.
 
     Args:
         url: the address; None does nothing.
@@ -111,7 +112,7 @@ def watched(url: str | None, folder: Path) -> Iterator[None]:
     assert main is not None
 
     def arrived() -> None:
-        signal.pthread_kill(main, signal.SIGUSR1)
+        signal.pthread_kill(main, POLLED)
 
     tell = EventLog(folder).add
     thread = threading.Thread(target=_work, args=(NoticeAddress(url), ended, tell, arrived), name="notice", daemon=True)

@@ -18,9 +18,10 @@ from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.supervisor import preemption
 from runtime.system import interpreter
-from runtime.system.console import say_error
+from runtime.system.console import guard_output, lost_output, say_error
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.slow_start import told_if_slow
+from runtime.tracking.event_log import EventLog
 from runtime.training.phase_timer import PhaseTimer, since_start
 from runtime.tuning import kernel_crash, process_settings
 
@@ -33,6 +34,7 @@ def main() -> int:
     arguments.add_argument("--trace", action="store_true")
     arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
+    guard_output()
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
@@ -50,6 +52,9 @@ def main() -> int:
     except DrivetrainError as error:
         say_error(error)
         return error.exit_code
+    finally:
+        if lost := lost_output():
+            EventLog(given.run).keep("output", lost)
 
 
 def _is_scheduled() -> bool:

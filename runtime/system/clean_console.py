@@ -23,3 +23,7 @@ class CleanConsole(Console):
             renderable = renderable.copy()
             renderable.plain = printable_as_long(renderable.plain)
         return super().render(renderable, options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave to the command what it means that nobody reads any more; rich would end the process with 1."""
+        raise BrokenPipeError

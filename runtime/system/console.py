@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,9 +10,10 @@ import re
 import shutil
 import sys
 import textwrap
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
-from runtime.errors import DrivetrainError
+from runtime.errors import DrivetrainError, StorageError
 from runtime.system.printable import printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -43,10 +45,100 @@ def say_json(value: object, *, ascii_only: bool = True) -> None:
     _write(printable_json(json.dumps(value, indent=1, ensure_ascii=ascii_only)), sys.stdout)
 
 
-def accept_any_text() -> None:
-    """Let stdout and stderr show what their encoding lacks as `\\xe9`, instead of ending the process."""
-    for stream in (sys.stdout, sys.stderr):
-        _accept_any(stream)
+class GuardedStream:
+    """A standard stream whose failure, by a closed pipe, a lost terminal or a full disk, ends no run.
+
+    Args:
+        stream: the stream.
+        needed: whether its text is what the command was called for. Else what cannot be written is dropped.
+    """
+
+    def __init__(self, stream: IO[str], *, needed: bool) -> None:
+        self.stream, self.needed = stream, needed
+        self.failure = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length.
+
+        Raises:
+            BrokenPipeError: if it is needed, and nobody reads it any more.
+            StorageError: if it is needed, and cannot be written.
+        """
+        self._try(lambda: self.stream.write(text))
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write several texts."""
+        for text in texts:
+            self.write(text)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system; raises as `write` does."""
+        self._try(self.stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and not self.stream.closed:
+                raise
+            if not self.failure:
+                self.failure = (error.strerror if isinstance(error, OSError) else None) or str(error)
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        """Say that the text is lost, or raise the error, once: Python tries the same text again at its end."""
+        if self.needed:
+            if isinstance(error, BrokenPipeError):
+                raise error
+            raise StorageError(
+                f"standard output cannot be written: {self.failure}",
+                "a terminal, a program that reads it, or a file on a disk with free space",
+                "free space or choose another file, and run the same command again",
+            )
+        if self is sys.stdout:
+            say_aside(f"output: {lost_output()}")
+
+
+def guard_output(*, needed: bool = False) -> None:
+    """Let this process outlive its standard streams.
+
+    Args:
+        needed: whether what it prints to stdout is its result, without which it fails.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by our starter: what is opened next would be printed into
+            handle = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(handle, True)
+            setattr(sys, name, os.fdopen(handle, "w" if number else "r"))
+    sys.stdout = _guarded(sys.stdout, needed=needed)
+    sys.stderr = _guarded(sys.stderr, needed=False)
+
+
+def _guarded(stream: TextIO, *, needed: bool) -> TextIO:
+    _accept_any(stream)
+    inner = stream.stream if isinstance(stream, GuardedStream) else stream
+    return cast(TextIO, GuardedStream(inner, needed=needed))
+
+
+@contextlib.contextmanager
+def guarded_output() -> Iterator[None]:
+    """A block that outlives the standard streams, in a program that is not ours."""
+    before = sys.stdout, sys.stderr
+    guard_output()
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def lost_output() -> str:
+    """What cannot be written to stdout any more, for a message; empty if nothing was lost."""
+    failure = getattr(sys.stdout, "failure", "")
+    return f"stdout cannot be written ({failure}); the run goes on, and its folder has everything" if failure else ""
 
 
 def _accept_any(stream: IO[str]) -> None:
@@ -79,7 +171,7 @@ def console(file: IO[str] | None = None) -> Console:
     terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
     # In a notebook rich shows a table beside stdout, even where stdout is redirected to be silent.
-    notebook = None if type(stream).__module__.startswith("ipykernel") else False
+    notebook = None if type(getattr(stream, "stream", stream)).__module__.startswith("ipykernel") else False
     return CleanConsole(
         file=stream,
         width=width,

@@ -19,18 +19,25 @@ from types import FrameType
 
 from runtime.errors import Stopped
 
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-AT_ONCE = tuple(128 + number for number in WATCHED)
+REPEATED = (signal.SIGTERM, signal.SIGINT)
+"""A second one of these ends the trainer at once."""
+SCHEDULED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Sent by schedulers before a limit. They, and SIGHUP, may come several times and before SIGTERM: none counts as second."""
+WATCHED = (*REPEATED, signal.SIGHUP, *SCHEDULED)
+IGNORED = frozenset(number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN)
+"""Our starter ignores these, as `nohup` and a shell's `&` do: they stay without effect, also in our children."""
+TOGETHER = 0.3
+"""Seconds in which signals count as one: who ends a session or a service sends them to every process, us and our starter."""
+AT_ONCE = tuple(128 + number for number in REPEATED)
 """Exit codes after a second signal."""
 CRASHES = {
     128 + number: number.name
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 }
 """Signals raised by a fault inside a kernel, by exit code."""
+POLLED = signal.SIGURG
+"""Sent by the thread that polls for a preemption notice. It has no effect in any other process, and nobody else sends it."""
 NOTICE = "a notice that this machine will be shut down"
-"""Reported for SIGUSR1 from the thread that polls for a preemption notice; signals that follow do not count as
-second.
-"""
 
 
 def signal_name(number: int) -> str:
@@ -39,6 +46,9 @@ def signal_name(number: int) -> str:
     origin = {
         signal.SIGINT: "Ctrl-C",
         signal.SIGHUP: "the terminal is closed",
+        signal.SIGUSR1: "a notice of the scheduler",
+        signal.SIGUSR2: "a notice of the scheduler",
+        signal.SIGXCPU: "the limit of CPU time",
         signal.SIGTERM: "make stop, docker stop, or Ctrl-C in docker compose" if inside else "",
     }.get(signal.Signals(number))
     return signal.Signals(number).name + (f" ({origin})" if origin else "")
@@ -61,23 +71,24 @@ class Signals:
         self.scheduled = scheduled
         self.received: str | None = None
         self.depth = 0
-        _install(self._handle)
-        signal.signal(signal.SIGUSR1, self._noticed)
+        self.first: float | None = None
+        """When the first of REPEATED came."""
+        install(self._handle)
+        signal.signal(POLLED, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received not in (None, NOTICE):
-            if self.scheduled and number == signal.SIGTERM:
-                return
-            os._exit(128 + number)
-        ending, self.received = self.received == NOTICE, signal_name(number)
-        if not ending:
+        if number in REPEATED:
+            now = time.monotonic()
+            self.first = self.first or now
+            if now - self.first > TOGETHER and not (self.scheduled and number == signal.SIGTERM):
+                self._end_at_once(number)
+        if self.received is None:
+            self.received = NOTICE if number == POLLED else signal_name(number)
             self.check()
 
-    def _noticed(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = NOTICE
-            self.check()
+    def _end_at_once(self, number: int) -> None:
+        os._exit(128 + number)
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal has arrived and no section is protected."""
@@ -128,14 +139,14 @@ def ending() -> Iterator[None]:
     try:
         yield
     finally:
-        _install(signal.SIG_IGN)
+        ignore()
 
 
 def forget() -> None:
-    """Restore default signal handling, for loader workers."""
+    """Handle signals as a loader worker does, which the trainer ends: by SIGTERM, the only one that has an effect."""
     faulthandler.disable()  # the trainer's file is not for its workers
     for number in WATCHED:
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
 
 
 def die_with(parent: int) -> None:
@@ -176,18 +187,18 @@ def stop_early() -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(f"stopped by {signal_name(number)}", "", "run the same command again")
 
-    _install(stop)
+    install(stop)
 
 
 @contextlib.contextmanager
 def forwarding() -> Iterator[SignalForwarder]:
     """Forward signals to the children that the block starts; afterwards ignore them, as little work is left."""
     forward = SignalForwarder()
-    _install(forward.handle)
+    install(forward.handle)
     try:
         yield forward
     finally:
-        _install(signal.SIG_IGN)
+        ignore()
 
 
 @contextlib.contextmanager
@@ -200,6 +211,13 @@ def waiting() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
 
-def _install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+def install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    """Handle the signals that end a run, except those that our starter ignores."""
     for number in WATCHED:
-        signal.signal(number, handler)
+        if number not in IGNORED:
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """From now on, let no signal end this process but those that cannot be ignored."""
+    install(signal.SIG_IGN)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 from pathlib import Path
 
 from runtime.errors import Busy, StorageError
-from runtime.system.console import say
+from runtime.system import signals
+from runtime.system.console import guard_output, say
 from runtime.tracking.event_log import EventLog
 from runtime.tracking.run_tracker import RunTracker, open_tracker
 from runtime.tracking.tracker import TrackerError
@@ -30,8 +30,8 @@ ORPHANED = 5.0
 
 def main() -> int:
     """Copy until the end of the run; never fails, since the run folder has everything."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the run's end is what ends this process
+    guard_output()
+    signals.ignore()  # the run's end is what ends this process
     os.nice(10)
     run, server, address, *more = sys.argv[1:]
     events = EventLog(Path(run))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime.errors import DrivetrainError
 from runtime.job_spec import spec_source
-from runtime.system.console import say_error
+from runtime.system.console import guard_output, say_error
 
 
 def arguments(*paths: str) -> argparse.ArgumentParser:
@@ -22,6 +22,7 @@ def arguments(*paths: str) -> argparse.ArgumentParser:
 
 def exit_code(work: Callable[[], None]) -> int:
     """The exit code of the work; an error of ours is printed."""
+    guard_output()
     try:
         work()
     except DrivetrainError as error:

@@ -4,7 +4,8 @@
 
 LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
 of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
-`twice` sends two; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how
+`twice` sends two; `SIGUSR1@supervisor`, `@trainer` or
+`@both` sends that signal; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how
 long a writer of a remote copy may be silent. Nothing of this is part of the
 product.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -116,6 +118,10 @@ def act(action: str) -> None:
     if action in ("ahead", "behind"):
         plain, shift = time.time, 86400.0 if action == "ahead" else -86400.0
         time.time = lambda: plain() + shift
+    for name, to in re.findall(r"(SIG\w+)@(\w+)", action):
+        for receiver, pid in (("supervisor", supervisor), ("trainer", os.getpid())):
+            if to in (receiver, "both"):
+                os.kill(pid, signal.Signals[name])
     for _ in range({"term": 1, "twice": 2}.get(action, 0)):
         os.kill(supervisor, signal.SIGTERM)
         time.sleep(PAUSE)

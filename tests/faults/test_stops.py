@@ -91,6 +91,16 @@ def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Pat
     go_on(job, calm)
 
 
+def test_notices_of_a_scheduler(tmp_path: Path, calm: Path) -> None:
+    """It sends them to the command, to all processes of a job, or the kernel to the one that computes."""
+    job = trained.written(tmp_path, **SHORT)
+    for notice in ("SIGUSR1@supervisor", "SIGUSR2@both", "SIGXCPU@trainer"):
+        text = trained.finish(job, expected=75, FAULT=f"runtime.training.step:Step._gradients:4:{notice}")
+        assert f"stopped by {notice.partition('@')[0]} (" in text
+        assert f"saved as {trained.run(job)}/checkpoints/step-" in text
+    go_on(job, calm)
+
+
 def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
     """Before it listens, a signal waits; no traceback, no lost signal."""
     job = trained.written(tmp_path, **SHORT)

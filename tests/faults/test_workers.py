@@ -25,6 +25,7 @@ from runtime.data.loader.batches import Batches, in_order
 from runtime.data.loader.workers import WorkerSettings
 from runtime.data.stateless_random import Ids
 from runtime.errors import PeerError
+from runtime.system.signals import WATCHED
 from tests import tiny
 
 
@@ -53,6 +54,12 @@ def stop() -> None:
 
 def segfault() -> None:
     os.kill(os.getpid(), signal.SIGBUS)  # what a full /dev/shm gives
+
+
+def notices() -> None:
+    for number in WATCHED:
+        if number != signal.SIGTERM:  # with which the trainer ends its workers
+            os.kill(os.getpid(), number)
 
 
 GROUPS = [np.arange(i, i + 2) for i in range(0, 20, 2)]
@@ -87,6 +94,13 @@ def test_new_workers_continue_from_the_batch_that_is_due(tmp_path: Path, fault: 
     assert len(said) == 1
     assert word in said[0]
     assert "new workers continue from there" in said[0]
+
+
+def test_signals_of_a_run_do_not_end_its_workers(tmp_path: Path) -> None:
+    """A scheduler sends its notice to every process, and the trainer saves."""
+    said: list[str] = []
+    assert len(prepared(tmp_path, notices, 10**6, said)) == len(GROUPS)
+    assert said == []
 
 
 def test_after_repeated_worker_deaths_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from runtime.launch import follow_container
 from runtime.launch.project import PROJECT
 from runtime.supervisor.started_runs import StartedRuns
+from runtime.system.signals import WATCHED
 from tests.hardware.test_nvidia import GIB
 
 LOG = [
@@ -62,7 +63,7 @@ class Container:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in WATCHED}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

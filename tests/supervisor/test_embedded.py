@@ -301,3 +301,39 @@ def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "setting " not in said
     assert "plan for notebook (python): unchanged from" in said
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
+def test_a_notice_of_a_scheduler_stops_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Stopped, match=f"stopped by {name} "):
+        train(tmp_path, on_step=lambda info: signal.raise_signal(signal.Signals[name]))
+    assert signal.getsignal(signal.Signals[name]) is signal.SIG_DFL
+    assert train(tmp_path).folder.name == "library-001"
+
+
+def test_signals_that_the_program_ignores_or_handles_are_its_own(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    ours = {
+        signal.SIGHUP: signal.SIG_IGN,
+        signal.SIGINT: signal.SIG_IGN,
+        signal.SIGUSR1: lambda number, frame: numbers.append(number),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    try:
+        train(tmp_path, epochs=1, on_epoch=lambda info: [signal.raise_signal(number) for number in ours])
+        assert {number: signal.getsignal(number) for number in ours} == ours
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert numbers == [signal.SIGUSR1]
+
+
+def test_a_lost_output_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    closed = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert train(tmp_path, epochs=1, on_epoch=lambda info: print(info.epoch, flush=True)).best is not None
+    assert sys.stdout is closed
+    with open(os.devnull, "w") as nowhere, closed:
+        os.dup2(nowhere.fileno(), closed.fileno())

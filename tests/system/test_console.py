@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from runtime.errors import StorageError
 from runtime.system import console
+from runtime.system.console import GuardedStream
+from tests.paths import ROOT
 
 
 def test_a_terminal_does_not_break_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +30,61 @@ def test_a_terminal_does_not_break_words(monkeypatch: pytest.MonkeyPatch, capsys
         "  21%, overheating 16%, blockage 12%",
         "  short",
     ]
+
+
+class Failing(io.StringIO):
+    """A stream that fails while `error` is set."""
+
+    error: Exception | None = None
+
+    def write(self, text: str) -> int:
+        if self.error:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device"), OSError(5, "Input/output error")],
+    ids=str,
+)
+def test_what_cannot_be_written_is_dropped(error: Exception) -> None:
+    """And with free space lines appear again."""
+    inner = Failing()
+    stream = GuardedStream(inner, needed=False)
+    print("one", file=stream)
+    inner.error = error
+    print("two", file=stream, flush=True)
+    stream.writelines(["two"])
+    inner.error = None
+    print("three", file=stream, flush=True)
+    assert inner.getvalue() == "one\nthree\n"
+    inner.close()
+    print("four", file=stream, flush=True)
+
+
+def test_output_that_is_the_result_is_an_error() -> None:
+    inner = Failing()
+    stream = GuardedStream(inner, needed=True)
+    inner.error = OSError(28, "No space left on device")
+    with pytest.raises(StorageError, match="standard output cannot be written: No space left on device"):
+        print("rows", file=stream)
+    with pytest.raises(UnicodeEncodeError):
+        GuardedStream(io.TextIOWrapper(io.BytesIO(), "ascii"), needed=False).write("\xe9")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("command", [("facts",), ("completion", "bash"), ("schema",)], ids="-".join)
+def test_commands_whose_output_is_lost(command: tuple[str, ...]) -> None:
+    """A full disk is an error; a reader that has ended, as `head` does, is none; nor is a lost stderr."""
+    words = [sys.executable, "-m", "runtime", *command]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == 0
+    assert done.returncode == StorageError.exit_code
+    assert done.stderr.startswith("standard output cannot be written: No space left on device\n  possible: ")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        closed = subprocess.run(words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")

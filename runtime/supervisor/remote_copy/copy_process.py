@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -25,7 +24,8 @@ from runtime.storage.store_errors import RemoteError
 from runtime.supervisor.remote_copy import copy_record
 from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy
 from runtime.supervisor.remote_copy.writer_lock import WriterLock
-from runtime.system.console import say, say_aside
+from runtime.system import signals
+from runtime.system.console import guard_output, say, say_aside
 from runtime.tracking.event_log import EventLog
 
 EVERY = 1.0
@@ -44,8 +44,8 @@ LEFT = 3
 
 def main() -> int:
     """Copy until the end of the run."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the run's end is what ends this process
+    guard_output()
+    signals.ignore()  # the run's end is what ends this process
     os.nice(10)
     folder, address, keep, alive = Path(sys.argv[1]), parse(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     record = copy_record.of_folder(folder)

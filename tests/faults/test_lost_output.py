@@ -1,0 +1,110 @@
+"""Terminal, log or reader are lost, or the starter ignores signals: the run goes on to its end, and ends with 0."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import trained
+from tests.paths import ROOT
+
+LOST = "runtime.training.loop:_record_evaluation:1"
+"""When the loss happens, or a signal arrives."""
+
+
+def ignore() -> None:
+    """What `nohup` and the background of a shell do."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def start(
+    job: Path, *options: str, fault: str = "", prepare: Callable[[], None] = ignore, **streams: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        trained.command(job, *options),
+        cwd=ROOT,
+        env={**trained.surroundings(job), "FAULT": fault},
+        start_new_session=True,
+        preexec_fn=prepare,
+        **streams,
+    )
+
+
+def check(job: Path, process: subprocess.Popen[bytes]) -> None:
+    """The run has come to its end, with its report."""
+    assert process.wait(timeout=120) == 0
+    assert trained.status(job) == "done"
+    assert (trained.run(job) / "report.html").exists()
+
+
+def events(job: Path) -> list[str]:
+    path = trained.run(job) / "events.jsonl"
+    return [row["text"] for row in trained.rows(path.parent, path.name)] if path.exists() else []
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return trained.written(tmp_path, epochs="4")
+
+
+def test_ignored_signals_have_no_effect(job: Path) -> None:
+    check(job, start(job, fault=f"{LOST}:SIGHUP@both+SIGINT@both", stdout=subprocess.DEVNULL))
+
+
+def test_a_closed_pipe(job: Path) -> None:
+    """As after `| head`; with two processes."""
+    process = start(job, "--set", "limits.processes=2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr as stream:
+        said = stream.read().decode()
+    check(job, process)
+    assert "output: stdout cannot be written (Broken pipe); the run goes on, and its folder has everything" in said
+    assert "Traceback" not in said
+    assert "stdout cannot be written (Broken pipe); the run goes on, and its folder has everything" in events(job)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_under_the_log(job: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        check(job, start(job, stdout=full.fileno(), stderr=full.fileno()))
+    assert any("No space left on device" in text for text in events(job))
+
+
+def test_closed_streams(job: Path) -> None:
+    """As with `>&- 2>&-`: no file of the run takes their numbers."""
+
+    def close() -> None:
+        for number in (0, 1, 2):
+            os.close(number)
+
+    check(job, start(job, prepare=close))
+    assert b"epoch 1/4" not in b"".join(path.read_bytes() for path in trained.run(job).iterdir() if path.is_file())
+
+
+def test_a_lost_terminal(job: Path) -> None:
+    """Under `nohup`, with the live view on it."""
+    ours, theirs = pty.openpty()
+
+    def attach() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        ignore()
+
+    process = start(job, prepare=attach, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"epoch" not in seen:
+        seen += os.read(ours, 1 << 16)
+    os.close(ours)
+    check(job, process)
