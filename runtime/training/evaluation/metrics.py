@@ -87,6 +87,9 @@ class MetricAccumulator:
             mine.copy_(all_of_them)
         for worst, table in zip(self.worst.values(), summed[len(own) :], strict=True):
             worst.read(table)
+        for score in self.scores.values():
+            if isinstance(score, LabelScores):
+                score.gather(total, place)
 
     def metrics(self, over: str = "validation/") -> dict[str, float]:
         """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`; none of a head

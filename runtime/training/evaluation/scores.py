@@ -1,4 +1,4 @@
-"""Scores of an evaluation, from a confusion matrix or from sums; nothing is kept per sample.
+"""Scores of an evaluation, from a confusion matrix or from sums; only labels that can be true together keep all outputs.
 
 Not taken from torchmetrics because importing it takes 1.5 s at every start; the tests compare with it.
 """
