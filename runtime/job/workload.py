@@ -40,6 +40,8 @@ class Workload:
     """Bytes per token saved for the backward pass if texts are packed in one row; 0 if they cannot be."""
     token_work: float = 0.0
     """FLOPs of a training step per token, if samples are texts: 6 for each parameter that is no embedding."""
+    numeric: bool = False
+    """Whether numbers are predicted, in which rounding shows that classes hide."""
     layout_obstacle: str = ""
     """Why the network does not train in channels_last layout; empty if it does."""
     prefix: str = ""

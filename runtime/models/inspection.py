@@ -57,6 +57,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         decoded=dataset.decoded,
         indivisible=dataset.loss.division.obstacle if dataset.loss else "",
         ragged=hasattr(dataset.train, "lengths"),
+        numeric=any(not head.classes for head in dataset.heads.values()),
         layout_obstacle=layout_trial.obstacle(model, dataset),
         token_bytes=packing_trial.token_bytes(model),
         prefix=saving.name if saving else "",

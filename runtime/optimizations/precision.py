@@ -104,7 +104,11 @@ def formats(hardware: Hardware) -> list[Value]:
 
 
 def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """A network of the same kind, in the layout that the job does not turn off."""
+    """A network of the same kind, in the layout that the job does not turn off; none where numbers are predicted: a probe
+    says how fast a format is, not what it costs there.
+    """
+    if workload is not None and workload.numeric:
+        return ()
     asked = job.optimize.get("channels_last", "auto")
     laid = (
         similar_work.nearest(job, hardware, workload, "precision", "channels_last=true") if asked is not False else ()

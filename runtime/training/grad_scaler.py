@@ -92,14 +92,16 @@ class Scaler:
         )
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint; empty without scaling."""
-        return {"scale": self.scale, "good": self.good, "fallen": self.fallen} if self.spec else {}
+        """The state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
+        if self.spec:
+            return {"scale": self.scale, "good": self.good, "fallen": self.fallen}
+        return {"fallen": True} if self.fallen else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore from a checkpoint; a switch to fp32 in this process stays."""
+        self.fallen |= bool(state.get("fallen", False))
         if self.spec and state:
             self.scale, self.good = float(state["scale"]), int(state["good"])
-            self.fallen |= bool(state["fallen"])
             self.leave_device()
 
     def leave_device(self) -> None:

@@ -25,7 +25,7 @@ from runtime.training import agreement, frozen_stage
 from runtime.training.agreement import HalfUpdated
 from runtime.training.callbacks import TrainingInfo
 from runtime.training.checkpoints import resumed_checkpoint, run_state
-from runtime.training.evaluation.validation import evaluate
+from runtime.training.evaluation.validation import check_format, evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress
@@ -64,6 +64,7 @@ def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) 
             _tell_shards(run)
             with run.clock.phase("evaluate"):
                 run.last, confusion = evaluate(run)
+                check_format(run)
             agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
         except NotFinite as why:
             with run.signals.held():

@@ -379,6 +379,12 @@ class Step:
             result: Tensor | Mapping[str, Tensor] = self._forward(self.laid_out(inputs))
         return result
 
+    def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
+        """The network's outputs as an evaluation of the stored model computes them."""
+        with self.options.phase("forward"):
+            result: Tensor | Mapping[str, Tensor] = self._forward(self.laid_out(inputs))
+        return result
+
     def _forward(self, inputs: Inputs) -> Any:
         compiled = self.options.compiled
         if compiled is None or not self._worth_compiling(inputs):

@@ -12,11 +12,14 @@ from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.tuning import time_budget, variants
+from runtime.tuning.paired_timing import compare
 from runtime.tuning.tuner_state import TunerState
 from runtime.tuning.variant_builder import VariantBuilder
 
 CHECKED = 2
 """Steps of a run too short to be measured that are compared with fp32."""
+TIMED = 0.5
+"""Seconds for comparing a calibrated value in steps of the job itself."""
 LONGEST = 10.0
 """Seconds after which this check gives up."""
 
@@ -89,9 +92,23 @@ def short(builder: VariantBuilder) -> dict[str, Measurement]:
     contest = TunerState(made.plan, builder.arm(made.plan))
     longest = LONGEST if calibrated else min(LONGEST, share * contest.incumbent.steps(1))
     right = defaults(builder, contest, time.monotonic() + longest)
-    if calibrated and right and not contest.found:
-        builder.say(f"calibrate: chose {', '.join(calibrated)}; loss ok in {CHECKED} steps")
+    for name in calibrated if right and not contest.found else ():
+        _time(builder, contest, name)
     return contest.found
+
+
+def _time(builder: VariantBuilder, contest: TunerState, name: str) -> None:
+    """Compare a calibrated value with none in steps of the job itself, and turn it off if it is not faster there."""
+    value, off = contest.plan.value(name), optimizations.off_values()[name]
+    plain = builder.arm(contest.plan.with_values({name: off}))
+    for arm in (plain, contest.incumbent):
+        arm.batches = builder.batches(arm.run)
+        arm.steps(1)
+    pair = compare(plain.steps, contest.incumbent.steps, contest.incumbent.steps(1), TIMED)
+    text = f"{written(value)} {pair.spread()} against {written(off)} in steps of this job"
+    builder.say(f"calibrate: {name} {text}, loss ok in {CHECKED} steps")
+    if pair.median < 1:
+        contest.found[name] = Measurement(off, text, evidence.today())
 
 
 def wrong_numbers(builder: VariantBuilder, plan: Plan, until: float = math.inf) -> str | None:

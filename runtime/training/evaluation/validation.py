@@ -1,8 +1,9 @@
-"""Evaluation: loss and metrics over all validation samples, each counted once."""
+"""Evaluation: loss and metrics over all validation samples, each counted once, in fp32 as `evaluate` and `predict` compute."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -14,6 +15,11 @@ from runtime.training import agreement
 from runtime.training.evaluation import in_step
 from runtime.training.evaluation.metrics import MetricAccumulator
 from runtime.training.run import Run
+
+FORMAT_GAP = 0.05
+"""Relative difference of the loss from fp32 from which on a shorter format is left: the tuner allows as much."""
+FORMAT_BATCHES = 4
+"""Validation batches of each process over which it is looked at."""
 
 
 def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
@@ -32,6 +38,45 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     found = tally.metrics() | run.parts.metrics.values()
     # All processes use rank 0's numbers, so that all make the same decisions.
     return dict(zip(found, run.ranks.from_rank0(list(found.values())), strict=True)), tally.confusion()
+
+
+def check_format(run: Run) -> None:
+    """Go back to fp32 if the shorter format of the training changes the loss of the trained network.
+
+    The first steps say little: rounding hurts a network that has learned details. So the loss of a few validation batches
+    is compared after epochs 1, 2, 4, 8, ...; a format that the job asks for stays, and the gap is said.
+    """
+    epoch, row = run.counters.epoch, run.plan.row("precision")
+    if run.step.dtype is None or run.is_divided or epoch & (epoch - 1):
+        return
+    losses, exact = _losses(run)
+    gap = abs(losses - exact) / max(abs(exact), 1e-6)
+    if gap <= FORMAT_GAP:
+        return
+    asked = row.source in ("job", "file")
+    run.events.add(
+        "precision",
+        f"after epoch {epoch} the loss in {row.value} is {losses:.4g}, in fp32 {exact:.4g}, {gap:.0%} apart: "
+        + ("kept, as set in the job" if asked else "continuing in fp32"),
+        run.counters.step,
+    )
+    if not asked:
+        run.step.fall_back()
+
+
+def _losses(run: Run) -> tuple[float, float]:
+    """The loss of the first validation batches of each process, in the format of the training and in fp32."""
+    tallies = [MetricAccumulator(run.dataset.heads, run.step.objective) for _ in range(2)]
+    size = run.step.micro_batch or usual_size(run)
+    run.model.eval()
+    with torch.inference_mode(), run.signals.held(), run.step.buffers.unchanged():
+        for batch, _ in itertools.islice(_micro_batches(run, size), FORMAT_BATCHES):
+            for tally, outputs in zip(tallies, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
+                tally.add(outputs(batch.inputs), batch.targets, batch.ids)
+        for tally in tallies:
+            tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+    losses, exact = run.ranks.from_rank0([tally.metrics()["validation/loss"] for tally in tallies])
+    return losses, exact
 
 
 def usual_size(run: Run) -> int:
@@ -79,7 +124,7 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
     with torch.no_grad() if run.is_divided else torch.inference_mode(), run.ranks.watched():
         for micro_batch, counts in _micro_batches(run, size):
-            outputs = run.step.outputs(micro_batch.inputs)
+            outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:
                 tally.add(outputs, micro_batch.targets, micro_batch.ids)
                 run.parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)

@@ -16,6 +16,7 @@ from runtime.training import run
 from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import tuner as tune
 from runtime.tuning import variants, vetted_plans
+from runtime.tuning.paired_timing import PairedTiming
 from tests import calibrated, tiny
 from tests.tuning.test_tuner import machine
 from tests.tuning.test_vetted_plans import wrong_where
@@ -24,6 +25,12 @@ from tests.tuning.test_vetted_plans import wrong_where
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vetted_plans, "LONGEST", 600.0)
+    timed(monkeypatch, 1.3)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    """Let every calibrated value have this speed in steps of the job, against without it."""
+    monkeypatch.setattr(vetted_plans, "compare", lambda *_: PairedTiming((ratio,)))
 
 
 def made(folder: Path, asked: Job, ratio: float | None) -> tuple[run.Run, dict[str, evidence.Measurement], list[str]]:
@@ -43,10 +50,21 @@ def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None
     if "bf16" in precision.formats(here.hardware):
         assert (here.plan.value("precision"), here.step.dtype is not None) == ("bf16", True)
     assert found == {}
-    assert re.fullmatch(r"calibrate: chose .+; loss ok in 2 steps", said[-1])
+    assert re.fullmatch(r"calibrate: \w+ \w+ 1\.30x .+ against \w+ in steps of this job, loss ok in 2 steps", said[-1])
     plain = tiny.losses(tiny.assembled(tmp_path, asked), 12)
     assert tiny.losses(here, 12) == pytest.approx(plain, rel=variants.SHORT_FORMAT)
     assert plain[-1] < plain[0]
+
+
+def test_a_calibrated_value_that_is_slower_in_the_jobs_own_steps_is_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 was taken for a network that is 1.2 times slower with it."""
+    timed(monkeypatch, 0.8)
+    here, found, said = made(tmp_path, tiny.job(optimize="compile: false"), 1.6)
+    assert here.plan.row("channels_last").source == "calibrated"
+    assert found["channels_last"].value is False
+    assert any(line.startswith("calibrate: channels_last true 0.80x") for line in said)
 
 
 def test_a_calibrated_value_with_wrong_numbers_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Validation is computed in fp32, and a shorter format that hurts the trained network is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.data.dataset import Head
+from runtime.hardware import facts
+from runtime.job.workload import Workload
+from runtime.models import inspection
+from runtime.optimizations import precision
+from runtime.training.checkpoints import run_state
+from runtime.training.evaluation import validation
+from runtime.training.grad_scaler import Scaler
+from tests import tiny
+from tests.paths import MACHINES
+
+
+def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
+    """A report said 0.0391 where `evaluate` computed 0.0291."""
+    short = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    exact = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "fp32"})
+    exact.model.load_state_dict(short.model.state_dict())
+    short.model.eval()
+    exact.model.eval()
+    inputs = short.prepared(next(iter(short.batches.epoch(0))), None).inputs
+    assert not torch.equal(short.step.outputs(inputs), exact.step.outputs(inputs))  # type: ignore[arg-type]
+    assert validation.evaluate(short) == validation.evaluate(exact)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "losses", "source", "stays"),
+    [
+        (4, (1.06, 1.0), "measured", False),
+        (4, (1.06, 1.0), "calibrated", False),
+        (4, (0.94, 1.0), "choice", False),
+        (4, (1.06, 1.0), "job", True),
+        (4, (1.04, 1.0), "measured", True),
+        (3, (9.0, 1.0), "measured", True),
+    ],
+)
+def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    epoch: int,
+    losses: tuple[float, float],
+    source: str,
+    stays: bool,
+) -> None:
+    run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    row = run.plan.row("precision")
+    monkeypatch.setattr(type(run.plan), "row", lambda self, name: row.__class__(**{**vars(row), "source": source}))
+    monkeypatch.setattr(validation, "_losses", lambda _: losses)
+    run.counters.epoch = epoch
+    validation.check_format(run)
+    assert (run.step.dtype is not None) is stays
+    events = (tmp_path / "events.jsonl").read_text() if (tmp_path / "events.jsonl").exists() else ""
+    if not stays:
+        assert "% apart: continuing in fp32" in events
+        # A resumed run goes on in fp32, too.
+        other = Scaler()
+        other.load(run_state.collect_state(run)["scaler"])
+        assert other.fallen
+    assert ("kept, as set in the job" in events) is (source == "job")
+
+
+def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path) -> None:
+    run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    losses, exact = validation._losses(run)
+    assert losses != exact
+    assert losses == pytest.approx(exact, rel=0.05)
+    run.step.fall_back()
+    assert validation._losses(run) == (exact, exact)
+    assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
+
+
+def test_no_calibration_chooses_a_format_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision.similar_work, "nearest", lambda *_: ("a probe",))
+    here = facts.load(MACHINES / "vm-2core-cgroup1.json")
+    assert precision.probed(tiny.job(), here, Workload(numeric=True)) == ()
+    assert precision.probed(tiny.job(), here, Workload()) == ("a probe",)
+    data = tiny.dataset()
+    network = tiny.build(tiny.job(), data).module
+    assert not inspection.inspect_workload(data, network).numeric
+    data.heads = {"": Head("", columns=("value",), mean=(0.0,), std=(1.0,))}
+    assert inspection.inspect_workload(data, network).numeric
