@@ -13,6 +13,7 @@ import platform
 import sys
 import sysconfig
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -209,8 +210,10 @@ class _Digest:
             self._add_all([part for item in value.items() for part in item])
         elif isinstance(value, set | frozenset):
             self._add_all(sorted(map(_text, value)))
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | deque):
             self._add_all(value)
+        elif hasattr(value, "to_numpy") and not isinstance(value, type):  # a table or column of pandas
+            self._add_array(value.to_numpy())
         elif isinstance(value, nn.Module):
             self._add_all([part for row in _rows_of_module("", value) for part in row])
         elif isinstance(value, enum.Enum):
@@ -219,6 +222,9 @@ class _Digest:
             self._write("module", value.__name__)
         elif isinstance(value, property):
             self._add_all((value.fget, value.fset))
+        elif not hasattr(value, "__dict__") and not hasattr(value, "__slots__"):
+            text = repr(value)
+            self._write(type(value).__qualname__, "" if " at 0x" in text else text)
         else:
             slots = [
                 name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(value, name)

@@ -196,6 +196,7 @@ def _objects(call: Call) -> dict[str, str]:
         name: source.data for name, source in sources if hasattr(source.data, "__dict__") and not _is_array(source.data)
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
+    data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
     return embedded_record.rows(call.model, call.loss, data, call.parts)
 
 

@@ -159,6 +159,16 @@ def test_texts_and_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pyt
     assert code.sources == {}
 
 
+def test_a_retry_after_an_edit_reads_the_copy_of_an_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = stored(tmp_path, *CASES["argument"])
+    (tmp_path / "cfg.json").write_text('{"slope": 7}')
+    user_code._codes.clear()
+    job: Any = SpecSource(tmp_path / "job.yaml", copy=tmp_path / "run" / "job").load()
+    x = -torch.ones(3, 4)
+    assert torch.equal(build(job, load(job)).module(x), network(x))
+
+
 def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cfg.json").write_text("1")
     code = user_code.Code(tmp_path, None, tmp_path / "copy")

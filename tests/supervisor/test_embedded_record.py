@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -75,7 +77,7 @@ class Scaled(Dataset[Any]):
 
 
 class Share:
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: Any = 1.0) -> None:
         self.factor = factor
 
 
@@ -127,6 +129,8 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "loss.weight was",
     ),
     "slots of a loss": ({"loss": SlottedLoss(1.0)}, {"loss": SlottedLoss(2.0)}, "loss was SlottedLoss with the code"),
+    "numbers of NumPy": ({"loss": Share(np.float32(1))}, {"loss": Share(np.float32(2))}, "loss.factor was float32"),
+    "queue": ({"loss": Share(deque([1]))}, {"loss": Share(deque([2]))}, "loss.factor was deque"),
     "data set": ({"train_data": Scaled(1.0)}, {"train_data": Scaled(2.0)}, "train_data.scale was 1.0 and is 2.0"),
     "transform": (
         {"train_data": Scaled(1.0, lambda x: x + 1)},

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Iterator
 
-_noting: list[tuple[list[str], type | None]] = []
-"""The lists that are being filled, each with the class of which a method must be running."""
+_noting: list[tuple[list[str], type | None, int]] = []
+"""The lists that are being filled, each with the class of which a method must be running, and its thread."""
 
 
 @contextlib.contextmanager
@@ -17,11 +18,12 @@ def noted(within: type | None = None) -> Iterator[list[str]]:
     """The paths that are opened meanwhile, as they are given; with a class, only those opened below a method of it."""
     _install()
     paths: list[str] = []
-    _noting.append((paths, within))
+    entry = (paths, within, threading.get_ident())
+    _noting.append(entry)
     try:
         yield paths
     finally:
-        _noting.remove((paths, within))
+        _noting.remove(entry)
 
 
 @functools.cache
@@ -35,8 +37,8 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
     path, flags = arguments[0], arguments[2]
     writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     if isinstance(path, str | bytes) and not writes:
-        for paths, within in _noting:
-            if within is None or _is_running(within):
+        for paths, within, thread in _noting:
+            if thread == threading.get_ident() and (within is None or _is_running(within)):
                 paths.append(os.fsdecode(path))
 
 

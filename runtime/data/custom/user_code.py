@@ -126,8 +126,13 @@ class Code(MetaPathFinder):
             CheckpointError: if one of them is no longer what the run was started with.
         """
         for path in dict.fromkeys(Path(path).absolute() for path in paths):
-            inside = path.resolve().is_relative_to(self.folder) and path.suffix not in (".py", ".pyc")
-            if not inside or not path.is_file() or (self.copy and path.is_relative_to(self.copy)):
+            is_inside = path.resolve().is_relative_to(self.folder) and not path.is_relative_to(sys.prefix)
+            if (
+                not is_inside
+                or path.suffix in (".py", ".pyc")
+                or not path.is_file()
+                or (self.copy and path.is_relative_to(self.copy))
+            ):
                 continue
             name = path.resolve().relative_to(self.folder).as_posix()
             is_allowed = self.expected is None or name in self.expected

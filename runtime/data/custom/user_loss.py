@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.data.custom import user_code
+from runtime.data.custom import opened_files, user_code
 from runtime.data.custom.arrays import described
 from runtime.data.custom.loss_division import (
     LEAST,
@@ -162,7 +162,9 @@ def load(job: CustomJob) -> CustomTerms | None:
     with blamed(lambda told, do: refuse(f"{name} raised {told}", "", do)):
         code = user_code.at(job.folder)
         arguments = code.with_copies(spec.arguments)
-        made, _ = code.call(spec.file, spec.factory, arguments)
+        with opened_files.noted() as opened:
+            made, _ = code.call(spec.file, spec.factory, arguments)
+        code.keep_opened(opened)
         weight_of: Any = code.function(spec.file, spec.weight_of, arguments) if spec.weight_of else None
     return CustomTerms(made, f"the loss of {name}", refuse, weight_of)
 

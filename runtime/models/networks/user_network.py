@@ -56,10 +56,9 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blamed(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
         code = user_code.at(job.folder)
+        arguments = code.with_copies(spec.arguments)
         with opened_files.noted() as opened:
-            module, arguments = code.call(
-                spec.file, spec.factory, code.with_copies(spec.arguments), _offered(dataset, first)
-            )
+            module, every = code.call(spec.file, spec.factory, arguments, _offered(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
@@ -83,7 +82,7 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     return module, {
         "file": spec.file,
         "factory": spec.factory,
-        "arguments": arguments | spec.arguments,
+        "arguments": every | spec.arguments,
         "inputs": kinds,
     }
 
@@ -107,8 +106,9 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     ):
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
+        arguments = code.with_copies(given["arguments"])
         with opened_files.noted() as opened:
-            module = code.call(given["file"], given["factory"], code.with_copies(given["arguments"]))[0]
+            module = code.call(given["file"], given["factory"], arguments)[0]
     code.check_opened(opened)
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
