@@ -94,8 +94,8 @@ class SpecSource:
                 if not isinstance(part, CustomData):  # its arguments name the data
                     code.with_copies(part.arguments)
             except OSError as error:
-                given = f"{part.file} or a file of its arguments cannot be read: {error}"
-                raise SpecError([job.problem((*key, "file"), given, "files that exist", "restore it")]) from None
+                message = f"{part.file} or a file of its arguments cannot be read: {error}"
+                raise SpecError([job.problem((*key, "file"), message, "files that exist", "restore it")]) from None
         return {SPEC: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:

@@ -59,17 +59,17 @@ def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: User
         groups = group_settings(parts.optimizer.optimizer)
         named["optimizer"] = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
     if parts.schedule:
-        given = parts.schedule.given
+        scheduler = parts.schedule.given
         plain = (
-            {key: value for key, value in vars(given).items() if key != "optimizer"}
-            if isinstance(given, LRScheduler)
+            {key: value for key, value in vars(scheduler).items() if key != "optimizer"}
+            if isinstance(scheduler, LRScheduler)
             else {}
         )
-        named["schedule"] = [type(given), plain] if plain else given
-    found = {"python": platform.python_version().rpartition(".")[0]}
+        named["schedule"] = [type(scheduler), plain] if plain else scheduler
+    record = {"python": platform.python_version().rpartition(".")[0]}
     for name, value in named.items():
-        found |= dict(_rows_of_module(name, model, loads=True) if name == "model" else _rows(name, value))
-    return found
+        record |= dict(_rows_of_module(name, model, loads=True) if name == "model" else _rows(name, value))
+    return record
 
 
 def check(folder: Path, now: Mapping[str, str]) -> list[str]:
@@ -96,9 +96,9 @@ def check(folder: Path, now: Mapping[str, str]) -> list[str]:
     fixed = [name for name in differ if name.split(".")[0] not in free]
     if fixed:
         lines = [f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}" for name in fixed[:SHOWN]]
-        others = f"; and {len(fixed) - SHOWN} more" if len(fixed) > SHOWN else ""
+        omitted = f"; and {len(fixed) - SHOWN} more" if len(fixed) > SHOWN else ""
         raise CheckpointError(
-            f"{unfinished(folder)} and was started with other objects: {'; '.join(lines)}{others}",
+            f"{unfinished(folder)} and was started with other objects: {'; '.join(lines)}{omitted}",
             "the network, loss, metrics and data that the run was started with, with the same code",
             "undo the change, or start a new run with new=True",
         )

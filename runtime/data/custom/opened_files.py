@@ -14,7 +14,7 @@ _noting: list[tuple[list[str], type | None, int]] = []
 
 
 @contextlib.contextmanager
-def noted(within: type | None = None) -> Iterator[list[str]]:
+def note_opened(within: type | None = None) -> Iterator[list[str]]:
     """The paths that are opened meanwhile, as they are given; with a class, only those opened below a method of it."""
     _install()
     paths: list[str] = []

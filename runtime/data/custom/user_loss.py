@@ -162,7 +162,7 @@ def load(job: CustomJob) -> CustomTerms | None:
     with blamed(lambda told, do: refuse(f"{name} raised {told}", "", do)):
         code = user_code.at(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with opened_files.noted() as opened:
+        with opened_files.note_opened() as opened:
             made, _ = code.call(spec.file, spec.factory, arguments)
         code.keep_opened(opened)
         weight_of: Any = code.function(spec.file, spec.weight_of, arguments) if spec.weight_of else None

@@ -57,7 +57,7 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     with blamed(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
         code = user_code.at(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with opened_files.noted() as opened:
+        with opened_files.note_opened() as opened:
             module, every = code.call(spec.file, spec.factory, arguments, _offered(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
@@ -75,7 +75,7 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
             ]
         )
     buffers.unshare(module)
-    with opened_files.noted(nn.Module) as opened_later:
+    with opened_files.note_opened(nn.Module) as opened_later:
         dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     code.keep_opened([*opened, *opened_later])
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
@@ -107,7 +107,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
         arguments = code.with_copies(given["arguments"])
-        with opened_files.noted() as opened:
+        with opened_files.note_opened() as opened:
             module = code.call(given["file"], given["factory"], arguments)[0]
     code.check_opened(opened)
     if not isinstance(module, nn.Module):
