@@ -100,6 +100,23 @@ def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path
     assert "    my_data.py:12: in read: return torch.from_numpy" in str(raised.value)
 
 
+def test_a_file_of_the_readers_arguments_is_stored_with_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "my_data.py": DATA.replace("samples=96", "scale, samples=96")
+        + "\ndef read(paths, scale):\n    from pathlib import Path\n"
+        + "    return torch.ones(2, 4) * float(Path(scale).read_text())\n",
+        "scale.txt": "2",
+    }
+    run = trained(write(tmp_path, files, data="reader: read, arguments: {scale: scale.txt}", train="steps: 2"))
+    (tmp_path / "scale.txt").write_text("3")
+    made = saved_model.load(run)
+    found = load_new.read([tmp_path / "job.yaml"], made.preprocessing, made.heads, labelled=False)
+    assert found.split.gather(np.array([0]))[0].tolist() == [[2, 2, 2, 2]]
+
+
 def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
     run = trained(write(tmp_path, FILES, train="steps: 2"))
     made = saved_model.load(run)

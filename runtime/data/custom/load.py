@@ -34,7 +34,10 @@ def load(job: CustomJob) -> Dataset:
     data = job.data
     name = f"data.file: {data.factory}() in {data.file}"
     with blamed(lambda told, do: DataError(f"{name} raised {told}", "", do)):
-        found, _ = user_code.at(job.folder).call(data.file, data.factory, data.arguments)
+        code = user_code.at(job.folder)
+        found, _ = code.call(data.file, data.factory, data.arguments)
+        if data.reader:  # files that it reads, such as a vocabulary, are stored with the model
+            code.with_copies(code.accepted(data.file, data.reader, data.arguments))
     if not isinstance(found, tuple | list) or len(found) not in (2, 3):
         raise DataError(
             f"{name} returned {described(found)}",
@@ -184,7 +187,8 @@ def _like_training(
 def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
     name, code = f"{reader['function']}() in {reader['file']}", user_code.allowed(Path(preprocessing["code"]))
     with blamed(lambda told, do: DataError(f"{name} raised {told}", "", do)):
-        return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
+        arguments = code.with_copies(reader["arguments"])
+        return code.call(reader["file"], reader["function"], {}, arguments, [list(paths)])[0]
 
 
 def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:

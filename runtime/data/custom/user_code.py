@@ -83,6 +83,10 @@ class Code(MetaPathFinder):
             function = getattr(self._module(file), name)
         return partial(function, **_wanted(function, {}, offered))
 
+    def accepted(self, file: str, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
+        """The arguments that a function of a loaded file has in its signature."""
+        return _wanted(getattr(self._module(file), name), {}, arguments)
+
     def __deepcopy__(self, memo: object) -> Code:
         return self
 
