@@ -72,8 +72,13 @@ def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: User
     return record
 
 
-def check(folder: Path, now: Mapping[str, str]) -> list[str]:
+def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> list[str]:
     """Record what a run is started with, or compare it; returns lines about callbacks that have changed.
+
+    Args:
+        folder: of the run.
+        now: the rows of the present call.
+        extends: whether the run has just begun to continue a finished one, perhaps with other rates.
 
     Raises:
         CheckpointError: if the network, the loss, a metric or the data is another one.
@@ -92,7 +97,13 @@ def check(folder: Path, now: Mapping[str, str]) -> list[str]:
     ]
     # A callback changes no weights; a metric that raised an error has to be mended before the run can go on.
     mended = files.read_object("state.json").get("exit_code") == UserCodeError.exit_code
-    free = ("on_step", "on_epoch", "on_end", *(["metrics"] if mended else []))
+    free = (
+        "on_step",
+        "on_epoch",
+        "on_end",
+        *(["metrics"] if mended else []),
+        *(["optimizer", "schedule"] if extends else []),
+    )
     fixed = [name for name in differ if name.split(".")[0] not in free]
     if fixed:
         lines = [f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}" for name in fixed[:SHOWN]]
@@ -102,6 +113,8 @@ def check(folder: Path, now: Mapping[str, str]) -> list[str]:
             "the network, loss, metrics and data that the run was started with, with the same code",
             "undo the change, or start a new run with new=True",
         )
+    if extends:
+        files.write_json(FILE, {"rows": dict(now), "changing": stored.get("changing", [])})
     return [f"{name} is not what the run was started with" for name in dict.fromkeys(n.split(".")[0] for n in differ)]
 
 

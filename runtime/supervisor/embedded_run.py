@@ -211,7 +211,7 @@ def _trained(call: Call, dataset: Dataset, signals: Signals, afterwards: context
     place = _opened(call)
     lifecycle, code, tracker = run_lifecycle.RunLifecycle(place, call.program), 0, None
     try:
-        changed = embedded_record.check(place.path, objects)
+        changed = embedded_record.check(place.path, objects, extends=bool(place.extends))
         afterwards.callback(lambda: embedded_record.note_changes(place.path, _objects(call)) if code else None)
         lifecycle.begin(machine)
         for line in changed:

@@ -188,6 +188,17 @@ def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> No
         embedded_record.check(tmp_path, record({"train_data": Scaled(1.0, lambda x: x)}))
 
 
+def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path: Path) -> None:
+    rows = record({}) | {"schedule": "1"}
+    embedded_record.check(tmp_path, rows)
+    assert embedded_record.check(tmp_path, record({}), extends=True) == [
+        "schedule is not what the run was started with"
+    ]
+    assert embedded_record.check(tmp_path, record({})) == []
+    with pytest.raises(CheckpointError, match=r"model\.1"):
+        embedded_record.check(tmp_path, record({"model": net(nn.Tanh())}), extends=True)
+
+
 def test_another_python_compiles_other_bytecode(tmp_path: Path) -> None:
     embedded_record.check(tmp_path, record({"model": block(1)}) | {"python": "3.0"})
     assert embedded_record.check(tmp_path, record({"model": block(2)})) == []
