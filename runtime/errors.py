@@ -1,6 +1,6 @@
 """The exception tree and its exit codes.
 
-    DrivetrainError            the root; never raised itself
+    DrivetrainError            the root; never raised itself. All but Stopped are Failures, and so Exceptions
     ├── UserCodeError     1    a callback or a metric of a Python program raised
     ├── SpecError         2    the job spec (or a command line value) is invalid
     ├── DataError         3    the data cannot be used
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-class DrivetrainError(Exception):
+class DrivetrainError(BaseException):
     """A failure that the user can act on.
 
     Args:
@@ -47,6 +47,10 @@ class DrivetrainError(Exception):
         return [label + text for label, text in labels if text]
 
 
+class Failure(DrivetrainError, Exception):
+    """Every error but `Stopped`, with which a program's `except Exception` must not go on."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in a spec: where (`file:line:column`), which key, and the three parts."""
@@ -63,7 +67,7 @@ class Problem:
         return DrivetrainError(head, self.possible, self.action).lines()
 
 
-class SpecError(DrivetrainError):
+class SpecError(Failure):
     """The spec is invalid; holds every problem of the file at once."""
 
     exit_code = 2
@@ -81,65 +85,65 @@ class SpecError(DrivetrainError):
         return [line for problem in self.problems for line in problem.lines()] or super().lines()
 
 
-class UserCodeError(DrivetrainError):
+class UserCodeError(Failure):
     """A callback or a metric of a Python program raised."""
 
 
-class DataError(DrivetrainError):
+class DataError(Failure):
     """The data cannot be used."""
 
     exit_code = 3
 
 
-class CheckpointError(DrivetrainError):
+class CheckpointError(Failure):
     """No acceptable checkpoint or run folder."""
 
     exit_code = 4
 
 
-class NumericsError(DrivetrainError):
+class NumericsError(Failure):
     """The budget for non-finite steps is spent."""
 
     exit_code = 5
 
 
-class OutOfMemory(DrivetrainError):
+class OutOfMemory(Failure):
     """Memory is short even at micro-batch 1."""
 
     exit_code = 6
 
 
-class StorageError(DrivetrainError):
+class StorageError(Failure):
     """A folder cannot be written."""
 
     exit_code = 7
 
 
-class PeerError(DrivetrainError):
+class PeerError(Failure):
     """Another process is lost or hung."""
 
     exit_code = 8
 
 
-class DeviceError(DrivetrainError):
+class DeviceError(Failure):
     """The device cannot be used: wrong image, lost GPU, no engine, kernels that crash."""
 
     exit_code = 9
 
 
-class Replanned(DrivetrainError):
+class Replanned(Failure):
     """Measuring has changed what is fixed when a process starts, or was broken off; the supervisor starts another."""
 
     exit_code = 10
 
 
-class Busy(DrivetrainError):
+class Busy(Failure):
     """Another process is training this run."""
 
     exit_code = 11
 
 
-class RestartSmaller(DrivetrainError):
+class RestartSmaller(Failure):
     """Memory ran out in one of the processes that hold parts of one network; all must start again, with smaller
     micro-batches.
     """
@@ -148,7 +152,10 @@ class RestartSmaller(DrivetrainError):
 
 
 class Stopped(DrivetrainError):
-    """Stopped early by a signal or a time limit; the same command resumes the run."""
+    """Stopped early by a signal or a time limit; the same command resumes the run.
+
+    Like KeyboardInterrupt it is no Exception: a loop over trainings that passes over failures ends with it.
+    """
 
     exit_code = 75
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from runtime.cli import runs_option
 from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
-from runtime.errors import DrivetrainError, SpecError
+from runtime.errors import DrivetrainError, SpecError, StorageError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
 from runtime.system import interpreter, secrets
 from runtime.system.console import guard_output, say_error
+from runtime.system.files import storage_error
 
 OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "reproduce")
 """Commands whose results are run folders; they go on when nobody reads what they print."""
@@ -44,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except PermissionError as error:
+        # A folder of another user, or one that was closed meanwhile: any command meets it where it first looks inside.
+        if error.filename is None:
+            raise
+        say_error(storage_error(Path(os.fsdecode(error.filename)), error))
+        return StorageError.exit_code
     except BrokenPipeError:
         return 0  # who reads has seen enough, as `head` has
 

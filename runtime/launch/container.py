@@ -40,7 +40,7 @@ from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
 from runtime.supervisor.started_runs import StartedRuns
 from runtime.system import installation
-from runtime.system.child_process import surroundings
+from runtime.system.child_process import path_word, surroundings
 from runtime.system.console import say
 from runtime.tracking import tracker_child
 
@@ -173,7 +173,14 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
                 "see the output above",
                 f"fix it, or run `{installation.ENGINE}` and train in a container",
             )
-    command = [sys.executable, "-m", "runtime", request.command, str(request.spec), *_options(request, request.extend)]
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        request.command,
+        path_word(request.spec),
+        *_options(request, request.extend),
+    ]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()

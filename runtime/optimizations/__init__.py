@@ -88,7 +88,7 @@ def _constant(effect: Effect, workload: Workload | None) -> Effect:
 def _from(module: ModuleType) -> Optimization:
     return Optimization(
         name=module.__name__.rsplit(".", 1)[-1],
-        sentence=(module.__doc__ or "").strip().splitlines()[0],
+        sentence=(module.__doc__ or "").strip().partition("\n")[0],
         stage=module.STAGE,
         effect=module.EFFECT if not isinstance(module.EFFECT, Effect) else partial(_constant, module.EFFECT),
         off=module.OFF,

@@ -79,9 +79,11 @@ def exit_meaning(code: int | None) -> str:
         return "done"
     if code == errors.DrivetrainError.exit_code:
         return "failed"
-    for kind in errors.DrivetrainError.__subclasses__():
+    kinds: list[type[errors.DrivetrainError]] = [*errors.Failure.__subclasses__(), errors.Stopped]
+    for kind in kinds:
         if kind.exit_code == code:
-            return (kind.__doc__ or "").splitlines()[0].rstrip(".").lower()
+            # `python -OO` has no docstrings.
+            return (kind.__doc__ or kind.__name__).partition("\n")[0].rstrip(".").lower()
     if code < 0 or code > 128:
         try:
             return f"ended by {signal.Signals(-code if code < 0 else code - 128).name}"

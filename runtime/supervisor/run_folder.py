@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import Busy, CheckpointError, DataError, SpecError
+from runtime.errors import Busy, CheckpointError, DataError, SpecError, StorageError
 from runtime.job import Job
 from runtime.supervisor.spec_difference import difference, spec_text
 from runtime.system import file_lock
@@ -127,7 +127,17 @@ def status(path: Path) -> str | None:
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
-    """The path of the next run folder of a name; `after` is the highest number that is taken elsewhere."""
+    """The path of the next run folder of a name; `after` is the highest number that is taken elsewhere.
+
+    Raises:
+        StorageError: if libraries that write weights cannot name the folder.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in str(runs)):
+        raise StorageError(
+            f"{runs}: the name has bytes that are not UTF-8",
+            "a folder whose name is UTF-8, without which weights cannot be written",
+            "rename the folder, or choose another one with --runs DIR",
+        )
     last = next(reversed(numbered(runs, name)), None)
     return runs / f"{name}-{max(after, _number(last) if last else 0) + 1:03}"
 

@@ -118,7 +118,12 @@ def _opened(
         copies.begin(run.path)
     if request.extend:
         return run
-    words = ["drivetrain", "train", str(request.spec), *(w for each in request.assignments for w in ("--set", each))]
+    words = [
+        "drivetrain",
+        "train",
+        child_process.path_word(request.spec),
+        *(w for each in request.assignments for w in ("--set", each)),
+    ]
     if not run.resumes and (line := extended_run.offer(request.runs, job, shlex.join(words))):
         say(line)
     return run
@@ -236,6 +241,7 @@ def _trainers(
 
 
 def _command(request: TrainRequest, folder: Path) -> list[str]:
-    command = [sys.executable, "-m", "runtime.supervisor.trainer_process", str(folder), str(request.spec)]
+    paths = map(child_process.path_word, (folder, request.spec))
+    command = [sys.executable, "-m", "runtime.supervisor.trainer_process", *paths]
     command += request.source().options()
     return [*command, "--trace"] if request.trace else command

@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from runtime.errors import Stopped
 from runtime.system import library_variables, signals
+
+
+def path_word(path: Path) -> str:
+    """A path as a word of a command line: a dash at its beginning, as in `./-job.yaml`, must not make it an option."""
+    return os.path.join(os.curdir, path) if str(path).startswith("-") else str(path)
 
 
 def child(

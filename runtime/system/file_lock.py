@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.errors import StorageError
+
 EVERY = 0.1
 """Seconds between two attempts."""
 
@@ -25,6 +27,7 @@ def acquire(path: Path | str, patience: float, open_file: Callable[..., int] = o
 
     Raises:
         OSError: if the file cannot be opened, or is a symbolic link.
+        StorageError: if its file system has no locks.
     """
     handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     end = time.monotonic() + patience
@@ -32,8 +35,17 @@ def acquire(path: Path | str, patience: float, open_file: Callable[..., int] = o
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
-        except OSError:
+        except (BlockingIOError, PermissionError):
             if time.monotonic() >= end:
                 os.close(handle)
                 return None
+        except InterruptedError:
+            pass
+        except OSError as error:
+            os.close(handle)
+            raise StorageError(
+                f"{path}: its file system refuses locks ({error.strerror}), which keep a second process out",
+                "a local disk, NFS 4, or Lustre that is mounted with -o flock or -o localflock",
+                "use a folder on another disk, or ask for that mount option",
+            ) from None
         time.sleep(EVERY)

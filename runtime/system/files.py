@@ -188,7 +188,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     # In our containers runs/ is a mount, and no other folder can be used.
     elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
-        place = next(p for p in (path, *path.parents) if p.exists())
+        place = next(p for p in (path, *path.parents) if os.path.exists(p))
         owner = place.stat()
         if owner.st_uid == os.getuid():
             return StorageError(

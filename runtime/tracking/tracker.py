@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.errors import DrivetrainError
+from runtime.errors import Failure
 
 Numbers = Mapping[str, float]
 MADE_FROM_COMMIT = "made_from.commit"
 """The tag with the commit of the job's folder, which some servers show in a place of their own."""
 
 
-class TrackerError(DrivetrainError):
+class TrackerError(Failure):
     """A tracking server refused something, or gave no answer."""
 
     exit_code = 7

@@ -35,7 +35,8 @@ def measure(
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
     RunFiles(folder).write_json("plan.json", plan.to_json())
-    command = [sys.executable, "-m", module, str(folder), str(source.spec), *words, *source.options()]
+    paths = map(child_process.path_word, (folder, source.spec))
+    command = [sys.executable, "-m", module, *paths, *words, *source.options()]
     with signals.forwarding() as forward:
         code = child_process.child(command, plan.environment(machine), forward)
         if code not in signals.CRASHES or forward.sent:

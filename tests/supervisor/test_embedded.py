@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -337,3 +338,35 @@ def test_a_lost_output_does_not_end_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert sys.stdout is closed
     with open(os.devnull, "w") as nowhere, closed:
         os.dup2(nowhere.fileno(), closed.fileno())
+
+
+def test_a_loop_that_passes_over_failures_ends_with_a_stop(tmp_path: Path) -> None:
+    """Ctrl-C stopped one training, and the loop began the next."""
+    names = []
+
+    def loop() -> None:
+        for name in ("one", "two"):
+            names.append(name)
+            with contextlib.suppress(Exception):
+                train(tmp_path, name=name, on_step=lambda info: signal.raise_signal(signal.SIGINT))
+
+    with pytest.raises(Stopped):
+        loop()
+    assert names == ["one"]
+
+
+def test_a_callback_that_passes_over_everything_does_not_prevent_a_stop(tmp_path: Path) -> None:
+    def passes(info: object) -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="stopped by SIGTERM after step 1"):
+        train(tmp_path, on_step=passes)
+
+
+def test_arrays_that_run_backward(tmp_path: Path) -> None:
+    """torch has no negative strides."""
+    inputs, targets = (tensor.numpy() for tensor in circle(120).tensors)
+    backward = train(tmp_path, data=(inputs[::-1], targets[::-1]), epochs=1)
+    copied = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
+    assert same(backward, copied)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from runtime.errors import Busy, CheckpointError
+from runtime.cli.main import main
+from runtime.errors import Busy, CheckpointError, StorageError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
 from runtime.supervisor import follower_folder, run_folder, spec_difference
@@ -200,6 +204,63 @@ def test_a_run_killed_at_its_start_resumes(tmp_path: Path) -> None:
 def test_limits_and_checkpoints_may_change(tmp_path: Path, assignment: str) -> None:
     end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
     assert run_folder.open_run(tmp_path / "runs", job(tmp_path, assignment)).resumes
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=errno.errorcode.get)
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As Lustre that is mounted without them; it was taken for another process."""
+
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="its file system refuses locks") as raised:
+        run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert os.strerror(number) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "a.yaml", "--runs", "runs"),
+        ("train", "a.yaml", "--runs", "runs", "--extend", "runs/a-001"),
+        ("evaluate", "runs/a-001"),
+        ("watch", "runs/a-001"),
+        ("compare", "runs/a-001", "runs/a-001"),
+        ("report", "runs/a-001"),
+        ("export", "runs/a-001"),
+        ("predict", "runs/a-001", "a.yaml"),
+    ],
+    ids="-".join,
+)
+def test_a_run_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """Its folder has mode 700, and root may look into every one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(TEXT)
+    for folder in ("runs/a-001", "data"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    def closed(plain: Any) -> Any:
+        def guarded(path: Any, *given: Any, **named: Any) -> Any:
+            text = os.fspath(path) if isinstance(path, str | Path) else ""
+            if "a-001" in text and (plain is not os.stat or not text.endswith("a-001")):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
+            return plain(path, *given, **named)
+
+        return guarded
+
+    for name in ("stat", "listdir", "scandir", "open"):
+        monkeypatch.setattr(os, name, closed(getattr(os, name)))
+    assert main(words) == StorageError.exit_code
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
+    """Weights cannot be written into such a folder: it is said before the training, not after it."""
+    with pytest.raises(StorageError, match="has bytes that are not UTF-8"):
+        run_folder.open_run(tmp_path / os.fsdecode(b"r\xe9"), job(tmp_path))
 
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:

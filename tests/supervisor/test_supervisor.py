@@ -267,3 +267,23 @@ def test_a_batch_larger_than_the_data_is_told(job: Path) -> None:
     assert done.returncode == 0, done.stderr
     line = r"train\.batch_size: 100,000 is more than the [\d,]+ training samples: one step per epoch"
     assert re.search(line, done.stdout), done.stdout
+
+
+def test_without_asserts_and_docstrings_and_with_paths_that_begin_with_a_dash(job: Path) -> None:
+    """`python -OO`, and `./-tiny.yaml`, which without its dot would be an option of the trainer."""
+    job.rename(job.with_name("-tiny.yaml"))
+    words = [
+        sys.executable,
+        "-OO",
+        "-m",
+        "runtime",
+        "train",
+        "./-tiny.yaml",
+        "--runs=./-runs",
+        "--set",
+        "train.epochs=1",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONOPTIMIZE": "2"}
+    done = subprocess.run(words, cwd=job.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (job.parent / "-runs" / "tiny-001" / "report.html").exists()

@@ -125,7 +125,11 @@ def _converted(value: object, name: str) -> Tensor:
     with warnings.catch_warnings():
         # torch warns about read-only memory maps; nothing here writes.
         warnings.simplefilter("ignore")
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        # torch has no negative strides, as those of `array[::-1]`.
+        backward = any(stride < 0 for stride in array.strides)
+        return torch.from_numpy(
+            array.astype(array.dtype.newbyteorder("="), order="C" if backward else "K", copy=backward)
+        )
 
 
 def empty(name: str) -> DataError:

@@ -94,7 +94,7 @@ def train(
                     ended = True
                     child.send_signal(signal.SIGTERM)
 
-    command = [sys.executable, "-m", "runtime", "train", str(source.spec), *options]
+    command = [sys.executable, "-m", "runtime", "train", child_process.path_word(source.spec), *options]
     environment = {show_plan.SHOWN: str(shown), COPY_VARIABLE: str(source.copy)}
     code = child_process.child(command, environment, forward, wait=wait)
     return code, ended or look()

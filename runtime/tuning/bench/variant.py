@@ -135,7 +135,7 @@ class VariantPool:
             "runtime.tuning.processes.variant",
             str(self.scratch),
             str(self.scratch / f"{name}.json"),
-            str(self.source.spec),
+            child_process.path_word(self.source.spec),
             *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
         ]
         command += ["--quiet"] * self.quiet
