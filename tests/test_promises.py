@@ -16,7 +16,7 @@ PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("docs/reliabilit
 ROWS = [row for page in PAGES for row in page.splitlines() if re.match(r"\| [TSR]\d\d \|", row)]
 # Trackers (T27), and what needs two machines (T29, T30), are not part of the product.
 FAULTS = {f"T{n:02}" for n in range(1, 37)} - {"T27", "T29", "T30"} | {f"S{n:02}" for n in range(1, 19)}
-RESOURCES = {f"R{n:02}" for n in range(1, 15)}
+RESOURCES = {f"R{n:02}" for n in range(1, 20)}
 PROVEN_ELSEWHERE = {"__init__", "driver", "trained"}
 
 

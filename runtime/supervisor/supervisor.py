@@ -35,6 +35,7 @@ from runtime.supervisor.trainer_death import avoidable
 from runtime.system import child_process, exit_codes, signals
 from runtime.system.console import say, say_aside, say_error
 from runtime.system.exit_codes import KILLED
+from runtime.system.named_folder import NamedFolder
 from runtime.system.run_files import RunFiles
 from runtime.tracking import tracker_child
 from runtime.tracking.event_log import EventLog
@@ -182,13 +183,15 @@ def _attempts(
     which starts all of them again.
     """
     words: list[str] = []
-    count = world.trainers(job, machine)
+    count, folder = world.trainers(job, machine), NamedFolder(run.path)
     start = functools.partial(_trainers, place=place) if place else _trainers
     with signals.forwarding() as forward:
         while True:
             RunFiles(run.path).write_json("plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
             code = start(request, count, plan.environment(machine), forward, run, words)
+            if other := folder.restore():
+                EventLog(run.path).add("storage", NamedFolder.WORDS.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
             plan = effective_plan.plan_of(run.path)
             if code == Replanned.exit_code:

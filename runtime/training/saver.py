@@ -22,6 +22,7 @@ from runtime.errors import StorageError
 from runtime.hardware import cgroup
 from runtime.job.train import Adam, Optimizer, Sgd
 from runtime.job.values import interval
+from runtime.system.named_folder import NamedFolder
 from runtime.system.units import format_bytes
 from runtime.training.checkpoints import checkpoint, optimizer_state, retention, run_state
 from runtime.training.nonfinite import NotFinite, not_finite
@@ -55,6 +56,7 @@ class Saver:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.folder = NamedFolder(run.folder)
         self.kind, self.every = interval(run.job.checkpoint.every)
         self.thread: threading.Thread | None = None
         self.failed: StorageError | None = None
@@ -229,6 +231,8 @@ class Saver:
         return path
 
     def _put(self, snapshot: PendingCheckpoint) -> Path:
+        if other := self.folder.restore():
+            self.run.events.add("storage", NamedFolder.WORDS.format(other, self.folder.path), self.run.counters.step)
         folder = self.run.checkpoints
         return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
 

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,3 +109,19 @@ def test_a_lost_terminal(job: Path) -> None:
         seen += os.read(ours, 1 << 16)
     os.close(ours)
     check(job, process)
+
+
+def test_a_run_folder_that_is_renamed(tmp_path: Path) -> None:
+    """It has its name again at the next checkpoint, and nothing is lost."""
+    job = trained.written(tmp_path)
+    process = start(job, stdout=subprocess.DEVNULL)
+    metrics = job.parent / "runs" / "small-001" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 20:
+        assert process.poll() is None
+        time.sleep(0.02)
+    metrics.parent.rename(job.parent / "moved")
+    check(job, process)
+    assert any("moved is called" in text for text in events(job))
+    assert not (job.parent / "moved").exists()
+    steps = [row["step"] for row in trained.rows(trained.run(job)) if "lr" in row]
+    assert steps == list(range(1, 201))
