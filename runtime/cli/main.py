@@ -12,7 +12,7 @@ from typing import NoReturn
 from runtime.cli import runs_option
 from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
-from runtime.errors import DrivetrainError, SpecError, StorageError
+from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
 from runtime.system import interpreter, secrets
@@ -47,6 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except UnicodeEncodeError as error:
+        # Bytes of a name that are not UTF-8, which pyarrow and safetensors cannot open.
+        if not any("\udc80" <= letter <= "\udcff" for letter in error.object):
+            raise
+        say_error(
+            DataError(f"{error.object}: the path is not UTF-8", "a path that is UTF-8", "rename the file or folder")
+        )
+        return DataError.exit_code
     except PermissionError as error:
         # A folder of another user, or one that was closed meanwhile: any command meets it where it first looks inside.
         if error.filename is None:

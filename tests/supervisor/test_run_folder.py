@@ -263,6 +263,13 @@ def test_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
         run_folder.open_run(tmp_path / os.fsdecode(b"r\xe9"), job(tmp_path))
 
 
+def test_a_file_of_data_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / os.fsdecode(b"dat\xe9.csv")
+    path.write_text("a,b\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(100)))
+    assert main(["init", str(path)]) == 3
+    assert "the path is not UTF-8" in capsys.readouterr().err
+
+
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
     run_folder.open_run(tmp_path / "runs", job(tmp_path))
     with pytest.raises(Busy, match="another process is training in this folder"):
