@@ -170,10 +170,18 @@ def train(
                 new=new,
                 epoch_steps=epoch_steps,
                 extend=_extension(extend, restart_schedule, refuse),
+                evaluated=_evaluated(model),
             )
         )
     best = done.best
     return Result(done.folder, best["metric"], best["value"], best["metrics"], model, done.reason)
+
+
+def _evaluated(model: object) -> tuple[str, ...]:
+    """The layers that are in evaluation mode, if the network itself is not."""
+    if not isinstance(model, nn.Module) or not model.training:
+        return ()
+    return tuple(name for name, layer in model.named_modules() if not layer.training)
 
 
 def _extension(run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal) -> ExtendRequest | None:

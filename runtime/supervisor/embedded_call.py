@@ -14,6 +14,7 @@ from runtime.job.document import Document
 from runtime.job.embedded import EmbeddedJob
 from runtime.job_spec import load as job_spec
 from runtime.supervisor.embedded_parts import Refusal
+from runtime.system.console import say
 from runtime.tuning import batch_size
 
 OTHER_NAMES = {
@@ -89,6 +90,9 @@ def settings_of(
             "rates by layer of an optimizer that the runtime builds",
             "give the parameter groups of your optimizer their own lr",
         )
+    if isinstance(own, Mapping) and own.get("name") == "own" and "clip_norm" not in settings:
+        found["clip_norm"] = None
+        say("optimizer: your own, so its gradients are not clipped; clip_norm=1.0 clips them")
     size = train.batch_size
     if size is None:
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from runtime.data.custom.arrays import described
 from runtime.data.custom.data_sources import DataSource
 from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
+from runtime.data.labels import listed
 from runtime.data.load import check_loss
 from runtime.errors import CheckpointError, DataError, DrivetrainError, Problem, SpecError, Stopped, UserCodeError
 from runtime.hardware import calibration_file
@@ -76,6 +77,8 @@ class Call:
     new: bool = False
     epoch_steps: int | None = None
     extend: ExtendRequest | None = None
+    evaluated: tuple[str, ...] = ()
+    """Layers that the program has put into evaluation mode, within a network in training mode."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
         dataset.notes.append(
             f"{len(lost)} trainable parameters are not in the optimizer and stay: {', '.join(lost[:3])}"
         )
-    for note in dataset.notes:
+    for note in (*dataset.notes, *_modes(call)):
         say(notes.line(note))
     if terms and (told := terms.note()):
         say(notes.line(told, "loss"))
@@ -146,6 +149,25 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
     )
     network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
     return job.model_copy(update={"data": data, "model": network}), dataset
+
+
+def _modes(call: Call) -> Iterator[str]:
+    """What the modes of the network's layers mean for the training."""
+    if call.evaluated:
+        yield f"model: {listed(call.evaluated, 3)} in evaluation mode, as the program has set it"
+    counting = [
+        name
+        for name, layer in call.model.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        and name not in call.evaluated
+        and not any(p.requires_grad for p in layer.parameters())
+        and layer.affine
+    ]
+    if counting:
+        yield (
+            f"model: frozen, and still in training mode: {listed(counting, 3)} normalizes by each batch; .eval() before the "
+            "call keeps it as it is"
+        )
 
 
 def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:
@@ -254,7 +276,8 @@ def _opened(call: Call) -> run_folder.RunFolder:
 
 def _assembled(call: Call, machine: Hardware, place: run_folder.RunFolder, dataset: Dataset, signals: Signals) -> Run:
     """Assemble the run under a plan that this process can execute."""
-    job, parts, network = call.job, call.parts, Model(call.model, "python", {}, Freeze())
+    # Frozen layers stay in the mode that a loop of the program would train them in.
+    job, parts, network = call.job, call.parts, Model(call.model, "python", {}, Freeze(train_mode=True))
     facts, clock = inspection.inspect_workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
@@ -272,6 +295,7 @@ def _assembled(call: Call, machine: Hardware, place: run_folder.RunFolder, datas
             plan = host_process.as_started(plans.resolve(job, machine, facts, measured=found), machine)
     show_plan.show(plan, job, machine, before, stored)
     made = assemble(job, machine, plan, place.path, dataset, network, signals, clock, parts=parts)
+    made.frozen = [made.model.get_submodule(name) for name in call.evaluated]
     effective_settings.record(made, say)
     return made
 

@@ -21,6 +21,7 @@ from runtime.job import Job
 from runtime.optimizations import Effect, Stage
 from runtime.plan.plan import Plan, written
 from runtime.system import library_variables, torch_settings
+from runtime.system.console import say
 from runtime.system.signals import SCHEDULED, WATCHED, Signals
 from runtime.training import compiled_forward
 
@@ -62,15 +63,30 @@ def listening() -> Iterator[HostSignals]:
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Restore torch's settings and random state afterwards."""
+    """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
     drawn = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices), settings_as_found():
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        say(
+            'precision: the autocast around the call does not hold within it; optimize={"precision": "bf16"} asks for bf16'
+        )
+    with torch.random.fork_rng(devices), settings_as_found(), _usual_modes():
         try:
             yield
         finally:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
+
+
+@contextlib.contextmanager
+def _usual_modes() -> Iterator[None]:
+    """A block with gradients and without autocast, whatever the program has around it."""
+    with contextlib.ExitStack() as modes:
+        for mode in (torch.inference_mode(False), torch.enable_grad()):
+            modes.enter_context(mode)
+        for kind in ("cpu", "cuda"):
+            modes.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextlib.contextmanager

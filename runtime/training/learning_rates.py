@@ -9,6 +9,7 @@ from typing import Protocol
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from runtime.system.console import say
 from runtime.training.counters import Counters
 from runtime.training.optimizer import set_rate
 from runtime.training.schedules import Schedule
@@ -48,6 +49,9 @@ class ScheduledRates:
     def __init__(self, optimizer: Optimizer, rate: float, schedule: Schedule, *, own: bool = False) -> None:
         self.optimizer, self.rate, self.schedule = optimizer, rate, schedule
         self.base = [float(group["lr"]) for group in optimizer.param_groups] if own else None
+        self.set_last: list[float] | None = None
+        """What it has set, by group of an optimizer of the program."""
+        self.warned = False
 
     def set(self, counters: Counters, factor: float) -> float:
         """Set rate * schedule * factor."""
@@ -55,12 +59,33 @@ class ScheduledRates:
         if self.base is None:
             set_rate(self.optimizer, rate)
             return rate
-        for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
-            group["lr"] = base * self.schedule(counters.step) * factor
+        if self.set_last not in (None, [group["lr"] for group in self.optimizer.param_groups]) and not self.warned:
+            self.warned = True
+            say(
+                'schedule: sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
+            )
+        self.set_last = [base * self.schedule(counters.step) * factor for base in self.base]
+        for group, new in zip(self.optimizer.param_groups, self.set_last, strict=True):
+            group["lr"] = new
         return rate
 
     def restart(self, counters: Counters) -> None:
-        """Nothing: the rate depends on the step alone."""
+        """Nothing but to forget what was set: the rate depends on the step alone."""
+        self.set_last = None
+
+
+class ProgramsRates:
+    """The rates that an optimizer of a program has, which its callbacks may set; no schedule changes them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Set nothing."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def restart(self, counters: Counters) -> None:
+        """Nothing: a checkpoint holds the rates."""
 
 
 class SteppedRates:

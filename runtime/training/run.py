@@ -29,7 +29,7 @@ from runtime.errors import SpecError
 from runtime.hardware.facts import Hardware
 from runtime.job import Job, extension
 from runtime.job.extension import Extension
-from runtime.job.train import Fp16
+from runtime.job.train import Constant, Fp16
 from runtime.job.values import duration_seconds
 from runtime.models import lr_groups, sharding, single_sample, strided_convolution
 from runtime.models.build import Model
@@ -45,7 +45,7 @@ from runtime.training.best_metric import BestMetric, choose_metric
 from runtime.training.checkpoints import resume
 from runtime.training.counters import Counters
 from runtime.training.ema import Ema
-from runtime.training.learning_rates import LearningRates, ScheduledRates, SteppedRates
+from runtime.training.learning_rates import LearningRates, ProgramsRates, ScheduledRates, SteppedRates
 from runtime.training.losses import Objective
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
@@ -394,6 +394,8 @@ def _rates(job: Job, made: torch.optim.Optimizer, parts: UserParts, per_epoch: i
     """What sets the learning rates: the scheduler of the program, or the schedule of the spec."""
     if parts.schedule:
         return SteppedRates(made, parts.schedule.build(made), parts.schedule.every)
+    if parts.optimizer and job.train.schedule == Constant(name="constant"):
+        return ProgramsRates(made)
     schedule = schedules.of_job(job.train, per_epoch, origin)
     return ScheduledRates(made, job.train.optimizer.lr, schedule, own=parts.optimizer is not None)
 

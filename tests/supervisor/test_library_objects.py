@@ -1,0 +1,128 @@
+"""What `runtime.train` does to objects of a program: what a loop of its own would do, said where it differs."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import runtime
+
+PLAIN: dict[str, Any] = {"measure": "off", "precision": "fp32"}
+
+
+def samples(count: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    return x, (x[:, 0] > 5).long()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU()), nn.Linear(16, 2))
+
+
+def train(model: nn.Module, folder: Path, **more: Any) -> Any:
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 32, "new": True, "optimize": PLAIN, "schedule": "constant"}
+    if not isinstance(more.get("optimizer"), torch.optim.Optimizer):
+        settings["optimizer"] = {"name": "sgd", "lr": 0.1}
+    return runtime.train(model, samples(), samples(), name="objects", runs=folder, **settings | more)
+
+
+def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were put into evaluation mode: 0.877 in place of 0.965."""
+    model = network()
+    model[0].requires_grad_(False)
+    train(model, tmp_path)
+    assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
+    said = capsys.readouterr().out
+    assert "model: frozen, and still in training mode: 0.1 normalizes by each batch" in said
+
+
+def test_a_layer_in_evaluation_mode_stays_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = network()
+    model[0][1].eval()  # type: ignore[index]
+    train(model, tmp_path)
+    assert int(model[0][1].num_batches_tracked) == 0  # type: ignore[index]
+    assert torch.equal(model[0][1].running_mean, torch.zeros(16))  # type: ignore[index]
+    assert "model: 0.1 in evaluation mode, as the program has set it" in capsys.readouterr().out
+
+
+def test_a_network_that_is_all_in_evaluation_mode_is_trained(tmp_path: Path) -> None:
+    """Right after loading weights most are."""
+    model = network().eval()
+    train(model, tmp_path)
+    assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("more", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])
+def test_gradients_of_an_optimizer_of_ones_own_are_clipped_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, float], clips: bool
+) -> None:
+    ours, theirs = network(), network()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.5)
+    train(ours, tmp_path, optimizer=optimizer, epochs=1, batch_size=96, **more)
+    loop = torch.optim.SGD(theirs.parameters(), lr=0.5)
+    x, y = samples()
+    nn.functional.cross_entropy(theirs(x), y).backward()
+    loop.step()
+    same = torch.allclose(ours[1].weight, theirs[1].weight, atol=1e-6)
+    assert same is not clips
+    assert ("your own, so its gradients are not clipped" in capsys.readouterr().out) is not clips
+
+
+@pytest.mark.parametrize("schedule", ["constant", None, "cosine"])
+def test_rates_that_a_callback_sets_hold_unless_a_schedule_sets_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], schedule: str | None
+) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    used: list[float] = []
+
+    def after(info: Any) -> None:
+        used.append(info.lr)
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5**info.step
+
+    train(model, tmp_path, optimizer=optimizer, schedule=schedule, on_step=after)
+    said = capsys.readouterr().out
+    if schedule == "cosine":
+        assert said.count("those that on_step sets are lost") == 1
+    else:
+        assert used == pytest.approx([0.1 * 0.5**step for step in range(6)])
+        assert "are lost" not in said
+
+
+@pytest.mark.parametrize(
+    ("around", "says"),
+    [
+        (lambda: torch.autocast("cpu", dtype=torch.bfloat16), True),
+        (torch.no_grad, False),
+        (torch.inference_mode, False),
+        (contextlib.nullcontext, False),
+    ],
+    ids=["autocast", "no_grad", "inference_mode", "nothing"],
+)
+def test_what_is_around_the_call_does_not_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], around: Any, says: bool
+) -> None:
+    kinds = set()
+
+    class Noted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layers(x)
+            kinds.add(result.dtype)
+            return result
+
+    model = Noted()
+    with around():
+        done = train(model, tmp_path)
+    assert kinds == {torch.float32}
+    assert done.metrics == train(Noted(), tmp_path).metrics
+    assert ("the autocast around the call does not hold" in capsys.readouterr().out) is says
