@@ -30,7 +30,7 @@ class HostSignals(Signals):
     """Signal handling that does not end the process: the second signal is a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.received, self.depth, self.first, self.scheduled = None, 0, None, False
+        self.received, self.depth = None, 0
 
     def _end_at_once(self, number: int) -> None:
         raise KeyboardInterrupt

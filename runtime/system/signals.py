@@ -67,12 +67,14 @@ class Signals:
         scheduled: whether a scheduler sends the signals: it repeats SIGTERM, which then is no second wish to stop.
     """
 
+    scheduled = False
+    first: float | None = None
+    """When the first of REPEATED came."""
+
     def __init__(self, *, scheduled: bool = False) -> None:
         self.scheduled = scheduled
         self.received: str | None = None
         self.depth = 0
-        self.first: float | None = None
-        """When the first of REPEATED came."""
         install(self._handle)
         signal.signal(POLLED, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)

@@ -306,6 +306,7 @@ def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
 def test_a_notice_of_a_scheduler_stops_it(tmp_path: Path, name: str) -> None:
+    signal.signal(signal.Signals[name], signal.SIG_DFL)
     with pytest.raises(Stopped, match=f"stopped by {name} "):
         train(tmp_path, on_step=lambda info: signal.raise_signal(signal.Signals[name]))
     assert signal.getsignal(signal.Signals[name]) is signal.SIG_DFL

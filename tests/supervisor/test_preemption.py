@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from runtime.job.job import Checkpoint
 from runtime.supervisor import preemption
 from runtime.supervisor.preemption import NoAnswer, NoticeAddress
-from runtime.system.signals import NOTICE, Interrupted, Signals
+from runtime.system.signals import NOTICE, POLLED, WATCHED, Interrupted, Signals
 from tests.faults import trained
 
 
