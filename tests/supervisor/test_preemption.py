@@ -240,7 +240,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    numbers = (*WATCHED, POLLED)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
