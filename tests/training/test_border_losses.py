@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tests import border_losses, ranks_cases
+import runtime
+from runtime.errors import OutOfMemory, SpecError
+from runtime.models import inspection
+from runtime.optimizations import micro_batch
+from runtime.tuning.memory.micro_batch import MicroBatchSearch
+from tests import border_losses, ranks_cases, tiny
 from tests.border_losses import LOSSES
 
 torch.set_num_threads(1)
@@ -82,3 +89,108 @@ def test_what_cannot_be_put_together_is_trained_whole_or_refused(
         assert key in found["refused"]
         assert REFUSED[kind] in found["refused"]
         assert "weight_of" in found["refused"]
+
+
+def model_loss(form: str, x: Tensor, y: Tensor, inner: nn.Module) -> Tensor:
+    terms = F.cross_entropy(inner(x), y, reduction="none")
+    counts = (y > 0).float()
+    return {"mean": terms.mean(), "sum": terms.sum(), "masked": (terms * counts).sum() / counts.sum()}[form]
+
+
+class WithLoss(nn.Module):
+    """A model that returns its loss, with dropout, which evaluation mode turns off."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.form, self.inner = form, nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": model_loss(self.form, x, y, self.inner)}
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(64, 4, generator=generator)
+    return list(
+        zip(
+            x.split(16),
+            torch.multinomial(torch.tensor([6.0, 2.0, 1.0]), 64, True, generator=generator).split(16),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("size", ["off", 1, 5], ids=["whole", "ones", "fives"])
+@pytest.mark.parametrize(
+    ("form", "weight_of"),
+    [("mean", None), ("sum", None), ("masked", lambda batch: batch["y"] > 0), ("masked", None)],
+    ids=["mean", "sum", "counted", "unknown"],
+)
+def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight_of: Any, size: int | str) -> None:
+    model, hand = WithLoss(form).train(), WithLoss(form).train()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.02) for each in (model, hand)]
+    asked: dict[str, Any] = {"cpu_threads": 1, "micro_batch": size}
+    with runtime.prepare(model, optimizers[0], weight_of=weight_of, optimize=asked, quiet=True) as step:
+        for x, y in batches():
+            if form == "masked" and weight_of is None and size != "off":
+                with pytest.raises(
+                    SpecError, match=f"optimize.micro_batch is {size}, and the loss of a batch is neither"
+                ):
+                    step({"x": x, "y": y})
+                assert model.inner.training
+                return
+            found = step({"x": x, "y": y})
+            loss = hand(x, y)["loss"]
+            optimizers[1].zero_grad()
+            loss.backward()
+            optimizers[1].step()
+            assert found == pytest.approx(float(loss.detach()), rel=1e-5)
+    for one, two in zip(model.parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
+class Tokens(nn.Module):
+    """A model of tokens: labels of -100 count nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.inner(x).flatten(0, 1), labels.flatten())
+
+
+def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> None:
+    batch = {"x": torch.randn(8, 5, 4), "labels": torch.ones(8, 5).long()}
+    model = Tokens()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        runtime.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
+        pytest.raises(SpecError, match="neither the mean nor the sum"),
+    ):
+        step(batch)
+
+
+def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_path: Path) -> None:
+    made = border_losses.assembled(tmp_path, "unknown")
+    made.step.model.register_forward_hook(lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    with pytest.raises(
+        OutOfMemory, match=r"out of memory with 16 samples at once, and .*neither the mean nor the sum"
+    ) as caught:
+        tiny.losses(made, 1)
+    assert "weight_of" in caught.value.action
+
+
+def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: Path) -> None:
+    made = border_losses.assembled(tmp_path, "unknown")
+    facts = inspection.inspect_workload(made.dataset, made.model)
+    assert micro_batch.candidates(made.job, made.hardware, facts) == ["off"]
+    assert "neither the mean nor the sum" in micro_batch.choose(made.job, made.hardware, facts).reason
+    lines: list[str] = []
+    job = made.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
+    search = MicroBatchSearch(
+        job, made.hardware, made.plan, made.dataset, made.network, facts, tmp_path, made.signals, lines.append
+    )
+    assert search.measured() == {}
+    assert "neither the mean nor the sum" in lines[0]
