@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.errors import SpecError
+from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job.data import Data
 from runtime.job_spec.spec_source import SpecSource
 from runtime.report import repeated
-from runtime.supervisor import run_folder, same_inputs, supervisor
+from runtime.supervisor import run_folder, same_conditions, same_inputs, supervisor
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.console import say
 from runtime.system.files import make_folder
+from runtime.tuning import batch_size
 
 MOST = 100
 """Largest number of seeds or folds."""
@@ -61,10 +63,17 @@ def repeat(request: RepeatRequest) -> int:
 def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
     """Train all runs from one copy of the job file and the user's code."""
     found: dict[str, Path] = {}
+    machine = detect(request.runs)
     for variant, changes in variants.items():
-        assignments = (*request.assignments, *changes)
+        # What the first run has measured holds for all: runs of different batch sizes have no common mean.
+        size = batch_size.pinned(job, next(iter(found.values()), None))
+        assignments = (*request.assignments, *changes, *size)
         one = replace(source, assignments=assignments).load()
         done = run_folder.finished(request.runs, one)
+        others = list(found.values())
+        if done and (other := same_conditions.difference(done, one, machine, others, plain=request.plain)):
+            say(f"{variant}: {done} is done, and {other}; a new run begins")
+            done = None
         if done and (file := same_inputs.changed(done, one)):
             say(f"{variant}: {done} is done, and {file} has changed since; a new run begins")
             done = None

@@ -85,6 +85,18 @@ def measured(
     return 0, int(found["batch_size"])
 
 
+def pinned(job: Job, run: Path | None) -> tuple[str, ...]:
+    """The assignment with which a run has the batch size that another one of the same command has measured; none if the
+    job gives a number, or nothing was measured.
+
+    Args:
+        job: with which the run would be trained.
+        run: the folder of the other one; None if there is none yet.
+    """
+    measurement = read_json(run / FILE) if run and job.train.batch_size == "auto" else None
+    return (f"train.batch_size={measurement['batch_size']}",) if measurement else ()
+
+
 def most(samples: int) -> int:
     """The largest batch size that is tried for so many training samples: the first one, doubled."""
     doublings = max(1, samples // STEPS // FIRST).bit_length() - 1

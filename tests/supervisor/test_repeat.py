@@ -18,13 +18,15 @@ from runtime.cli import main
 from runtime.data import fingerprint
 from runtime.errors import CheckpointError
 from runtime.job_spec.spec_source import SpecSource
+from runtime.job_spec.yaml_file import parse
+from runtime.plan import plan as plans
 from runtime.supervisor import repeat as repeating
 from runtime.supervisor import same_inputs
 from runtime.supervisor.repeat import RepeatRequest, _notes
 from runtime.supervisor.spec_difference import spec_text
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.exit_codes import KILLED
-from tests import own_job
+from tests import own_job, tiny
 from tests.faults import trained
 from tests.paths import ROOT
 from tests.report_page import Page
@@ -64,6 +66,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
         (place / "result.json").write_text(json.dumps({"best": best}))
         (place / "state.json").write_text('{"status": "done"}')
+        values = plans.resolve(job, tiny.machine(), plain=request.plain)
+        (place / "plan.json").write_text(json.dumps(values.to_json()))
+        if request.source().load().train.batch_size == "auto":
+            (place / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(found))}))
         return 0
 
     monkeypatch.setattr(repeating.supervisor, "train", train)
@@ -106,6 +112,44 @@ def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, begun: lis
     assert "| seed 2 | small-seed2-001 |" in (place / "repeat.md").read_text()
     assert start(job, "--seeds", "2", "--set", "train.optimizer.lr=0.02") == 0
     assert begun[3:] == ["small-seed0-002", "small-seed1-002"]
+
+
+def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, begun: list[str]) -> None:
+    """Each run measured its own: 256, 256, 128 and 128 in one mean."""
+    job = trained.written(tmp_path, batch_size="auto")
+    assert start(job) == 0
+    stored = [parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in begun]
+    assert [train["batch_size"] for train in stored] == ["auto", 128, 128]
+    assert start(job) == 0
+    assert len(begun) == 3, "the same command finds them done"
+
+
+def test_runs_with_other_settings_do_not_count(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = trained.written(tmp_path)
+    assert start(job, "--seeds", "2") == 0
+    assert start(job, "--seeds", "2", "--plain") == 0
+    assert begun[2:] == ["small-seed0-002", "small-seed1-002"]
+    assert "is done, and was trained without --plain; a new run begins" in capsys.readouterr().out
+    (tmp_path / "runs" / "small-seed0-002" / "ranks" / "1").mkdir(parents=True)
+    assert start(job, "--seeds", "2", "--plain") == 0
+    assert begun[4:] == ["small-seed0-003"]
+    assert "is done, and was trained by 2 processes, now 1; a new run begins" in capsys.readouterr().out
+
+
+def test_runs_of_another_number_format_do_not_count(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = trained.written(tmp_path)
+    assert start(job, "--seeds", "2") == 0
+    path = tmp_path / "runs" / "small-seed1-001" / "plan.json"
+    values = json.loads(path.read_text())
+    next(row for row in values["decisions"] if row["name"] == "precision")["value"] = "bf16"
+    path.write_text(json.dumps(values))
+    assert start(job, "--seeds", "2") == 0
+    assert begun[2:] == ["small-seed1-002"]
+    assert "was trained in bf16, and small-seed0-001 in fp32" in capsys.readouterr().out
 
 
 def test_a_metric_that_is_nan_in_one_run_is_named(

@@ -75,6 +75,8 @@ def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: No
             break_after(int(made.name.removeprefix("trial")), epoch)
         (folder / "result.json").write_text(json.dumps({"best": {"metrics": {METRIC: rows[-1][METRIC]}}}))
         (folder / "state.json").write_text('{"status": "done"}')
+        if made.train.batch_size == "auto":
+            (folder / "batch_size.json").write_text('{"batch_size": 24}')
         return 0
 
     return train
@@ -237,6 +239,24 @@ def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -
     assert page.text.count("validation/loss") > 4
     assert "trial 0" in page.text
     assert not (place / "job.yaml").exists()  # it would be a run
+
+
+def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome.swept, "write", WRITE)
+    job.write_text(
+        JOB.replace("    train.batch_size: {low: 8, high: 64, step: 8}\n", "").replace(
+            "epochs: 4,", "epochs: 4, batch_size: auto,"
+        )
+    )
+    assert run(job) == 0
+    place = job.parent / "runs" / "kinds-sweep-001"
+    sizes = [load(place / f"trial{number}-001" / "job.yaml").train.batch_size for number in range(6)]
+    assert sizes == ["auto", 24, 24, 24, 24, 24]
+    found = trained.read(place, "sweep.json")
+    assert load(found["file"]).train.batch_size == 24
+    assert "--set train.batch_size=24" in found["command"]
 
 
 def test_a_real_trial_is_ended_the_way_a_stop_is(

@@ -23,6 +23,7 @@ from runtime.storage.remote_address import is_remote
 from runtime.supervisor.sweep.folder import SweepFolder, trial_folder
 from runtime.system.files import write_text
 from runtime.system.run_files import RunFiles
+from runtime.tuning import batch_size
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -49,6 +50,9 @@ def write(place: SweepFolder, source: SpecSource, assignments: Sequence[str], jo
     found = SweepResult(job.name, metric, lower_is_better(metric), job.parameters, trials, job.sweep.trials)
     if best := found.best:
         changes = [*assignments, *values_set(best.values)]
+        asked = replace(source, assignments=[*changes, "sweep=null"]).load()
+        # What a trial has measured is written down, so that the best one is trained again as it was.
+        changes += batch_size.pinned(asked, trial_folder(place.path, 0))
         words = [word for each in changes for word in ("--set", each)]
         command = shlex.join(["drivetrain", "train", str(source.spec), *words])
         chosen = replace(source, assignments=[*changes, "sweep=null"]).load()

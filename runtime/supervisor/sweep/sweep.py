@@ -29,6 +29,7 @@ from runtime.system import signals
 from runtime.system.console import say
 from runtime.system.run_files import RunFiles
 from runtime.system.signals import SignalForwarder
+from runtime.tuning import batch_size
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -117,6 +118,9 @@ class _Sweep:
         assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *OFF)
         try:
             job = replace(self.source, assignments=assignments).load()
+            if size := batch_size.pinned(job, self._folder(0) if number else None):
+                assignments = (*assignments, *size)
+                job = replace(self.source, assignments=assignments).load()
         except SpecError as error:
             return self._failed(number, "; ".join(str(error).splitlines()[0:1]))
         options = [word for each in assignments for word in ("--set", each)]
