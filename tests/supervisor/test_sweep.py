@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from runtime.cli import main
 from runtime.job_spec.load import load
+from runtime.job_spec.yaml_file import parse
 from runtime.supervisor.spec_difference import spec_text
 from runtime.supervisor.sweep import outcome, study, sweep, trial
 from runtime.system.exit_codes import KILLED
@@ -252,7 +253,10 @@ def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
     )
     assert run(job) == 0
     place = job.parent / "runs" / "kinds-sweep-001"
-    sizes = [load(place / f"trial{number}-001" / "job.yaml").train.batch_size for number in range(6)]
+    sizes = [
+        parse((place / f"trial{number}-001" / "job.yaml").read_text(), "x").data["train"]["batch_size"]
+        for number in range(6)
+    ]
     assert sizes == ["auto", 24, 24, 24, 24, 24]
     found = trained.read(place, "sweep.json")
     assert load(found["file"]).train.batch_size == 24
