@@ -16,6 +16,7 @@ from runtime.data.custom.stream import StreamSplit
 from runtime.data.custom.user_errors import blamed
 from runtime.data.dataset import Batch, Dataset, Head, Split
 from runtime.data.loader.batches import fetch, in_order
+from runtime.models import unstorable
 
 TRIED = 16
 """Samples whose targets show how a loss is put together, if these are no classes."""
@@ -64,6 +65,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
                 dataset.loss.tried(found.float(), batch.targets[head.name])
                 dataset.loss.divide(found.float(), _trial_targets(dataset, head))
     _check_saved(before, _saved(module), name, refuse)
+    unstorable.check(module, name, refuse)
 
 
 def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
@@ -107,6 +109,7 @@ def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
     return {
         name: None if is_lazy(value) else tuple(value.shape)
         for name, value in module.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
     }
 
 

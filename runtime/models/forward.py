@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Preprocessing, Split
 from runtime.data.stateless_random import Ids
+from runtime.models import own_layers
 from runtime.system import torch_settings
 
 MOST = 1024
@@ -21,7 +22,6 @@ VECTOR = 256
 """Values that a token or category counts as, since the network embeds it as a vector."""
 
 
-@torch.inference_mode()
 def outputs(
     network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
 ) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
@@ -34,7 +34,14 @@ def outputs(
         prepare: raw inputs to network inputs.
         device: of the computation.
     """
-    network.to(device)
+    computed: Iterator[tuple[Ids, dict[str, Tensor]]]
+    computed = own_layers.without_gradients(network)(_outputs)(network.to(device), heads, split, prepare, device)
+    return computed
+
+
+def _outputs(
+    network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
+) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
     with torch_settings.plain():
         for ids in groups(split, prepare):
             raw = tuple(x.to(device) for x in split.gather(ids))

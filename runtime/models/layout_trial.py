@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from runtime.data.dataset import Dataset, Inputs
-from runtime.models import dry_run
-
-_TRIED = ("torch.", "runtime.", "timm.", "transformers.")
-"""Where the layers come from that the tests of this project or of their own run in both layouts."""
+from runtime.models import dry_run, own_layers
 
 
 def obstacle(model: nn.Module, dataset: Dataset) -> str:
@@ -25,7 +22,7 @@ def obstacle(model: nn.Module, dataset: Dataset) -> str:
     layers = list(model.modules())
     if not any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in layers):
         return ""
-    if all(type(layer).__module__.startswith(_TRIED) for layer in layers):
+    if not own_layers.has_own_layers(model):  # those of the libraries are run in both layouts by tests
         return ""
     inputs = dry_run.first(dataset, dataset.train).inputs
     if all(x.ndim != 4 for x in inputs):

@@ -10,6 +10,7 @@ import torch
 
 from runtime.data.dataset import Batch
 from runtime.data.loader import batches
+from runtime.models import own_layers
 from runtime.system import torch_errors
 from runtime.training import agreement
 from runtime.training.evaluation import in_step
@@ -69,7 +70,7 @@ def _losses(run: Run) -> tuple[float, float]:
     tallies = [MetricAccumulator(run.dataset.heads, run.step.objective) for _ in range(2)]
     size = run.step.micro_batch or usual_size(run)
     run.model.eval()
-    with torch.inference_mode(), run.signals.held(), run.step.buffers.unchanged():
+    with own_layers.without_gradients(run.model), run.signals.held(), run.step.buffers.unchanged():
         for batch, _ in itertools.islice(_micro_batches(run, size), FORMAT_BATCHES):
             for tally, outputs in zip(tallies, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 tally.add(outputs(batch.inputs), batch.targets, batch.ids)
@@ -122,7 +123,8 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     tally = MetricAccumulator(run.dataset.heads, run.step.objective)
     run.parts.metrics.begin()
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
-    with torch.no_grad() if run.is_divided else torch.inference_mode(), run.ranks.watched():
+    free = torch.no_grad() if run.is_divided else own_layers.without_gradients(run.model)
+    with free, run.ranks.watched():
         for micro_batch, counts in _micro_batches(run, size):
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:
