@@ -26,6 +26,7 @@ class ImageJob(Job):
     def problems(self) -> Iterator[Problem]:
         """Settings of a network that contradict its pretrained weights."""
         yield from self._column_problems()
+        yield from self._idle_problems()
         augment = self.data.augment
         if augment.views and not augment.of_single_images:
             yield self.problem(
@@ -66,6 +67,25 @@ class ImageJob(Job):
         if model.width not in (None, 64):
             yield self.problem(
                 ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
+            )
+
+    def _idle_problems(self) -> Iterator[Problem]:
+        """Keys that would change nothing."""
+        augment, model = self.data.augment, self.model
+        if isinstance(model, ImageNetwork) and model.name == "small-cnn" and model.stem != "auto":
+            yield self.problem(
+                ("model", "stem"),
+                f"is {model.stem}, and small-cnn has no stem",
+                "for resnet18, resnet34 and resnet50",
+                "remove it, or choose one of these networks",
+            )
+        if augment.views and (augment.mixup or augment.cutmix):
+            mixes = "mixup" if augment.mixup else "cutmix"
+            yield self.problem(
+                ("data", "augment", "views"),
+                f"is {augment.views}, and data.augment.{mixes} changes the inputs in every step",
+                "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be kept",
+                "remove one of the two",
             )
 
     def _column_problems(self) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _fold_problems(job, document)
     yield from _group_problems(job, document)
     yield from _unfreeze_problems(job, document)
+    yield from _idle_problems(job, document)
     yield from _stream_problems(job, document)
     yield from _missing_problems(job, document)
     yield from _parts_problems(job, document)
@@ -93,6 +94,21 @@ def _unfreeze_problems(job: Job, document: Document) -> Iterator[Problem]:
                 else "a run of 2 epochs or more",
                 "unfreeze earlier, or train longer",
             )
+
+
+def _idle_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Settings of something that the job does not have, in every task."""
+    freeze = getattr(getattr(job, "model", None), "freeze", None)
+    if freeze and freeze.train_mode and not (freeze.embeddings or freeze.layers or freeze.names):
+        path: tuple[str, ...] = ("model", "freeze", "train_mode")
+        yield Problem(
+            document.place(path), dotted(path), "is true, and nothing is frozen", "with frozen layers", "remove it"
+        )
+    optimizer = job.train.optimizer
+    if isinstance(optimizer, Sgd) and optimizer.dampening and not optimizer.momentum:
+        path = ("train", "optimizer", "dampening")
+        given = f"is {optimizer.dampening:g}, and momentum is 0"
+        yield Problem(document.place(path), dotted(path), given, "with momentum above 0", "remove it")
 
 
 def _fold_problems(job: Job, document: Document) -> Iterator[Problem]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.data.formats import csv_dialect, csv_header, csv_layout, other_files, table_splits
-from runtime.errors import DataError, nearest
+from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import Job, dotted
 from runtime.job.data import TableFileData
+from runtime.job.formatting import shown
 from runtime.job.images import ImageJob
 from runtime.job.remote_data import readable_paths
 from runtime.job.series import SeriesJob
@@ -43,8 +44,11 @@ def check(job: Job) -> None:
     """Check the headers of all data files of a job.
 
     Raises:
+        SpecError: if it names columns of data that has none.
         DataError: if a file is no table, if its separator or encoding is not clear, or if it lacks columns; names all of them.
     """
+    if idle := list(_idle(job)):
+        raise SpecError(idle)
     missing: list[Missing] = []
     files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
     for key, text in readable_paths(job):
@@ -68,6 +72,24 @@ def check(job: Job) -> None:
             missing += [Missing(*named, path, names) for named in _wanted(job, key) if named[1] not in names]
     if missing:
         raise _error(job, missing)
+
+
+def _idle(job: Job) -> Iterator[Problem]:
+    """Keys that name columns of images whose files have none: arrays, and class folders."""
+    paths = [text for _, text in job.data_paths()]
+    if not isinstance(job, ImageJob) or job.data.stream:
+        return
+    if not all(text.lower().endswith(".npz") or job.resolve(text).is_dir() for text in paths):
+        return
+    for key in ("path_column", "label_column", "label_separator"):
+        value = getattr(job.data, key, None)
+        if value is not None and value != type(job.data).model_fields[key].default:
+            yield job.problem(
+                ("data", key),
+                f"is {shown(value if isinstance(value, str) else list(value))}, and {shown(paths[0])} has no columns",
+                "for a manifest: a .csv, .tsv, .jsonl or .parquet; a folder has class folders, an .npz `images` and `labels`",
+                "write `multi_label: true` in its place" if getattr(job.data, "several", False) else "remove it",
+            )
 
 
 def _error(job: Job, missing: list[Missing]) -> DataError:

@@ -222,6 +222,11 @@ def not_for_the_schema(row: Row) -> bool:
         "'6/5'",
         "pretrained weights",
         "and weights too",
+        "nothing is frozen",
+        "momentum is 0",
+        "has no stem",
+        "in every step",
+        "has no columns",
     )
     return any(word in row.possible + row.action + row.given for word in words)
 
