@@ -157,9 +157,11 @@ def train(
             "monitor": dict(monitor or {}),
             "own_metrics": given.scores,
         }
+        job = embedded_call.spec_of(written, place)
+        embedded_parts.check_deciding(given.parts.metrics.metrics, job, refuse)
         done = embedded_run.run(
             Call(
-                job=embedded_call.spec_of(written, place),
+                job=job,
                 model=model,
                 sources=sources,
                 loss=loss,

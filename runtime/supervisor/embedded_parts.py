@@ -17,6 +17,7 @@ from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import blamed
 from runtime.errors import Problem, SpecError
 from runtime.job import lower_is_better
+from runtime.job.embedded import EmbeddedJob
 from runtime.training.callbacks import Callbacks
 from runtime.training.evaluation.user_metrics import UserMetrics
 from runtime.training.user_optimizer import UserOptimizer, UserSchedule, group_settings, unstorable
@@ -259,6 +260,26 @@ def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
         "names that end in -loss or -error for metrics whose smaller values are better, other names for all others",
         f"call it {name}-score" if better else f"call it {name}-error",
     )
+
+
+def check_deciding(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal) -> None:
+    """Check that metrics of the program that decide say which values are better: the worst epoch could be the best one.
+
+    Raises:
+        SpecError: if one does not.
+    """
+    for path, watched in job.watched():
+        name = watched.removeprefix("validation/")
+        metric = metrics.get(name)
+        says = getattr(metric, "higher_is_better", None) is not None or lower_is_better(name)
+        if metric is not None and not says and not name.endswith(("-score", "_score")):
+            raise refuse(
+                ".".join(key for key in path if key != "train"),
+                f"is {watched}, and neither name nor object of the metric says which values are better",
+                "names that end in -error or -loss if smaller values are better, and in -score if larger ones are; or an "
+                "attribute higher_is_better",
+                f"call it {name}-error or {name}-score",
+            )
 
 
 def _name(value: object) -> str:

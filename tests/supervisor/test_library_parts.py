@@ -143,6 +143,38 @@ def test_metrics_are_logged_reset_and_can_select_the_best(tmp_path: Path) -> Non
     assert "function: MulticlassAccuracy" in (result.folder / "job.yaml").read_text()
 
 
+class Directed(Counter):
+    """A metric that says that larger values are better."""
+
+    higher_is_better = True
+
+
+DECIDING: dict[str, dict[str, Any]] = {
+    "checkpoint.best": {"checkpoint": {"best": "validation/mape"}},
+    "early_stopping.metric": {"early_stopping": {"metric": "validation/mape"}},
+    "schedule.metric": {"schedule": {"name": "plateau", "metric": "validation/mape"}},
+}
+
+
+@pytest.mark.parametrize("key", DECIDING)
+def test_a_metric_that_decides_says_which_values_are_better(tmp_path: Path, key: str) -> None:
+    """The epoch with the largest error was the best one."""
+    with pytest.raises(SpecError) as raised:
+        train(tmp_path, metrics={"mape": Counter(), "other": Counter()}, **DECIDING[key])
+    text = str(raised.value)
+    assert f"{key}: is validation/mape, and neither name nor object of the metric says which values are better" in text
+    assert "possible: names that end in -error or -loss" in text
+    assert text.endswith("do:       call it mape-error or mape-score")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["mape-error", "mape-score", "mape_loss", "directed"])
+def test_a_name_or_an_object_can_say_it(tmp_path: Path, name: str) -> None:
+    metric = Directed() if name == "directed" else Counter()
+    result = train(tmp_path, metrics={name: metric}, checkpoint={"best": f"validation/{name}"}, epochs=1)
+    assert result.metric == f"validation/{name}"
+
+
 def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Path) -> None:
     steps, epochs, ends = [], [], []
 
