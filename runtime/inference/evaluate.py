@@ -204,7 +204,8 @@ def _check_same(data: Dataset, trained: SavedModel) -> None:
         f"{key} of head {name!r}" if name else key
         for name, head in data.heads.items()
         for key, value in asdict(head).items()
-        if value != asdict(trained.heads.get(name, head))[key]
+        # The model has the class weights of the loss as numbers; the classes are compared.
+        if key != "class_weights" and value != asdict(trained.heads.get(name, head))[key]
     ]
     changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
     if changed or data.heads.keys() != trained.heads.keys():

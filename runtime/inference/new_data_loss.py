@@ -37,5 +37,9 @@ def objective(
     known = {
         name: replace(head, class_weights="none" if name in balanced else weights[name]) for name, head in heads.items()
     }
-    note = "the loss is computed without class weights, which are those of the training data" if balanced else ""
+    note = (
+        "the loss is computed without class weights: this model was stored without those of its training data"
+        if balanced
+        else ""
+    )
     return losses.objective(train.loss, mark_partial(known, [targets]), targets, "none"), note

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from runtime.data.dataset import Head
 from runtime.models import code_consent, saved_model
 from runtime.pretrained.earlier_run import CONFIG
 from runtime.system.console import say
@@ -26,7 +27,7 @@ def save_model(run: Run, chosen: FinalWeights) -> Path:
         "task": run.job.task,
         "builder": run.network.builder,
         "arguments": run.network.arguments,
-        "heads": [asdict(head) for head in run.dataset.heads.values()],
+        "heads": [asdict(_with_weights(run, head)) for head in run.dataset.heads.values()],
         "preprocessing": run.dataset.preprocessing,
         "trained": {"run": run.folder.name, "step": chosen.step, "epoch": chosen.epoch, chosen.metric: chosen.value},
     }
@@ -40,3 +41,11 @@ def save_model(run: Run, chosen: FinalWeights) -> Path:
             "--run-code"
         )
     return folder
+
+
+def _with_weights(run: Run, head: Head) -> Head:
+    """The head with the class weights of the training as numbers: `balanced` would need the training data."""
+    weights = run.step.objective.losses[head.name].class_weights
+    return (
+        head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
+    )

@@ -65,6 +65,19 @@ def rows(count: int, start: int = 0) -> str:
     return "x,y\n" + "".join(f"{(start + i) % 17},{'ab'[(start + i) % 17 > 8]}\n" for i in range(count))
 
 
+@pytest.mark.parametrize("weights", ["balanced", "{a: 3}"])
+def test_its_loss_has_the_class_weights_of_the_training(tmp_path: Path, weights: str) -> None:
+    """`evaluate` left balanced weights out, which are not those of new data."""
+    (tmp_path / "train.csv").write_text(rows(100))
+    (tmp_path / "test.csv").write_text(rows(30, 5))
+    (tmp_path / "job.yaml").write_text(SPEC % ", test: test.csv" + f"train: {{class_weights: {weights}}}\n")
+    folder = run(tmp_path / "job.yaml", tmp_path / "runs")
+    test, output = read_json(folder / "result.json")["test"], tmp_path / "evaluation"
+    assert main.main(["evaluate", str(folder), "--data", str(tmp_path / "test.csv"), "--output", str(output)]) == 0
+    assert same(test["metrics"], read_json(output / "metrics.json")["metrics"])
+    assert main.main(["evaluate", str(folder), "--output", str(tmp_path / "validation")]) == 0
+
+
 def test_no_bit_of_the_model_depends_on_it(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(rows(100))
     (tmp_path / "test.csv").write_text(rows(30, 5))
