@@ -174,7 +174,10 @@ class Train(Spec):
     """How to train."""
 
     epochs: Count = Field(10, description="passes over the training data")
-    steps: Count | None = Field(None, description="stop after this many optimizer steps, whatever the epochs")
+    steps: Count | None = Field(
+        None,
+        description="stop after this many optimizer steps; `epochs` ends the run before if it has fewer, which is said",
+    )
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,

@@ -135,6 +135,11 @@ def _begun(run: Run) -> Saver:
         say(
             f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
         )
+    if run.total_steps < (run.job.train.steps or 0):
+        say(
+            f"train.steps: {run.job.train.steps:,} is more than the {run.total_steps:,} steps of train.epochs: "
+            f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,}, more epochs make it longer"
+        )
     on_gpu = run.device.type == "cuda"
     say(resume.promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
     run.metrics = MetricsLog(
