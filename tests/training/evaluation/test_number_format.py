@@ -39,6 +39,7 @@ def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
         (4, (0.94, 1.0), "choice", False),
         (4, (1.06, 1.0), "job", True),
         (4, (1.04, 1.0), "measured", True),
+        (4, (0.0014, 0.001), "measured", True),
         (3, (9.0, 1.0), "measured", True),
     ],
 )
