@@ -67,11 +67,12 @@ class Convolutions(nn.Module):
 
 def convolutional(folder: Path, name: str) -> run.Run:
     """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
-    halves.
+    halves, sgd.
     """
     on = name.split("+")
     cut = ", parts: 4" if "parts" in on else ""
-    job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: adamw, lr: 0.03}}{cut}").model_copy(
+    kind = "sgd" if "sgd" in on else "adamw"
+    job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: {kind}, lr: 0.03}}{cut}").model_copy(
         update={"name": name}
     )
     data, here = tiny.dataset(), tiny.machine()

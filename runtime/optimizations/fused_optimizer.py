@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from runtime.job.train import Sgd
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -21,13 +22,17 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On: torch has a fused kernel for each optimizer of the spec, on CPU and GPU."""
     if (own := _own(job)) is not None:
         return Choice(own, "the optimizer of the program, as it was built")
+    if obstacle := refuse(job, hardware, workload, True):
+        return Choice(OFF, obstacle)
     return Choice(True, f"torch has a fused {job.train.optimizer.name} kernel for this device")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """For an optimizer of a Python program, which is used as it was built; every supported torch has these kernels."""
+    """For an optimizer of a Python program, which is used as it was built, and for SGD with divided weights."""
     if (own := _own(job)) is not None and own != value:
         return f"the optimizer of the program was built {'with' if own else 'without'} fused=True, and is used as it is"
+    if value and isinstance(job.train.optimizer, Sgd) and (why := sharding.obstacle(job, hardware, workload)):
+        return f"torch's fused sgd kernel needs whole weights, and {why}"
     return None
 
 

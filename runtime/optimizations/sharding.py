@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.distributed import world
+from runtime.job.train import Sgd
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, gradient_checkpointing, wanted
 from runtime.system.units import format_bytes
 
@@ -59,6 +60,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return f"torch {hardware.torch.version} cannot save parts of tensors without pickle; {'.'.join(map(str, OLDEST))} can"
     if getattr(getattr(job, "model", None), "unfreeze", ()):
         return "model.unfreeze changes what is trained in the middle of a run, and a divided network cannot"
+    if isinstance(job.train.optimizer, Sgd) and job.optimize.get("fused_optimizer") not in (None, "auto", False):
+        return "optimize.fused_optimizer updates whole weights with torch's fused sgd kernel"
     return next((why for name, why in _WHOLE.items() if job.optimize.get(name) not in (None, "auto", False)), None)
 
 

@@ -20,7 +20,7 @@ from runtime.distributed import sharded_tensor
 from runtime.errors import CheckpointError, RestartSmaller
 from runtime.hardware.facts import load as load_facts
 from runtime.job.workload import Workload
-from runtime.optimizations import channels_last, compile, feature_cache, sharding
+from runtime.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
 from runtime.training.checkpoints import checkpoint
 from tests import paths, ranks_cases, ranks_start, tiny, trained
 from tests.distributed.test_ranks import follower, until
@@ -56,9 +56,13 @@ def test_divided_weights_learn_what_whole_ones_learn(tmp_path: Path) -> None:
 
     Three processes compute four parts in micro-batches of three: 2, 2 and 4 passes, so two of them add idle ones.
     """
-    names = ["plain+fused", "norm"]
+    names = ["plain+fused", "norm", "plain+sgd"]
     alone = losses(tmp_path, 1, [f"convolutional/{name}+parts" for name in names])
-    ways = ["convolutional/plain+fused+parts+threes+divided", "convolutional/norm+parts+divided"]
+    ways = [
+        "convolutional/plain+fused+parts+threes+divided",
+        "convolutional/norm+parts+divided",
+        "convolutional/plain+sgd+parts+divided",
+    ]
     together = losses(tmp_path, 3, ways)
     for (one, expected), found in zip(alone.items(), together.values(), strict=True):
         assert len(set(expected)) == len(expected), "weights change in every step"
@@ -253,6 +257,23 @@ def test_what_needs_whole_weights_is_refused_beside_it(keys: str, why: str) -> N
     two = replace(tiny.machine(), shared_by=1)
     asked = tiny.job(optimize=keys, more="limits: {processes: 2}")
     assert why in str(sharding.refuse(asked, two, None, True))
+
+
+def test_sgd_updates_divided_weights_without_its_fused_kernel() -> None:
+    """The first step ended in a traceback: the kernel has no form for parts of tensors."""
+    two = replace(tiny.machine(), shared_by=1)
+    processes = "limits: {processes: 2}"
+    sgd, adam = (
+        tiny.job(f"optimizer: {{name: {name}}}", optimize="sharding: true", more=processes) for name in ("sgd", "adam")
+    )
+    off = fused_optimizer.choose(sgd, two, None)
+    assert off.value is False
+    assert "fused sgd kernel needs whole weights, and optimize.sharding divides" in off.reason
+    assert fused_optimizer.choose(adam, two, None).value is True
+    assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", more=processes), two, None).value is True
+    asked = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", more=processes)
+    assert fused_optimizer.refuse(asked, two, None, True) is None
+    assert "optimize.fused_optimizer updates whole weights" in str(sharding.refuse(asked, two, None, True))
 
 
 def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
