@@ -47,12 +47,14 @@ class Unfreezing:
 
     @contextlib.contextmanager
     def during(self, model: nn.Module, epoch: int) -> Iterator[None]:
-        """Frozen as in this epoch within the context, and as in the first one afterwards."""
+        """Frozen as in this epoch within the context, and as before afterwards."""
+        before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self.apply(model, epoch)
         try:
             yield
         finally:
-            self.apply(model, 0)
+            for parameter, trained in before:
+                parameter.requires_grad_(trained)
 
 
 def of(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:

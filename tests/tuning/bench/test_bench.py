@@ -289,7 +289,7 @@ def test_options_that_make_no_sense(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runtime.system.signals._install", lambda handler: None)
+    monkeypatch.setattr("runtime.system.signals.install", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
     assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
     assert expected in capfd.readouterr().err
