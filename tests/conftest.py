@@ -27,6 +27,18 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    """A command that ran in this process ignores signals at its end, and what the next test starts would inherit that."""
+    from runtime.system.signals import WATCHED  # not before the handlers above are set: it notes what is ignored
+
+    before = {number: signal.getsignal(number) for number in WATCHED}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept for the user outside of run folders goes to a folder of the tests, also from child processes."""

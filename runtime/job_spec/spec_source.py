@@ -119,8 +119,8 @@ class SpecSource:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
         words = [word for assignment in self.assignments for word in ("--set", assignment)]
         words += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
-        words += [] if self.folder is None else ["--paths-from", str(self.folder)]
-        words += [] if self.copy is None else ["--copy", str(self.copy)]
+        words += [] if self.folder is None else [f"--paths-from={self.folder}"]
+        words += [] if self.copy is None else [f"--copy={self.copy}"]  # its name may begin with a dash
         return words if self.code is None else [*words, "--code", json.dumps(dict(self.code))]
 
     @classmethod
