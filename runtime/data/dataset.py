@@ -184,7 +184,10 @@ class JointTargets(Protocol):
     """A split that must read a sample to get its target; `targets` then reads all samples."""
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
-        """Raw inputs and targets of these samples; may run in a worker process."""
+        """Raw inputs and targets of these samples; may run in a worker process.
+
+        Where a sampler draws one several times, `id + n * size` asks for its n-th repetition, with other random numbers.
+        """
         ...
 
 

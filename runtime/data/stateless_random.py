@@ -40,6 +40,16 @@ def permutation(seed: int, epoch: int, size: int) -> Ids:
     return generator(seed, "order", epoch).permutation(size).astype(np.int64)
 
 
+def occurrences(ids: Ids) -> Ids:
+    """How often each sample came before in this order, shape (N,): another draw each time, whatever batch it is in."""
+    by_id = np.argsort(ids, kind="stable")
+    begins = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
+    lengths = np.diff(begins, append=len(ids))
+    counts = np.empty_like(ids)
+    counts[by_id] = np.arange(len(ids)) - np.repeat(begins, lengths)
+    return counts
+
+
 def uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
     """`count` uniform numbers in [0, 1) per sample, from (seed, purpose, epoch, sample id) only; shape (N, count)."""
     start = np.uint64(key(seed, purpose, epoch))

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.errors import CheckpointError
 from runtime.optimizations import Value
-from runtime.plan.plan import LEARNED, Decision, Plan, load
+from runtime.plan.plan import Decision, Plan, load
 from runtime.system.files import read_json
 
 
@@ -39,7 +39,7 @@ class PlanRequest:
         Raises:
             CheckpointError: if the present request differs.
         """
-        plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
+        plain = stored.is_plain
         before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
         if self in (before, PlanRequest(False, stored.values())):
             return before

@@ -75,6 +75,11 @@ class Plan:
         """All values by name, which `resolve` can replay."""
         return {row.name: row.value for row in self.decisions}
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything is off, but for what a run has learned since."""
+        return all(row.source in ("plain", *LEARNED) for row in self.decisions)
+
     def enabled(self) -> tuple[Decision, ...]:
         """The decisions that differ from plain PyTorch, in the order of application."""
         off = optimizations.off_values()

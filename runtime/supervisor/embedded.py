@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from runtime.data.custom import data_sources
-from runtime.supervisor import embedded_call, embedded_parts, embedded_run
+from runtime.supervisor import embedded_call, embedded_modes, embedded_parts, embedded_run
 from runtime.supervisor.embedded_run import Call
 from runtime.supervisor.extended_run import ExtendRequest
 from runtime.system.console import guarded_output
@@ -172,18 +172,16 @@ def train(
                 new=new,
                 epoch_steps=epoch_steps,
                 extend=_extension(extend, restart_schedule, refuse),
-                evaluated=_evaluated(model),
+                evaluated=embedded_modes.evaluated(model),
+                consequences=tuple(
+                    embedded_modes.consequences(
+                        model, unclipped=bool(given.parts.optimizer) and "clip_norm" not in settings
+                    )
+                ),
             )
         )
     best = done.best
     return Result(done.folder, best["metric"], best["value"], best["metrics"], model, done.reason)
-
-
-def _evaluated(model: object) -> tuple[str, ...]:
-    """The layers that are in evaluation mode, if the network itself is not."""
-    if not isinstance(model, nn.Module) or not model.training:
-        return ()
-    return tuple(name for name, layer in model.named_modules() if not layer.training)
 
 
 def _extension(run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal) -> ExtendRequest | None:

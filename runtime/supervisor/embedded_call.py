@@ -14,7 +14,6 @@ from runtime.job.document import Document
 from runtime.job.embedded import EmbeddedJob
 from runtime.job_spec import load as job_spec
 from runtime.supervisor.embedded_parts import Refusal
-from runtime.system.console import say
 from runtime.tuning import batch_size
 
 OTHER_NAMES = {
@@ -92,7 +91,6 @@ def settings_of(
         )
     if isinstance(own, Mapping) and own.get("name") == "own" and "clip_norm" not in settings:
         found["clip_norm"] = None
-        say("optimizer: your own, so its gradients are not clipped; clip_norm=1.0 clips them")
     size = train.batch_size
     if size is None:
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,6 @@ from runtime.data.custom.arrays import described
 from runtime.data.custom.data_sources import DataSource
 from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
-from runtime.data.labels import listed
 from runtime.data.load import check_loss
 from runtime.errors import CheckpointError, DataError, DrivetrainError, Problem, SpecError, Stopped, UserCodeError
 from runtime.hardware import calibration_file
@@ -79,6 +78,8 @@ class Call:
     extend: ExtendRequest | None = None
     evaluated: tuple[str, ...] = ()
     """Layers that the program has put into evaluation mode, within a network in training mode."""
+    consequences: tuple[tuple[str, str], ...] = ()
+    """What the training does with the modes of the program: kind and text of events."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
         dataset.notes.append(
             f"{len(lost)} trainable parameters are not in the optimizer and stay: {', '.join(lost[:3])}"
         )
-    for note in (*dataset.notes, *_modes(call)):
+    for note in dataset.notes:
         say(notes.line(note))
     if terms and (told := terms.note()):
         say(notes.line(told, "loss"))
@@ -149,25 +150,6 @@ def _tried(call: Call) -> tuple[EmbeddedJob, Dataset]:
     )
     network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
     return job.model_copy(update={"data": data, "model": network}), dataset
-
-
-def _modes(call: Call) -> Iterator[str]:
-    """What the modes of the network's layers mean for the training."""
-    if call.evaluated:
-        yield f"model: {listed(call.evaluated, 3)} in evaluation mode, as the program has set it"
-    counting = [
-        name
-        for name, layer in call.model.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        and name not in call.evaluated
-        and not any(p.requires_grad for p in layer.parameters())
-        and layer.affine
-    ]
-    if counting:
-        yield (
-            f"model: frozen, and still in training mode: {listed(counting, 3)} normalizes by each batch; .eval() before the "
-            "call keeps it as it is"
-        )
 
 
 def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:
@@ -236,8 +218,8 @@ def _trained(call: Call, dataset: Dataset, signals: Signals, afterwards: context
         changed = embedded_record.check(place.path, objects, extends=bool(place.extends))
         afterwards.callback(lambda: embedded_record.note_changes(place.path, _objects(call)) if code else None)
         lifecycle.begin(machine)
-        for line in changed:
-            EventLog(place.path).add("resume", line)
+        for kind, text in (*call.consequences, *(("resume", line) for line in changed)):
+            EventLog(place.path).add(kind, text)
         tracker = tracker_child.beside(place.path, call.job.track)
         reason = train_run(_assembled(call, machine, place, dataset, signals))
     except (Stopped, Interrupted):

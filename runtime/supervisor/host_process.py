@@ -21,7 +21,6 @@ from runtime.job import Job
 from runtime.optimizations import Effect, Stage
 from runtime.plan.plan import Plan, written
 from runtime.system import library_variables, torch_settings
-from runtime.system.console import say
 from runtime.system.signals import SCHEDULED, WATCHED, Signals
 from runtime.training import compiled_forward
 
@@ -66,10 +65,6 @@ def as_found() -> Iterator[None]:
     """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
     drawn = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        say(
-            'precision: the autocast around the call does not hold within it; optimize={"precision": "bf16"} asks for bf16'
-        )
     with torch.random.fork_rng(devices), settings_as_found(), _usual_modes():
         try:
             yield

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.errors import SpecError
-from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job.data import Data
 from runtime.job_spec.spec_source import SpecSource
@@ -63,15 +62,15 @@ def repeat(request: RepeatRequest) -> int:
 def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
     """Train all runs from one copy of the job file and the user's code."""
     found: dict[str, Path] = {}
-    machine = detect(request.runs)
+    processes = same_conditions.processes(job, request.runs)
     for variant, changes in variants.items():
-        # What the first run has measured holds for all: runs of different batch sizes have no common mean.
-        size = batch_size.pinned(job, next(iter(found.values()), None))
+        # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
+        others = list(found.values())
+        size = batch_size.pinned(job, others)
         assignments = (*request.assignments, *changes, *size)
         one = replace(source, assignments=assignments).load()
         done = run_folder.finished(request.runs, one)
-        others = list(found.values())
-        if done and (other := same_conditions.difference(done, one, machine, others, plain=request.plain)):
+        if done and (other := same_conditions.difference(done, processes, others, plain=request.plain)):
             say(f"{variant}: {done} is done, and {other}; a new run begins")
             done = None
         if done and (file := same_inputs.changed(done, one)):
@@ -85,10 +84,11 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
                 request.spec,
                 assignments,
                 request.runs,
+                plan=others[0] / "plan.json" if others and not request.plain else None,
                 plain=request.plain,
                 new=request.new,
                 copy=source.copy,
-                shown=next((run / "plan.json" for run in found.values()), None),
+                shown=others[0] / "plan.json" if others else None,
             )
             if code := supervisor.train(wanted):
                 say(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from runtime.system.console import say
 from runtime.training.counters import Counters
 from runtime.training.optimizer import set_rate
 from runtime.training.schedules import Schedule
@@ -44,10 +44,19 @@ class ScheduledRates:
         rate: that of the spec at the top of the schedule.
         schedule: the factor by step.
         own: whether the optimizer is that of a program, whose groups have rates of their own.
+        report: says, once, that rates which the program sets are lost.
     """
 
-    def __init__(self, optimizer: Optimizer, rate: float, schedule: Schedule, *, own: bool = False) -> None:
-        self.optimizer, self.rate, self.schedule = optimizer, rate, schedule
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        rate: float,
+        schedule: Schedule,
+        *,
+        own: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
         self.base = [float(group["lr"]) for group in optimizer.param_groups] if own else None
         self.set_last: list[float] | None = None
         """What it has set, by group of an optimizer of the program."""
@@ -61,8 +70,8 @@ class ScheduledRates:
             return rate
         if self.set_last not in (None, [group["lr"] for group in self.optimizer.param_groups]) and not self.warned:
             self.warned = True
-            say(
-                'schedule: sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
+            self.report(
+                'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
             )
         self.set_last = [base * self.schedule(counters.step) * factor for base in self.base]
         for group, new in zip(self.optimizer.param_groups, self.set_last, strict=True):

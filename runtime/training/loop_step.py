@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,8 +216,8 @@ class LoopStep(Step):
     """A step that leaves the random numbers to the user's loop; only a second try gets those of the first."""
 
     forms: Forms | None = None
-    random: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
-    """State of the generators of CPU and GPU when the present batch was first tried."""
+    random: list[tuple[Tensor, Tensor | None, Any, Any]] = field(default_factory=list)
+    """State of torch's generators for CPU and GPU, NumPy's and Python's when the present batch was first tried."""
 
     def outputs(self, inputs: Inputs) -> Any:
         """The network's outputs, with this step's precision and memory format."""
@@ -227,10 +228,13 @@ class LoopStep(Step):
     def _seed(self, seed: int) -> None:
         on_gpu = self.device.type == "cuda"
         if not self.random:
-            self.random.append((torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if on_gpu else None))
+            gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
+            self.random.append((torch.get_rng_state(), gpu, np.random.get_state(), random.getstate()))
             return
-        cpu, gpu = self.random[0]
+        cpu, gpu, numpys, pythons = self.random[0]
         torch.set_rng_state(cpu)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
         if gpu is not None:
             torch.cuda.set_rng_state(gpu, self.device)
 

@@ -261,7 +261,7 @@ def assemble(
         signals=signals,
         clock=clock,
         step=Step(model, made, _objective(job, dataset), job.train.clip_norm, device, options),
-        rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0),
+        rates=_rates(job, made, parts, batches.per_epoch, extends.origin if extends else 0, report),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(choose_metric(job, dataset), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
@@ -390,14 +390,22 @@ def _objective(job: Job, dataset: Dataset) -> Objective:
     return losses.objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
 
 
-def _rates(job: Job, made: torch.optim.Optimizer, parts: UserParts, per_epoch: int, origin: int) -> LearningRates:
+def _rates(
+    job: Job,
+    made: torch.optim.Optimizer,
+    parts: UserParts,
+    per_epoch: int,
+    origin: int,
+    report: Callable[[str, str], None],
+) -> LearningRates:
     """What sets the learning rates: the scheduler of the program, or the schedule of the spec."""
     if parts.schedule:
         return SteppedRates(made, parts.schedule.build(made), parts.schedule.every)
     if parts.optimizer and job.train.schedule == Constant(name="constant"):
         return ProgramsRates(made)
     schedule = schedules.of_job(job.train, per_epoch, origin)
-    return ScheduledRates(made, job.train.optimizer.lr, schedule, own=parts.optimizer is not None)
+    own = parts.optimizer is not None
+    return ScheduledRates(made, job.train.optimizer.lr, schedule, own=own, report=partial(report, "schedule"))
 
 
 def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:

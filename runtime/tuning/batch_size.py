@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,15 +85,17 @@ def measured(
     return 0, int(found["batch_size"])
 
 
-def pinned(job: Job, run: Path | None) -> tuple[str, ...]:
-    """The assignment with which a run has the batch size that another one of the same command has measured; none if the
-    job gives a number, or nothing was measured.
+def pinned(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
+    """The assignment with which a run has the batch size that the first of the others has measured; none if the job gives a
+    number, or nothing was measured.
 
     Args:
         job: with which the run would be trained.
-        run: the folder of the other one; None if there is none yet.
+        runs: folders of other runs of the same command.
     """
-    measurement = read_json(run / FILE) if run and job.train.batch_size == "auto" else None
+    if job.train.batch_size != "auto":
+        return ()
+    measurement = next(filter(None, (read_json(run / FILE) for run in runs)), None)
     return (f"train.batch_size={measurement['batch_size']}",) if measurement else ()
 
 

@@ -38,8 +38,9 @@ def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: py
     model[0].requires_grad_(False)
     train(model, tmp_path)
     assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
-    said = capsys.readouterr().out
-    assert "model: frozen, and still in training mode: 0.1 normalizes by each batch" in said
+    line = "frozen, and still in training mode: 0.1 normalizes by each batch"
+    assert f"\nmodel: {line}" in capsys.readouterr().out
+    assert line in (tmp_path / "objects-001" / "events.jsonl").read_text()
 
 
 def test_a_layer_in_evaluation_mode_stays_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,10 +52,16 @@ def test_a_layer_in_evaluation_mode_stays_in_it(tmp_path: Path, capsys: pytest.C
     assert "model: 0.1 in evaluation mode, as the program has set it" in capsys.readouterr().out
 
 
-def test_a_network_that_is_all_in_evaluation_mode_is_trained(tmp_path: Path) -> None:
+def test_a_network_that_is_all_in_evaluation_mode_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Right after loading weights most are."""
     model = network().eval()
-    train(model, tmp_path)
+    train(model, tmp_path, quiet=True)
+    assert "model is in evaluation mode" not in capsys.readouterr().out
+    assert (
+        "is in evaluation mode, and trained in training mode" in (tmp_path / "objects-001" / "events.jsonl").read_text()
+    )
     assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -194,6 +196,30 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
     torch.manual_seed(7)
     halves = [cross_entropy(fresh(x), y) for x, y in zip(X[:32].split(16), Y[:32].split(16), strict=True)]
     assert loss == pytest.approx(float(torch.stack(halves).sum().detach()) / 2, rel=1e-6)
+
+
+def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew() -> None:
+    drawn: list[tuple[float, float]] = []
+
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append((float(np.random.rand()), random.random()))
+            if len(x) > 16:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            outputs: Tensor = self.inner(x)
+            return outputs
+
+    model = Drawing().train()
+    with runtime.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
+        drawn.clear()
+        step(BATCHES[0])
+    assert len(drawn) == 3
+    assert drawn[1] == drawn[0]
+    assert drawn[2] != drawn[0]
 
 
 def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:

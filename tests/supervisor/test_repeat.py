@@ -17,18 +17,19 @@ import pytest
 from runtime.cli import main
 from runtime.data import fingerprint
 from runtime.errors import CheckpointError
+from runtime.hardware import facts
 from runtime.job_spec.spec_source import SpecSource
 from runtime.job_spec.yaml_file import parse
 from runtime.plan import plan as plans
 from runtime.supervisor import repeat as repeating
-from runtime.supervisor import same_inputs
+from runtime.supervisor import same_conditions, same_inputs
 from runtime.supervisor.repeat import RepeatRequest, _notes
 from runtime.supervisor.spec_difference import spec_text
 from runtime.supervisor.train_request import TrainRequest
 from runtime.system.exit_codes import KILLED
 from tests import own_job, tiny
 from tests.faults import trained
-from tests.paths import ROOT
+from tests.paths import MACHINES, ROOT
 from tests.report_page import Page
 
 ACCURACY = "validation/accuracy"
@@ -66,7 +67,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
         (place / "result.json").write_text(json.dumps({"best": best}))
         (place / "state.json").write_text('{"status": "done"}')
-        values = plans.resolve(job, tiny.machine(), plain=request.plain)
+        replay = plans.load(request.plan).values() if request.plan else None
+        values = plans.resolve(job, tiny.machine(), plain=request.plain, replay=replay)
         (place / "plan.json").write_text(json.dumps(values.to_json()))
         if request.source().load().train.batch_size == "auto":
             (place / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(found))}))
@@ -138,6 +140,16 @@ def test_runs_with_other_settings_do_not_count(
     assert "is done, and was trained by 2 processes, now 1; a new run begins" in capsys.readouterr().out
 
 
+def test_a_host_with_several_gpus_trains_with_one_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise no finished run would count there."""
+    two = facts.load(MACHINES / "two-rtx5090-one-full.json")
+    monkeypatch.setattr(same_conditions, "detect", lambda runs: two)
+    job = SpecSource(trained.written(tmp_path)).load()
+    assert same_conditions.processes(job, tmp_path) == 1
+    every = SpecSource(trained.written(tmp_path), ["limits.gpus=all"]).load()
+    assert same_conditions.processes(every, tmp_path) == 2
+
+
 def test_runs_of_another_number_format_do_not_count(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +161,12 @@ def test_runs_of_another_number_format_do_not_count(
     path.write_text(json.dumps(values))
     assert start(job, "--seeds", "2") == 0
     assert begun[2:] == ["small-seed1-002"]
+    replayed = json.loads((tmp_path / "runs" / begun[-1] / "plan.json").read_text())["decisions"]
+    assert next(row["source"] for row in replayed if row["name"] == "precision") == "file", (
+        "it has the plan of the first"
+    )
+    assert start(job, "--seeds", "2") == 0
+    assert len(begun) == 3, "the next command does not train it again"
     assert "was trained in bf16, and small-seed0-001 in fp32" in capsys.readouterr().out
 
 

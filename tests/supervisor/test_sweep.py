@@ -263,6 +263,36 @@ def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
     assert "--set train.batch_size=24" in found["command"]
 
 
+def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trial 0 may fail before it has measured; every later one then measured its own."""
+    job.write_text(
+        JOB.replace("    train.batch_size: {low: 8, high: 64, step: 8}\n", "").replace(
+            "epochs: 4,", "epochs: 4, batch_size: auto,"
+        )
+    )
+
+    train = trainer()
+
+    def without_first(command: list[str], *more: Any, **options: Any) -> int:
+        code = train(command, *more, **options)
+        (job.parent / "runs" / "kinds-sweep-001" / "trial0-001" / "batch_size.json").unlink(missing_ok=True)
+        return code
+
+    monkeypatch.setattr(trial.child_process, "child", without_first)
+    assert run(job) == 0
+    place = job.parent / "runs" / "kinds-sweep-001"
+    texts = [(place / f"trial{number}-001" / "job.yaml").read_text() for number in range(6)]
+    assert [parse(text, "x").data["train"]["batch_size"] for text in texts] == ["auto", "auto", 24, 24, 24, 24]
+
+
+def test_trials_of_another_number_of_processes_are_another_sweep(job: Path) -> None:
+    assert run(job, "--trials", "2") == 0
+    assert run(job, "--trials", "4", "--set", "limits.processes=2") == 0
+    assert (len(table(job)), len(table(job, 2))) == (2, 4)
+    assert run(job, "--trials", "4") == 0
+    assert len(table(job, 3)) == 4
+
+
 def test_a_real_trial_is_ended_the_way_a_stop_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

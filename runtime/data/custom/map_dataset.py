@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -137,7 +136,7 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        return self.collated_items(self.items(ids), ids)
+        return self.collated_items(self.items(ids), ids % len(self))
 
     def items(self, ids: Ids) -> list[Any]:
         """The dataset's items of these samples.
@@ -145,17 +144,18 @@ class ItemSplit:
         Raises:
             DataError: if the dataset raises.
         """
-        at, repeats = 0, Counter[int]()
+        at = 0
 
-        def item(index: int) -> Any:
-            # A sampler may draw a sample twice for a batch.
-            key = stateless_random.key(self.seed, "item", self.name, self.epoch, index, repeats[index])
-            repeats[index] += 1
-            stateless_random.seed_globally(key)
-            return self.dataset[index]
+        def item(number: int) -> Any:
+            nonlocal at
+            repetition, at = divmod(number, len(self))
+            # What is no sample of the training is drawn alike in every run, so that `evaluate` sees what the run saw.
+            key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
+            stateless_random.seed_globally(stateless_random.key(*key, at, repetition))
+            return self.dataset[at]
 
         with blamed(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
-            return [item(at := index) for index in ids.tolist()]
+            return [item(number) for number in ids.tolist()]
 
     def collated_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
         """Inputs and raw targets of some items.

@@ -75,10 +75,13 @@ class Batches:
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
         """The sample ids of each batch of an epoch, starting at batch `start`."""
-        given = self.given
-        ids = (given(epoch) if given else stateless_random.permutation(self.seed, epoch, len(self.split)))[
-            : self.samples
-        ]
+        return self._cut(self._ids(epoch), start)
+
+    def _ids(self, epoch: int) -> Ids:
+        ids = self.given(epoch) if self.given else stateless_random.permutation(self.seed, epoch, len(self.split))
+        return ids[: self.samples]
+
+    def _cut(self, ids: Ids, start: int) -> list[Ids]:
         begins = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
         return [ids[begin:end] for begin, end in pairwise([*begins, len(ids)])]
 
@@ -88,7 +91,10 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""
-        groups = [self.shard(ids) for ids in self.order(epoch, start)]
+        ids = self._ids(epoch)
+        if self.given and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
+            ids = ids + len(self.split) * stateless_random.occurrences(ids)
+        groups = [self.shard(group) for group in self._cut(ids, start)]
         split = self.split.at(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
         workers = self.workers_for(split, max(map(len, groups), default=0))
         return fetch(split, groups, workers=workers, pin=self.pin, tell=self.tell)
@@ -165,7 +171,7 @@ class _Groups(torch.utils.data.Dataset[Batch]):
 
     def __getitem__(self, ids: Ids) -> Batch:
         if self.together is not None:
-            return Batch(ids, *self.together.samples(ids))
+            return Batch(ids % len(self.split), *self.together.samples(ids))
         index = torch.from_numpy(ids)
         return Batch(ids, self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()})
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import CheckpointError, SpecError
 from runtime.job import Job
 from runtime.job_spec.yaml_file import parse
-from runtime.supervisor import named_run, run_folder, same_inputs
+from runtime.supervisor import named_run, run_folder, same_conditions, same_inputs
 from runtime.supervisor.spec_difference import FREE, difference, spec_text
 from runtime.supervisor.sweep.study import Study
 from runtime.system.console import say
@@ -57,6 +58,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     RunFiles(path).write_text(SPEC, spec_text(job))
     study = Study(path, job, metric)
     study.setting("plain", plain)
+    study.setting("processes", same_conditions.processes(job, path))
     return SweepFolder(path, study, lock)
 
 
@@ -72,6 +74,10 @@ def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
     before = study.setting("plain", plain)
     if before != plain:
         lines.append("it was started " + ("with --plain" if before else "without --plain"))
+    processes = same_conditions.processes(job, path)
+    began = study.setting("processes", processes)
+    if began != processes:
+        lines.append(f"it was started with {began} processes for each trial, now {processes}")
     if file := _changed_file(path, study, job):
         lines.append(f"{file} has other content, or is not there any more")
     if not lines:
@@ -91,6 +97,11 @@ def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
 def trial_folder(sweep: Path, number: int) -> Path | None:
     """The run folder of a trial, if it has one."""
     return next(reversed(run_folder.numbered(sweep, f"trial{number}")), None)
+
+
+def trial_folders(sweep: Path, count: int) -> Iterator[Path]:
+    """The run folders of the first trials, of those that have one."""
+    return (run for number in range(count) if (run := trial_folder(sweep, number)))
 
 
 def _trials(path: Path) -> int:

@@ -20,7 +20,7 @@ from runtime.job_spec.yaml_file import dump, put_value
 from runtime.report import swept
 from runtime.report.swept import State, SweepResult, Trial
 from runtime.storage.remote_address import is_remote
-from runtime.supervisor.sweep.folder import SweepFolder, trial_folder
+from runtime.supervisor.sweep.folder import SweepFolder, trial_folder, trial_folders
 from runtime.system.files import write_text
 from runtime.system.run_files import RunFiles
 from runtime.tuning import batch_size
@@ -52,7 +52,7 @@ def write(place: SweepFolder, source: SpecSource, assignments: Sequence[str], jo
         changes = [*assignments, *values_set(best.values)]
         asked = replace(source, assignments=[*changes, "sweep=null"]).load()
         # What a trial has measured is written down, so that the best one is trained again as it was.
-        changes += batch_size.pinned(asked, trial_folder(place.path, 0))
+        changes += batch_size.pinned(asked, trial_folders(place.path, len(trials)))
         words = [word for each in changes for word in ("--set", each)]
         command = shlex.join(["drivetrain", "train", str(source.spec), *words])
         chosen = replace(source, assignments=[*changes, "sweep=null"]).load()

@@ -118,7 +118,7 @@ class _Sweep:
         assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *OFF)
         try:
             job = replace(self.source, assignments=assignments).load()
-            if size := batch_size.pinned(job, self._folder(0) if number else None):
+            if size := batch_size.pinned(job, folders.trial_folders(self.place.path, number)):
                 assignments = (*assignments, *size)
                 job = replace(self.source, assignments=assignments).load()
         except SpecError as error:

@@ -57,7 +57,7 @@ def check_format(run: Run) -> None:
     gap = abs(losses - exact) / max(abs(exact), LEAST_OF_CLASSES if classes else 1e-6)
     if gap <= FORMAT_GAP:
         return
-    asked = row.source in ("job", "file")
+    asked = row.source == "job"
     run.events.add(
         "precision",
         f"after epoch {epoch} the loss in {row.value} is {losses:.4g}, in fp32 {exact:.4g}, {gap:.0%} apart: "

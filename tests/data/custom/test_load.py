@@ -141,9 +141,32 @@ def test_validation_draws_the_same_each_time() -> None:
     assert torch.equal(first, again)
 
 
-def test_a_sample_twice_in_a_batch_draws_twice() -> None:
-    rows = opened(Drawing(), "a", 5).gather(np.array([3, 3, 4]))[0]
-    assert len(rows.flatten().unique()) == 9
+@pytest.mark.parametrize(("size", "ranks"), [(8, 1), (4, 1), (1, 1), (8, 2)])
+def test_a_sample_that_a_sampler_repeats_draws_anew_each_time(size: int, ranks: int) -> None:
+    """Its draws depended on the batches: with a batch size of 1 all repetitions had the same."""
+
+    class Repeated(Sequential):
+        def __call__(self, epoch: int) -> Any:
+            return np.array([3, 0, 3, 7, 3, 1, 2, 3])
+
+    found: dict[int, list[float]] = {}
+    for rank in range(ranks):
+        batches = Batches(opened(Drawing(), "a", 5), size, 0, Repeated(8))
+        batches.shard = lambda ids, rank=rank: ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]  # type: ignore[misc]
+        for batch in batches.epoch(0):
+            for index, row in zip(batch.ids.tolist(), batch.inputs[0], strict=True):
+                found.setdefault(index, []).extend(row.tolist())
+    assert {index: len(rows) // 3 for index, rows in found.items()} == {3: 4, 0: 1, 7: 1, 1: 1, 2: 1}
+    assert len(set(found[3])) == 12
+    expected = torch.cat([b.inputs[0] for b in Batches(opened(Drawing(), "a", 5), 8, 0, Repeated(8)).epoch(0)])
+    assert sorted(found[3]) == sorted(expected[[0, 2, 4, 7]].flatten().tolist())
+
+
+def test_evaluate_draws_what_validation_drew() -> None:
+    """It opens the data under another name and seed."""
+    here, there = opened(Drawing(), "validation data", 5), opened(Drawing(), "read()", 0)
+    assert torch.equal(here.gather(np.arange(12))[0], there.gather(np.arange(12))[0])
+    assert not torch.equal(here.gather(np.arange(12))[0], here.at(0).gather(np.arange(12))[0])  # type: ignore[union-attr]
 
 
 def test_an_iterable_draws_for_each_position() -> None:
