@@ -19,6 +19,7 @@ from runtime.distributed.world import WORLD_SIZE
 from runtime.errors import CheckpointError, SpecError
 from runtime.job_spec import spec_source
 from runtime.job_spec.spec_source import SpecSource
+from runtime.launch.clusters import cluster_job
 from runtime.supervisor import repeat as repeating
 from runtime.supervisor import supervisor
 from runtime.supervisor.repeat import RepeatRequest
@@ -153,6 +154,17 @@ def test_a_batch_script_carries_the_job_as_it_was_written(
     name, _, copy = done.stdout.strip().partition("=")
     assert name == spec_source.COPY_VARIABLE
     assert job_of(SpecSource(spec, copy=Path(copy))) == AS_STARTED
+
+
+def test_files_that_a_batch_script_cannot_hold_are_named(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cluster_job, "LARGEST", 100)
+    (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
+    assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
+    assert "read when the run starts, as they are then: code/scale.json" in capsys.readouterr().err
+    assert "scale.json" not in (tmp_path / "a.sbatch").read_text()
 
 
 def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: Path) -> None:

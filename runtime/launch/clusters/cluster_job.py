@@ -14,6 +14,7 @@ from runtime.job.limits import NodeRange
 from runtime.job_spec import load as spec
 from runtime.job_spec.spec_file import read_content
 from runtime.job_spec.spec_source import SpecSource
+from runtime.system.console import say_aside
 
 LARGEST = 2 << 20
 """Bytes of files in a batch script: Slurm takes scripts of 4 MB."""
@@ -65,14 +66,20 @@ class ClusterJob:
 
     def files(self) -> dict[str, bytes]:
         """The job file and the user's code, by their names in a copy of them; of the files that arguments name only those
-        that a batch script can hold.
+        that a batch script can hold, which is said.
 
         Raises:
             SpecError: if one of them cannot be read.
         """
         files = SpecSource(self.spec, content=self.content.encode()).read_files(self.job)
-        large = sum(map(len, files.values())) > LARGEST
-        return {name: text for name, text in files.items() if not large or name.endswith((".py", ".yaml"))}
+        if sum(map(len, files.values())) <= LARGEST:
+            return files
+        carried = {name: text for name, text in files.items() if name.endswith((".py", ".yaml"))}
+        say_aside(
+            f"{len(files) - len(carried)} files that arguments name are too large for a batch script, so they are read when "
+            f"the run starts, as they are then: {', '.join(sorted(files.keys() - carried.keys())[:3])}"
+        )
+        return carried
 
     def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
         """The command of each node.

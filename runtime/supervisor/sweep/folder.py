@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,21 +46,28 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     if last and not new:
         refuse_links(last)
         lock = run_folder.lock_folder(last)
-        try:
-            if found := _same(last, job, metric, plain):
-                return SweepFolder(last, found, lock)
-        except BaseException:
-            os.close(lock)
-            raise
+        with _closed_on_failure(lock):
+            if study := _same(last, job, metric, plain):
+                return SweepFolder(last, study, lock)
         os.close(lock)
     path = run_folder.next_path(runs, name)
     make_folder(path, PRIVATE)
     lock = run_folder.lock_folder(path)
-    RunFiles(path).write_text(SPEC, spec_text(job))
-    study = Study(path, job, metric)
-    study.setting("plain", plain)
-    study.setting("processes", same_conditions.processes(job, path))
+    with _closed_on_failure(lock):
+        RunFiles(path).write_text(SPEC, spec_text(job))
+        study = Study(path, job, metric)
+        study.setting("plain", plain)
+        study.setting("processes", same_conditions.processes(job, path))
     return SweepFolder(path, study, lock)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(lock: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(lock)
+        raise
 
 
 def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
