@@ -23,7 +23,6 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 import runtime
 from runtime.data import stateless_random
-from runtime.data.custom.map_dataset import opened
 from runtime.errors import Stopped
 
 SAMPLES, BATCH, EPOCHS, SEED = 72, 16, 3, 4
@@ -82,12 +81,17 @@ def shrink(step: int, model: Any, optimizer: Optimizer) -> None:
         model[3].weight.mul_(0.99)
 
 
+def freeze(step: int, model: Any, optimizer: Optimizer) -> None:
+    model[0].requires_grad_(step < 3 or step > 9)
+
+
 CASES = {
     "plain": Case(),
     "randomness": Case(data=Noisy),
     "scheduler": Case(scheduled=True),
     "rates by a callback": Case(after=halve),
     "weights by a callback": Case(after=shrink),
+    "layers frozen by a callback": Case(after=freeze),
     "frozen": Case(model=lambda: frozen(nn.LayerNorm)),
     "frozen BatchNorm": Case(model=lambda: frozen(nn.BatchNorm1d), splits=False),
     "all": Case(model=lambda: frozen(nn.BatchNorm1d), data=Noisy, scheduled=True, after=shrink, splits=False),
@@ -113,14 +117,18 @@ class Objects:
 def by_hand(case: Case) -> dict[str, Tensor]:
     """The weights after a plain loop over the same batches."""
     mine, step = Objects(case), 0
-    split = opened(case.data(), "train_data", SEED)
+    data = case.data()
     for epoch in range(EPOCHS):
         mine.model.train()
         order = stateless_random.permutation(SEED, epoch, SAMPLES)
         for start in range(0, SAMPLES, BATCH):
-            inputs, targets = split.at(epoch).samples(order[start : start + BATCH])  # type: ignore[union-attr]
+            rows = []
+            for index in order[start : start + BATCH].tolist():
+                stateless_random.seed_globally(stateless_random.key(SEED, "item", epoch, index, 0))
+                rows.append(data[index])
+            inputs, targets = torch.utils.data.default_collate(rows)
             mine.optimizer.zero_grad()
-            nn.functional.cross_entropy(mine.model(*inputs), targets[""]).backward()
+            nn.functional.cross_entropy(mine.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             mine.optimizer.step()
             if mine.scheduler:
                 mine.scheduler.step()

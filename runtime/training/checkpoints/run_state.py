@@ -25,8 +25,14 @@ def collect_state(run: Run) -> dict[str, object]:
         "micro_batch": run.step.micro_batch,
         "identity": _without_usual_parts(run.identity),
         **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
+        # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
+        **({"frozen": _frozen(run)} if run.job.task == "python" else {}),
         "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
     }
+
+
+def _frozen(run: Run) -> list[str]:
+    return [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
 
 
 def restore(run: Run, loaded: checkpoint.Loaded) -> None:
@@ -66,6 +72,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         run.ema.restore(average, state["ema_updates"])
     run.last = state["last"]
     run.numerics.load(state["numerics"])
+    for name, parameter in run.model.named_parameters() if "frozen" in state else ():
+        parameter.requires_grad_(name not in state["frozen"])
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
