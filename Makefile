@@ -1,6 +1,6 @@
 # All commands for people. `make help` lists them.
 .DEFAULT_GOAL := help
-targets := help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults test-cgroup2 readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
+targets := $(shell sed -n 's/^\([a-z0-9-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .PHONY: $(targets)
 
 JOB ?= jobs/digits.yaml
@@ -31,16 +31,19 @@ help: ## show this list
 train-cpu train-gpu: override JOB := $(value JOB)
 export JOB
 train-cpu: .venv/host ## train JOB on the CPU in a container; without a container if no Docker engine answers
-	@$(python) -m runtime launch "$$JOB" $(ARGS)
+	@$(python) -m drivetrain launch "$$JOB" $(ARGS)
 
 train-gpu: .venv/host ## train JOB on this machine's NVIDIA GPU in a container; picks the image by GPU and driver
-	@$(python) -m runtime launch "$$JOB" --device gpu $(ARGS)
+	@$(python) -m drivetrain launch "$$JOB" --device gpu $(ARGS)
 
 setup: ## create .venv with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
 
-test: .venv/check ## run all tests, two files at a time; those of the images too if a Docker engine answers
-	@$(python) -m pytest -rs -n 2 --dist loadgroup $(ARGS)
+test: .venv/check ## run the quick tests, two files at a time; `make test-slow` runs the others
+	@$(python) -m pytest -rs -m 'not slow and not nightly' -n 2 --dist loadgroup $(ARGS)
+
+test-slow: .venv/check ## run the tests of whole trainings, and of the images if a Docker engine answers, as CI does (20 min)
+	@$(python) -m pytest -rs -m 'slow and not nightly' -n 2 --dist loadgroup $(ARGS)
 
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests $(ARGS)
@@ -53,10 +56,10 @@ check: .venv/check ## check format, lint, types, shell scripts, Dockerfile
 	@scripts/check
 
 format: .venv/check ## format the code
-	@$(python) -m ruff format -q runtime tests docs/generate && $(python) -m ruff check -q --fix runtime tests docs/generate
+	@$(python) -m ruff format -q runtime tests docs/generate benchmarks jobs docker && $(python) -m ruff check -q --fix runtime tests docs/generate benchmarks jobs docker
 
 doctor: .venv/host ## check this machine for problems and show the command that fixes each
-	@$(python) -m runtime doctor
+	@$(python) -m drivetrain doctor
 
 logs: ## follow the log of the newest container of this checkout
 	@scripts/containers logs
@@ -99,20 +102,18 @@ lock: ## lock the requirements of the images again
 	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done
 
 schema: .venv/check ## write the JSON schema of the job file
-	@$(python) -m runtime schema > docs/job.schema.json
+	@$(python) -m drivetrain schema > docs/job.schema.json
 
-decisions: .venv/check ## write docs/decisions.md and docs/defaults.md: the settings for all recorded machines
-	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > docs/decisions.md
-	@$(python) -m docs.generate.defaults_page tests/machines > docs/defaults.md
+golden: .venv/check ## write tests/golden: all optimizations, and the settings for all recorded machines
+	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > tests/golden/decisions.md
+	@$(python) -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md
+	@$(python) -m docs.generate.reference optimizations > tests/golden/optimizations.md
 
 readme: .venv/check ## write the plan into README.md and README.es.md
 	@for page in README.md README.es.md; do $(python) -m docs.generate.readme_plan $$page || exit; done
 
-scale: .venv/check ## write the tables into docs/scale.md
-	@$(python) -m docs.generate.scale_tables docs/scale.md
-
-reference: .venv/check ## write docs/spec.md and docs/optimizations.md
-	@for page in spec optimizations; do $(python) -m docs.generate.reference $$page > docs/$$page.md || exit; done
+reference: .venv/check ## write docs/spec.md
+	@$(python) -m docs.generate.reference spec > docs/spec.md
 
 peers: .venv/check ## create the environment of the other trainers for `make benchmark`
 	@scripts/peers

@@ -14,7 +14,7 @@ class WithCompose(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            here, place = Path(__file__).parent / "compose", Path(self.build_lib) / "runtime" / "launch" / "compose"
+            here, place = Path(__file__).parent / "compose", Path(self.build_lib) / "drivetrain" / "launch" / "compose"
             shutil.copytree(here, place, dirs_exist_ok=True)
 
 

@@ -111,7 +111,7 @@ def photos(folder: Path) -> None:
 
 def reports(folder: Path) -> None:
     """Texts of very different lengths."""
-    from runtime.data.sample_data import text
+    from drivetrain.data.sample_data import text
 
     text.write(folder, 2000, 0)
 
@@ -250,9 +250,9 @@ def compared(before: list[dict[str, float]], after: list[dict[str, float]], abou
 
 def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
     """One run: its figures and its advice."""
-    from runtime.report.record import read
-    from runtime.report.sections.advice import advice
-    from runtime.report.summary import summarize
+    from drivetrain.report.record import read
+    from drivetrain.report.sections.advice import advice
+    from drivetrain.report.summary import summarize
 
     name = f"advice-{name}"
     path = folder / f"{name}.yaml"
@@ -260,9 +260,9 @@ def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tup
     runs = ROOT / "runs" if case.contained else folder / "runs"
     options = [] if case.contained else ["--runs", str(runs)]
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "launch" if case.contained else "train", str(path), *options, "--new"],
+        [sys.executable, "-m", "drivetrain", "launch" if case.contained else "train", str(path), *options, "--new"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,

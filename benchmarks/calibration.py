@@ -62,13 +62,13 @@ def main() -> int:
 
 def calibrated(folder: Path) -> tuple[Any, str]:
     """This machine with its calibration, and a line about both."""
-    from runtime.hardware.detect import detect
-    from runtime.tuning.calibration import calibrate
+    from drivetrain.hardware.detect import detect
+    from drivetrain.tuning.calibration import calibrate
 
     folder.mkdir(parents=True, exist_ok=True)
     here = detect(folder)
     start = time.monotonic()
-    outcome = calibrate.calibrated(here, limit=calibrate.ASKED)
+    outcome = calibrate.load_or_measure(here, limit=calibrate.ASKED)
     spent = time.monotonic() - start
     if outcome.found is None:
         raise SystemExit(f"no calibration: {'; '.join(outcome.events)}")
@@ -106,15 +106,15 @@ def row(name: str, here: Any, given: argparse.Namespace) -> tuple[float, str]:
 def ready(name: str, here: Any, given: argparse.Namespace, scratch: Path) -> tuple[Any, Any]:
     """A tuner over the calibrated plan of a row, and the plan without a calibration."""
     from benchmarks.contest.rows import ROWS
-    from runtime.data.load import load
-    from runtime.job_spec import load as job_spec
-    from runtime.models import inspection
-    from runtime.models.build import build
-    from runtime.plan import plan as plans
-    from runtime.system.signals import Signals
-    from runtime.training import run as runs
-    from runtime.training.phase_timer import PhaseTimer
-    from runtime.tuning.tuner import Tuner
+    from drivetrain.data.load_data import load
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.models import inspection
+    from drivetrain.models.build import build
+    from drivetrain.plan import plan as plans
+    from drivetrain.system.signals import Signals
+    from drivetrain.training import run as runs
+    from drivetrain.training.phase_timer import PhaseTimer
+    from drivetrain.tuning.tuner import Tuner
 
     found = replace(ROWS[name], samples=min(ROWS[name].samples, max(ROWS[name].few, given.samples)))
     found.make(given.folder, False)
@@ -130,7 +130,7 @@ def ready(name: str, here: Any, given: argparse.Namespace, scratch: Path) -> tup
 
 def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
     """Every combination of layout, number format and padding that is possible here."""
-    from runtime import optimizations
+    from drivetrain import optimizations
 
     made, lists = tuner.made, []
     for name in SWITCHED:

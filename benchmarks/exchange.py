@@ -5,7 +5,7 @@
 Network namespaces stand for machines; each sends at most at the given rate. Needs root and iproute2. A network of fully
 connected layers trains in one process on each, with one thread. The ways take turns, step by step, so that whatever else the
 machine does falls on all of them alike. The table has the medians of all rounds, the least and the largest ratio to the first
-way with an exchange, and what the model of docs/scale.md says.
+way with an exchange, and what the model of `drivetrain plan --nodes` says.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Batch
-from runtime.distributed import gradient_exchange
-from runtime.distributed.gradient_exchange import GradientExchange
-from runtime.distributed.ranks import ALONE, Ranks
-from runtime.plan.scaling import OneMachine, Scaling
-from runtime.system.units import parse_rate
-from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
+from drivetrain.data.dataset import Batch
+from drivetrain.distributed import gradient_exchange
+from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.ranks import ALONE, Ranks
+from drivetrain.plan.scaling import OneMachine, Scaling
+from drivetrain.system.units import parse_rate
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import StepOptions
 from tests import nodes
 
 WIDTH = 1024
@@ -79,7 +79,7 @@ def built(way: str, ranks: Ranks, layers: int, batch: Batch) -> Step:
     exchange.overlaps, exchange.dtype = overlaps, dtype
     options = StepOptions(forward=network, ranks=here, exchange=exchange)
     step = Step(network, torch.optim.SGD(network.parameters(), 1e-3), MeanSquare(), None, torch.device("cpu"), options)  # type: ignore[arg-type]
-    gradient_exchange.BUCKET_BYTES = size  # read when the first step lays them out
+    vars(gradient_exchange)["BUCKET_BYTES"] = size  # read when the first step lays them out
     step(batch, 0)
     return step
 

@@ -44,7 +44,7 @@ def main() -> int:
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT))
-    from runtime.data.sample_data import text
+    from drivetrain.data.sample_data import text
 
     text.write(given.folder, given.texts, 0)
     rows = []
@@ -92,7 +92,7 @@ def told(rows: list[tuple[tuple[float, float], tuple[float, float]]]) -> int:
 def drivetrain(path: Path) -> tuple[float, float]:
     """Seconds from command to report, and the last validation accuracy, mean of the heads."""
     runs = path.parent / "runs" / path.stem
-    line = [sys.executable, "-m", "runtime", "train", str(path), "--runs", str(runs), "--new"]
+    line = [sys.executable, "-m", "drivetrain", "train", str(path), "--runs", str(runs), "--new"]
     seconds, _ = timed(line)
     last = json.loads((max(runs.glob("frozen-*")) / "result.json").read_text())["last"]
     return seconds, statistics.mean(value for name, value in last.items() if name.endswith("/accuracy"))
@@ -108,7 +108,12 @@ def timed(line: list[str]) -> tuple[float, str]:
     """Seconds of a command, and what it printed."""
     start = time.perf_counter()
     done = subprocess.run(
-        line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        line,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -121,10 +126,10 @@ def usual(path: Path) -> float:
     from torch.nn import functional
     from torch.utils.data import DataLoader
 
-    from runtime.data.load import load
-    from runtime.job_spec import load as job_spec
-    from runtime.models.build import build
-    from runtime.training.schedules import schedule
+    from drivetrain.data.load_data import load
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.models.build import build
+    from drivetrain.training.learning_rates import schedule
 
     job = job_spec.load(path)
     data = load(job)

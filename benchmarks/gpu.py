@@ -1,137 +1,203 @@
-"""A GPU machine measured in one go: the tutorial loop against the plan on five networks, four precisions, compile.
+"""Half an hour on a GPU machine, row by row.
 
-    python benchmarks/gpu.py [--folder DIR] [--minutes 8] [--rows resnet18 ...] [--out DIR] [--smoke]
+    python benchmarks/gpu.py OUT [--minutes 25] [--only PREFIX ...] [--smoke]
 
-Needs torch for the chip and this repository's packages; no Docker. Writes gpu-<chip>-<date>.md and .json into
-docs/measurements. What the time does not suffice for is named as not measured. `--smoke` tries the script out on any
-machine, with networks and data so small that its figures say nothing.
+Every row runs in a process of its own with a time limit, and its figures are appended to OUT/rows.jsonl at once: a
+machine that ends early loses one row. Rows that are in the file for this chip, driver and torch are skipped, so the same
+command goes on, also on another machine of this kind that has the file; what has failed is tried again. A row is begun
+if its whole limit is left of the minutes, else a shorter one. OUT/page.md is written anew after each row.
+Needs torch for the chip and this repository's packages; no Docker. Lightning, transformers and pytest are used where
+they are installed. `--smoke` tries all rows out on any machine, with networks and data so small that their figures
+say nothing; its rows are copies of one process that has imported torch, since imports would take most of the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import contextlib
+import importlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path[:0] = [str(ROOT / "runtime"), str(ROOT), str(BENCHMARKS)]
 
-from gpu_page import page, slug  # noqa: E402
-from gpu_rows import ROWS  # noqa: E402
+from gpu_page import write_page  # noqa: E402
+from gpu_rows import list_rows  # noqa: E402
 
-from runtime.errors import SpecError  # noqa: E402
-from runtime.hardware import gpu_selection  # noqa: E402
-from runtime.hardware.detect import detect  # noqa: E402
-from runtime.hardware.facts import Hardware  # noqa: E402
-from runtime.job_spec import load as job_spec  # noqa: E402
-from runtime.plan import plan  # noqa: E402
+from drivetrain.hardware import gpu_selection  # noqa: E402
+from drivetrain.hardware.detect import detect  # noqa: E402
+from drivetrain.hardware.facts import Hardware  # noqa: E402
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-COMPILED = "{compile: true, measure: off}"
-LONGEST = 150.0
-"""Seconds that one arm may take, compiling included."""
+IMPORTED: tuple[str, ...] = (
+    "torch._dynamo",
+    "torch.profiler",
+    "drivetrain.training.train",
+    "drivetrain.plan.plan",
+    "transformers.trainer",
+)
+IMPORTED += ("transformers.models.bert.modeling_bert", "lightning.pytorch")
+"""What the rows of a trial import, if it is installed."""
+SHOWN = ("samples_per_second", "real_tokens_per_second", "ms_per_step", "kernels_per_step", "same_bits", "missing")
 
 
 def main() -> int:
-    """Measure everything, write and print the page."""
-    given = arguments()
-    start = time.monotonic()
-    machine = gpu_selection.select_gpus(detect(given.folder))
-    if machine.gpu is None and not given.smoke:
-        print(
-            f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
-            file=sys.stderr,
-        )
+    """Measure the rows that are not measured yet; returns 9 without a GPU, 1 if a row of a trial failed."""
+    options = parse_arguments()
+    machine = gpu_selection.select_gpus(detect(options.out))
+    if machine.gpu is None and not options.smoke:
+        reason = machine.gpu_trouble or "none was found"
+        print(f"no GPU can be used here: {reason}; --smoke tries the script out", file=sys.stderr)
         return 9
-    found: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine.to_json(),
-        "smoke": given.smoke,
-        "rows": {},
-        "precisions": {},
-        "compiled": {},
-    }
-    for name in given.rows:
-        folder = given.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        ROWS[name].write(folder, given.smoke)
-        found["rows"][name] = {arm: left(given, start, machine, folder, name, arm) for arm in ("tutorial", "plan")}
-    curves = "resnet18" if "resnet18" in given.rows else given.rows[0]
-    for precision in PRECISIONS:
-        settings = f"{{precision: {precision}, compile: false, measure: off}}"
-        found["precisions"][precision] = left(given, start, machine, given.folder / curves, curves, "plan", settings)
-    # Last, since compiling takes longest.
-    for name in given.rows:
-        found["compiled"][name] = left(given, start, machine, given.folder / name, name, "plan", COMPILED)
-    found["curves"], found["seconds"] = curves, round(time.monotonic() - start, 1)
-    name = f"gpu-{slug(machine)}-{found['date']}"
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (given.out / f"{name}.md").write_text(page(found, machine))
-    print((given.out / f"{name}.md").read_text())
-    return 0
+    runner = RowRunner(options, describe_machine(machine))
+    rows = [row for name, limit in list_rows() if (row := runner.run(name, limit))]
+    return int(options.smoke and any("failed" in row for row in rows))
 
 
-def left(
-    given: argparse.Namespace,
-    start: float,
-    machine: Hardware,
-    folder: Path,
-    name: str,
-    arm: str,
-    optimize: str = "{measure: off}",
-) -> dict[str, Any]:
-    """One arm in a process of its own, if there is time; else why there is no figure."""
-    seconds = min(LONGEST, 60 * given.minutes - (time.monotonic() - start))
-    if seconds < 15:
-        return {"missing": "not measured, the time was spent"}
-    job = folder / "job.yaml"
-    job.write_text(ROWS[name].job(given.smoke) + f"optimize: {optimize}\n")
-    environ = dict(os.environ)
-    if arm == "plan":
-        try:
-            environ |= plan.resolve(job_spec.load(job), machine).environment(machine)
-        except SpecError as error:
-            return {"missing": f"cannot be had: {error.problems[0].possible}"}
-    told = f"{name} {arm} {optimize}"
-    print(f"{time.monotonic() - start:5.0f} s  {told}", file=sys.stderr, flush=True)
+def describe_machine(machine: Hardware) -> dict[str, str]:
+    """What must be the same for a figure to hold: chip, driver, torch."""
+    from importlib.metadata import version
+
+    gpu = machine.gpu
+    return {"chip": gpu.name if gpu else "cpu", "driver": (gpu.driver if gpu else "") or "", "torch": version("torch")}
+
+
+class RowRunner:
+    """Runs rows and keeps their figures."""
+
+    def __init__(self, options: argparse.Namespace, machine: dict[str, str]) -> None:
+        self.options, self.machine, self.start = options, machine, time.monotonic()
+        self.file: Path = options.out / "rows.jsonl"
+        self.known = {row["row"] for row in self.read_rows() if "failed" not in row}
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """The rows of this kind of machine; a line that was cut off by the end of one is left out."""
+        rows = []
+        for line in self.file.read_text().splitlines() if self.file.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return [row for row in rows if all(row.get(key) == value for key, value in self.machine.items())]
+
+    def run(self, name: str, limit: int) -> dict[str, Any] | None:
+        """Run a row and append it; None if it is known, not asked for, or the time is spent."""
+        options = self.options
+        if name in self.known or (options.only and not name.startswith(tuple(options.only))):
+            return None
+        left = 60 * options.minutes - (time.monotonic() - self.start)
+        if left < limit:
+            print(f"{name}: not begun, it may take {limit} s of the {max(0, left):.0f} s that are left", flush=True)
+            return None
+        begin = time.monotonic()
+        figures = (measure_in_copy if options.smoke else measure_in_process)(name, limit, options)
+        row = {"row": name, **self.machine, "seconds": round(time.monotonic() - begin, 1), **figures}
+        with self.file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        write_page(self.read_rows(), options.out / "page.md", is_trial=options.smoke)
+        shown = {key: row[key] for key in (*SHOWN, "failed") if key in row}
+        print(f"{time.monotonic() - self.start:5.0f} s  {name:32} {shown}", flush=True)
+        return row
+
+
+def measure_in_process(name: str, limit: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A row in a new process; `failed` says why it has no figures."""
+    command = [sys.executable, str(BENCHMARKS / "gpu_arm.py"), name, str(options.folder), str(options.out)]
+    # A session of its own, so that the trainer that a row has started ends with it.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "gpu_arm.py"), str(folder), str(job), arm, str(given.seconds)],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            env=environ,
-        )
+        output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        return {"missing": f"not measured, {seconds:.0f} s were not enough"}
-    if done.returncode:
-        return {"missing": f"failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1][:200]}"}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {"missing": f"cannot be had: {result['impossible']}"} if "impossible" in result else result
+        end_session(process.pid)
+        process.communicate()
+        return {"failed": f"{limit} s were not enough"}
+    if process.returncode or not output.strip():
+        return {"failed": " | ".join(errors.strip().splitlines()[-3:])[:400] or f"exit {process.returncode}"}
+    figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return figures
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def measure_in_copy(name: str, limit: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A row in a copy of this process, with its imports and one thread."""
+    import_once()
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(there, name, options))
+    process.start()
+    assert process.pid is not None
+    there.close()
+    try:
+        figures: dict[str, Any] = (
+            json.loads(here.recv_bytes()) if here.poll(limit) else {"failed": f"{limit} s were not enough"}
+        )
+    except EOFError:
+        figures = {"failed": "it has ended without an answer"}
+    end_session(process.pid)
+    process.join()
+    return figures
+
+
+@cache
+def import_once() -> None:
+    """Import what the rows of a trial need. No thread may be begun here: a copied process would wait for it."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "DRIVETRAIN_CALIBRATION": "off"}
+    for module in IMPORTED:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
+def _answer(pipe: Connection, name: str, options: argparse.Namespace) -> None:
+    os.setsid()
+    # What rows print is of no use in a trial, and their errors are sent.
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        try:
+            import gpu_arm
+
+            figures = gpu_arm.measure_row(name, options)
+        except BaseException:
+            figures = {"failed": " | ".join(traceback.format_exc().strip().splitlines()[-3:])}
+    pipe.send_bytes(json.dumps(figures).encode())
+    pipe.close()
+    os._exit(0)  # threads of torch and of TensorBoard are not waited for
+
+
+def end_session(leader: int) -> None:
+    """End a row with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line; the folders exist afterwards."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "drivetrain-gpu")
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--seconds", type=float, help="timed seconds of each arm")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "measurements")
+    parser.add_argument("out", type=Path, help="where rows.jsonl, page.md and tests.log are written")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "drivetrain-gpu", help="for data")
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--only", nargs="+", metavar="PREFIX", help="such as ours:bert or reference")
     parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    given.seconds = given.seconds or (0.2 if given.smoke else 6.0)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    return given
+    options = parser.parse_args()
+    options.out, options.folder = options.out.resolve(), options.folder.resolve()
+    for folder in (options.out, options.folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return options
 
 
 if __name__ == "__main__":

@@ -1,194 +1,213 @@
-"""One arm of `gpu.py`, in a process of its own: the tutorial loop, or a plan, on one row.
+"""One row of `gpu.py`, in a process of its own; the last line of its output is JSON.
 
-    python benchmarks/gpu_arm.py FOLDER JOB {tutorial,plan} SECONDS
-
-The last line is JSON. The tutorial loop is the one of every introduction: torch's DataLoader, samples prepared one by
-one, fp32, the plain optimizer, `loss.item()` in every step. Network, first weights, data and order of batches are the
-same as the plan's.
+python benchmarks/gpu_arm.py ROW FOLDER OUT [--smoke]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "runtime"), str(ROOT), str(ROOT / "benchmarks")]
 
-import torch
-from torch.utils.data import DataLoader
+from gpu_rows import SETTINGS, make_job  # noqa: E402
 
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.errors import SpecError
-from runtime.hardware import gpu_selection
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import Hardware
-from runtime.job_spec import load as job_spec
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.plan import plan
-from runtime.system.signals import Signals
-from runtime.tracking.gpu_sensors import Sensors
-from runtime.training import losses, optimizer, run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.step_result import StepResult
+from drivetrain.system.files import write_json  # noqa: E402
 
-WARM, SHOWN = 8, 60
-"""Fewest steps before the clock starts, and steps whose loss is kept."""
-Steps = Iterator[tuple[float | StepResult, int]]
-"""Loss, or the result that has it, and samples of each step."""
+Figures = dict[str, Any]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
+TIMED, TRIED = 6.0, 0.3
+"""Seconds that a loop is timed: on a GPU, and in a trial."""
+STARTS = 12
+"""Seconds of a run, beside the timed ones, in which it starts and its telemetry settles."""
+TRIED_BY_COMMAND = ("mlp", "default")
+"""The run that a trial starts as a user does; the others it trains in its own process."""
+TIME_IS_OVER = 75
+"""Exit code of a run that `train.max_time` has ended, as all runs here are."""
 
 
 def main() -> int:
-    """Measure one arm."""
-    folder, path, arm, seconds = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-    job = job_spec.load(path)
-    machine = gpu_selection.select_gpus(detect(folder), job.limits.gpus)
-    torch.manual_seed(0)
-    dataset = load(job)
-    network = build(job, dataset)
-    device = torch.device("cuda:0" if machine.gpu else "cpu")
-    found: dict[str, Any] = {"torch": torch.__version__}
-    if arm == "tutorial":
-        steps: Steps = tutorial(job, dataset, network, device)
-    else:
-        try:
-            made = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
-        except SpecError as error:
-            print(json.dumps({"impossible": error.problems[0].possible}))
-            return 0
-        whole = run.assemble(job, machine, made, folder, dataset, network, Signals(), PhaseTimer())
-        found["plan"] = {row.name: row.value for row in made.decisions}
-        steps = planned(whole)
-    epoch = -(-len(dataset.train) // job.train.batch)
-    print(json.dumps(found | measured(steps, machine, device, seconds, max(WARM, epoch + 4))))
+    """Measure one row."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("row")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    print(json.dumps(measure_row(options.row, options)), flush=True)
     return 0
 
 
-def tutorial(job: Any, dataset: Any, network: Any, device: torch.device) -> Steps:
-    """The loop of every introduction."""
-    model = network.module.to(device).train()
-    made = optimizer.build(job.train.optimizer, model)
-    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights)
-    order = Batches(dataset.train, job.train.batch, job.train.seed)
-    epoch = 0
-    while True:
-        for inputs, targets in DataLoader(Samples(dataset), batch_sampler=[ids.tolist() for ids in order.order(epoch)]):
-            inputs, targets = [x.to(device) for x in inputs], {name: y.to(device) for name, y in targets.items()}
-            made.zero_grad()
-            loss = goal(model(*inputs), targets, goal.denominators(targets))
-            loss.backward()  # type: ignore[no-untyped-call]
-            made.step()
-            yield loss.item(), len(inputs[0])
-        epoch += 1
+def measure_row(name: str, options: argparse.Namespace) -> Figures:
+    """The figures of a row. Each kind imports torch and what it compares with only when it runs."""
+    kind, *parts = name.split(":")
+    return KINDS[kind](options, *parts)
 
 
-class Samples(torch.utils.data.Dataset[Any]):
-    """One sample at a time, prepared on the host."""
+def measure_ours(options: argparse.Namespace, network: str, setting: str) -> Figures:
+    """`drivetrain train`, as a user types it: its records, clipping, dropout and texts of different lengths are real.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, number: int) -> Any:
-        ids = torch.tensor([number]).numpy()
-        split, inputs = self.dataset.train, self.dataset.prepare(self.dataset.train.gather(ids), ids, None)
-        return [x[0] for x in inputs], {name: y[number] for name, y in split.targets.items()}
-
-
-def planned(whole: run.Run) -> Steps:
-    """The steps of a run, as the runtime's own loop does them."""
-    whole.train_mode()
-    before: StepResult | None = None
-    while True:
-        for batch in whole.batches.epoch(whole.counters.epoch):
-            whole.set_rate()
-            result = whole.step(whole.mixed(whole.prepared(batch, whole.counters.epoch)), whole.step_seed())
-            whole.counters.step += 1
-            if before:
-                before.read()
-            before = result
-            yield result, len(batch)
-        whole.counters.epoch += 1
-
-
-def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: float, warm: int) -> dict[str, Any]:
-    """Speed, memory, utilization and the first losses; the clock starts after `warm` steps, an epoch and more, since
-    its smaller last batch is new to the compiler and to cuDNN.
+    The figures are medians of the second half of its own telemetry.
     """
-    cuda = device.type == "cuda"
-    start = time.perf_counter()
-    shown = [next(steps)[0]]
-    first = time.perf_counter() - start
-    shown += [next(steps)[0] for _ in range(warm - 1)]
-    waits = synchronized(lambda: shown.append(next(steps)[0])) if cuda else None
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    times, samples = [], 0
-    with Busy(machine) as busy:
-        begin = before = time.perf_counter()
-        while before - begin < seconds or len(shown) < min(SHOWN, warm + 12):
-            loss, count = next(steps)
-            shown.append(loss)
-            now = time.perf_counter()
-            times.append(now - before)
-            before, samples = now, samples + count
-    return {
-        "samples_per_second": samples / (before - begin),
-        "steps": len(times),
-        "median_step": statistics.median(times),
-        "first_step": first,
-        "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]],
-        "waits_per_step": waits,
-        "busy": busy.mean(),
-        "peak": torch.cuda.max_memory_allocated(device) if cuda else None,
-        "reserved": torch.cuda.max_memory_reserved(device) if cuda else None,
+    job, runs = make_job(network, options.folder, trial=options.smoke), options.folder / f"runs-{network}-{setting}"
+    shutil.rmtree(runs, ignore_errors=True)
+    ends = "train.steps=3" if options.smoke else f"train.max_time={TIMED + STARTS:.0f}s"
+    assignments = [*SETTINGS[setting], ends, "monitor.every=0.5s"]
+    if options.smoke and (network, setting) != TRIED_BY_COMMAND:
+        return _train_here(job, runs, assignments)
+    sets = [word for value in assignments for word in ("--set", value)]
+    done = _drivetrain("train", str(job), "--runs", str(runs), *sets)
+    if done.returncode not in (0, TIME_IS_OVER):
+        return {"missing": _last_words(done)}
+    (run,) = runs.glob("*-001")
+    return read_figures_of_run(run)
+
+
+def _train_here(job: Path, folder: Path, assignments: Sequence[str]) -> Figures:
+    """Train in this process, which saves a trial the start of two more."""
+    import gpu_reference
+
+    from drivetrain.errors import SpecError
+    from drivetrain.training.train import train
+
+    folder.mkdir(parents=True)
+    try:
+        run = gpu_reference.assemble_run(job, folder, assignments)
+    except SpecError as error:
+        return {"missing": f"{error.problems[0].key} {error.problems[0].given}: {error.problems[0].possible}"[:300]}
+    if run.plan.value("compile"):
+        return {"missing": "a trial compiles nothing"}
+    write_json(folder / "plan.json", run.plan.to_json())
+    train(run)
+    return read_figures_of_run(folder)
+
+
+def read_figures_of_run(run: Path) -> Figures:
+    telemetry, metrics = (_read_rows(run / name) for name in ("telemetry.jsonl", "metrics.jsonl"))
+    # Only rows with steps count: a short run may end in rows of its evaluation alone.
+    busy = [row for row in telemetry if row.get("samples_per_second")]
+    warm = busy[len(busy) // 2 :]
+    plan = {row["name"]: row["value"] for row in json.loads((run / "plan.json").read_text())["decisions"]}
+    losses = [row["train/loss"] for row in metrics if "train/loss" in row]
+    figures: Figures = {
+        key: statistics.median(values)
+        for key in ("samples_per_second", "gpu_percent", "input_wait")
+        if (values := [row[key] for row in warm if row.get(key)])
     }
+    for key in ("gpu_allocated", "gpu_reserved"):
+        figures[key] = max((row.get(key) or 0 for row in telemetry), default=0)
+    figures["steps"] = max((row["step"] for row in metrics), default=0)
+    figures["losses"] = losses[:: max(1, len(losses) // 8)]
+    return figures | {"plan": {name: value for name, value in plan.items() if value not in (False, "off", None)}}
 
 
-def synchronized(step: Callable[[], None], count: int = 3) -> float:
-    """How often the host waits for the GPU in a step, as torch itself counts it."""
-    torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(count):
-            step()
-    torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in caught) / count
+def measure_start(options: argparse.Namespace, cache_state: str) -> Figures:
+    """Seconds from the command to step 100 with compile: with an empty cache, then with the one that is left."""
+    if options.smoke:
+        return {"missing": "a trial compiles nothing"}
+    job, cache = make_job("resnet18", options.folder, trial=False), options.folder / "compile-cache"
+    runs = options.folder / f"runs-start-{cache_state}"
+    for path in (runs, *([cache] if cache_state == "cold" else [])):
+        shutil.rmtree(path, ignore_errors=True)
+    begin = time.perf_counter()
+    sets = ["--set", "optimize.compile=true", "--set", "train.steps=100"]
+    done = _drivetrain("train", str(job), "--runs", str(runs), *sets, TORCHINDUCTOR_CACHE_DIR=str(cache))
+    return {"missing": _last_words(done)} if done.returncode else {"seconds_to_step_100": time.perf_counter() - begin}
 
 
-class Busy:
-    """The utilization of the GPU, ten times a second."""
+def run_tests(options: argparse.Namespace) -> Figures:
+    """tests/gpu, several at a time; the name of each is in tests.log as soon as it is over."""
+    log = options.out / "tests.log"
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-v", "-rA", "--tb=short", "-p", "no:cacheprovider"]
+    with log.open("w") as file:
+        workers = "0" if options.smoke else "8"
+        done = subprocess.run(
+            [*command, "-n", workers], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=ENVIRONMENT, check=False
+        )
+    return {"exit_code": done.returncode, "last_line": (log.read_text().splitlines() or [""])[-1]}
 
-    def __init__(self, machine: Hardware) -> None:
-        self.sensors, self.seen, self.stop = Sensors(machine.gpus), list[float](), threading.Event()
-        self.thread = threading.Thread(target=self._work, daemon=True)
 
-    def __enter__(self) -> Busy:
-        self.thread.start()
-        return self
+def measure_ceilings(options: argparse.Namespace) -> Figures:
+    """What all else is measured against: the cost of a launch, matrix products, memory, copies."""
+    import gpu_reference
 
-    def __exit__(self, *given: object) -> None:
-        self.stop.set()
-        self.thread.join()
-        self.sensors.close()
+    return gpu_reference.measure_ceilings(trial=options.smoke)
 
-    def _work(self) -> None:
-        while not self.stop.wait(0.1):
-            percent = self.sensors.read().get("gpu_percent")
-            if isinstance(percent, int | float):
-                self.seen.append(float(percent))
 
-    def mean(self) -> float | None:
-        """Per cent; None without a GPU."""
-        return statistics.mean(self.seen) if self.seen else None
+def measure_steps(options: argparse.Namespace, network: str) -> Figures:
+    """Kernels, their time and the host's waits in a step of ours."""
+    import gpu_reference
+
+    return gpu_reference.count_kernels_of_ours(make_job(network, options.folder, trial=options.smoke), options.folder)
+
+
+def measure_reference(options: argparse.Namespace, network: str, loop: str) -> Figures:
+    """A loop by hand on samples on the device: eager, compiled, or the whole step as one CUDA graph."""
+    import gpu_reference
+
+    if loop == "compiled" and options.smoke:
+        return {"missing": "a trial compiles nothing"}
+    job = make_job(network, options.folder, trial=options.smoke)
+    return gpu_reference.measure_loop(job, loop, TRIED if options.smoke else TIMED)
+
+
+def compare_bits(options: argparse.Namespace, network: str) -> Figures:
+    """Whether a step that is replayed as a graph gives the bits of the eager one."""
+    import gpu_reference
+
+    return gpu_reference.compare_bits(make_job(network, options.folder, trial=options.smoke))
+
+
+def measure_peer(name: str) -> Callable[..., Figures]:
+    """A row of another trainer, on the same data and network."""
+
+    def measure(options: argparse.Namespace, network: str, level: str) -> Figures:
+        import gpu_peers
+
+        job = make_job(network, options.folder, trial=options.smoke)
+        try:
+            return gpu_peers.PEERS[name](job, level, TRIED if options.smoke else TIMED)
+        except ImportError as error:
+            return {"missing": f"{error}".splitlines()[0][:200]}
+
+    return measure
+
+
+KINDS: dict[str, Callable[..., Figures]] = {
+    "ours": measure_ours,
+    "start": measure_start,
+    "tests": run_tests,
+    "ceilings": measure_ceilings,
+    "steps": measure_steps,
+    "reference": measure_reference,
+    "bits": compare_bits,
+    "lightning": measure_peer("lightning"),
+    "huggingface": measure_peer("huggingface"),
+}
+
+
+def _drivetrain(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *words]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | variables, capture_output=True, text=True, check=False)
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return f"exit {done.returncode}: {' | '.join(line.strip() for line in lines[-3:])[:300]}"
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

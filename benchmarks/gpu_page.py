@@ -1,221 +1,165 @@
-"""The page of `gpu.py`: what was measured on one GPU, in words and tables."""
+"""The page of `gpu.py`, from the rows that are measured so far."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from gpu_rows import ROWS
+from gpu_rows import NETWORKS, SETTINGS, list_rows
 
-from runtime.hardware.facts import Hardware
-from runtime.plan.plan import written
-from runtime.system.units import format_bytes
+from drivetrain.system.units import format_bytes
 
-SHOWN = (
-    "precision",
-    "compile",
-    "cuda_graphs",
-    "attention",
-    "channels_last",
-    "cudnn_benchmark",
-    "fused_optimizer",
-    "gpu_resident_data",
-    "pinned_transfer",
-    "loader_workers",
-    "allocator_segments",
-)
-WANTED = {"vision": 5.0, "cnn-lstm": 2.5, "memory": 0.4}
-CURVE = (1, 5, 10, 20, 30, 40, 50, 60)
-"""Steps whose loss is shown."""
+Row = dict[str, Any]
+LOOPS = ("eager", "graph", "compiled")
+PEERS = (("lightning", "tuned"), ("huggingface", "tuned"), ("huggingface", "default"))
+GOALS = {
+    "G1": ("resnet18", 0.95),
+    "G2": ("resnet50", 0.97),
+    "G3": ("resnet-small", 0.95),
+    "G4": ("bert", 0.90),
+    "G6": ("cnn-lstm", 0.95),
+    "G7": ("mlp", 0.90),
+}
+"""Rows of the benchmark suite: network, and the share of the best loop by hand that is wanted."""
 
 
-def slug(machine: Hardware) -> str:
-    """The chip as part of a file name."""
-    name = machine.gpu.name if machine.gpu else "cpu"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def write_page(rows: Sequence[Row], path: Path, *, is_trial: bool = False) -> None:
+    """Write the page; of a row that was measured twice the last one counts."""
+    by_name = {row["row"]: row for row in rows}
+    parts = (_head(by_name, is_trial), _speeds(by_name), _steps(by_name), _settings(by_name), _single(by_name))
+    path.write_text("\n".join([*(line for part in parts for line in part), *_goals(by_name), *_missing(by_name), ""]))
 
 
-def page(found: dict[str, Any], machine: Hardware) -> str:
-    """The whole page."""
-    return (
-        "\n".join(
-            [*_head(found, machine), *_rows(found), *_plans(found), *_curves(found), *_compiled(found), *_goals(found)]
-        )
-        + "\n"
-    )
-
-
-def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
-    gpu = machine.gpu
-    yield f"# {gpu.name if gpu else 'No GPU: a trial of the script'}, {found['date']}"
+def _head(rows: dict[str, Row], is_trial: bool) -> Iterator[str]:
+    machine = next(iter(rows.values()), {})
+    yield f"# {machine.get('chip', 'nothing measured')}, driver {machine.get('driver') or '-'}, torch {machine.get('torch', '-')}"
     yield ""
-    if found["smoke"]:
+    if is_trial:
         yield "Made with `--smoke`: networks and data are so small that these figures say nothing."
         yield ""
-    arms = [arm for row in found["rows"].values() for arm in row.values() if "torch" in arm]
-    chip = (
-        f"capability {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}"
-        if gpu
-        else ""
-    )
-    parts = [
-        chip,
-        f"torch {arms[0]['torch']}" if arms else "",
-        f"{machine.cpu.budget} CPUs",
-        f"{found['seconds']:.0f} s",
-    ]
-    yield f"Made by `python benchmarks/gpu.py`: {', '.join(filter(None, parts))} in all."
+    measured = sum("failed" not in row and "missing" not in row for row in rows.values())
+    yield f"Made by `python benchmarks/gpu.py`: {measured} of {len(list_rows())} rows are measured."
     yield ""
 
 
-def _rows(found: dict[str, Any]) -> Iterator[str]:
-    yield "## The tutorial loop in fp32 against the plan"
+def _speeds(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## Samples a second"
     yield ""
-    head = [
-        "network",
-        "batch",
-        "tutorial samples/s",
-        "plan samples/s",
-        "ratio",
-        "tutorial peak",
-        "plan peak",
-        "busy",
-        "waits a step",
-        "first step",
-        "loss after the same steps",
-    ]
-    yield from _table([head, *(_row(name, row, found["smoke"]) for name, row in found["rows"].items())])
-    yield ""
-    yield "Busy is the GPU's utilization, waits is how often the host waits for the GPU: tutorial, then plan."
-    yield ""
-    for name, row in found["rows"].items():
-        for arm, result in row.items():
-            if "missing" in result:
-                yield f"- {name}, {arm}: {result['missing']}"
+    head = ["network", "ours", "ours, step graph", *(f"by hand, {loop}" for loop in LOOPS)]
+    head += [" ".join(peer) for peer in PEERS] + ["ours / best by hand"]
+    table = [head]
+    for name, network in NETWORKS.items():
+        ours = [_speed(rows, f"ours:{name}:{setting}") for setting in ("default", "step-graph")]
+        loops = [_speed(rows, f"reference:{name}:{loop}") for loop in LOOPS]
+        peers = [_speed(rows, f"{trainer}:{name}:{level}") for trainer, level in PEERS]
+        share = _ratio(max(filter(None, ours), default=None), max(filter(None, loops), default=None))
+        table.append([network.title, *map(_number, (*ours, *loops, *peers)), _number(share, 2)])
+    yield from _table(table)
     yield ""
 
 
-def _row(name: str, row: dict[str, Any], small: bool) -> list[str]:
-    one, two = row["tutorial"], row["plan"]
-    ratio = speedup(row)
-    steps = min(len(one.get("losses", ())), len(two.get("losses", ())))
-    losses = f"{one['losses'][steps - 1]:.4f}, {two['losses'][steps - 1]:.4f} after {steps}" if steps else "-"
-    return [
-        ROWS[name].title,
-        str(ROWS[name].sizes(small)[1]),
-        _number(one, "samples_per_second"),
-        _number(two, "samples_per_second"),
-        f"{ratio:.2f}" if ratio else "-",
-        _bytes(one),
-        _bytes(two),
-        _both(one, two, "busy", ".0f"),
-        _both(one, two, "waits_per_step", ".1f"),
-        _both(one, two, "first_step", ".1f"),
-        losses,
-    ]
+def _speed(rows: dict[str, Row], name: str) -> float | None:
+    value = rows.get(name, {}).get("samples_per_second")
+    return float(value) if value else None
 
 
-def speedup(row: dict[str, Any]) -> float | None:
-    """How many times faster the plan is; None if one of the two is missing."""
-    one, two = (row[arm].get("samples_per_second") for arm in ("tutorial", "plan"))
-    return two / one if one and two else None
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
-def _plans(found: dict[str, Any]) -> Iterator[str]:
-    yield "## The plans"
+def _steps(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## What a step launches"
     yield ""
-    for name, row in found["rows"].items():
-        made = row["plan"].get("plan")
-        if made:
-            yield f"- {name}: " + ", ".join(f"{key} {written(made[key])}" for key in SHOWN if key in made)
+    launch = rows.get("ceilings", {}).get("launch_us")
+    table = [["network", "whose", "kernels", "kernel ms", "launches ms", "waits", "step ms", "peak"]]
+    for name, network in NETWORKS.items():
+        for whose, row in (("ours", rows.get(f"steps:{name}")), ("by hand", rows.get(f"reference:{name}:eager"))):
+            if row and "kernels_per_step" in row:
+                launches = row["kernels_per_step"] * launch / 1e3 if launch else None
+                cells = (row["kernel_ms_per_step"], launches, row["waits_per_step"], row.get("ms_per_step"))
+                peak = format_bytes(row["peak_bytes"]) if "peak_bytes" in row else "-"
+                table.append(
+                    [network.title, whose, _number(row["kernels_per_step"]), *(_number(c, 2) for c in cells), peak]
+                )
+    yield from _table(table) if len(table) > 1 else iter(["No kernels were counted: that takes a GPU."])
+    yield ""
+    yield "Launches is the number of kernels times the cost of a launch on this host: above the kernels' time, the GPU waits."
     yield ""
 
 
-def _curves(found: dict[str, Any]) -> Iterator[str]:
-    yield f"## Loss in four precisions: {ROWS[found['curves']].title}, without compile"
+def _settings(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## Settings of ours"
     yield ""
-    yield "fp32 is true fp32: TF32 is off in convolutions, too."
-    yield ""
-    measured = {name: arm for name, arm in found["precisions"].items() if "losses" in arm}
-    if measured:
-        steps = [step for step in CURVE if all(step <= len(arm["losses"]) for arm in measured.values())]
-        rows = [["step", *measured]]
-        rows += [[str(step), *(f"{arm['losses'][step - 1]:.4f}" for arm in measured.values())] for step in steps]
-        rows.append(["samples/s", *(_number(arm, "samples_per_second") for arm in measured.values())])
-        rows.append(["peak", *map(_bytes, measured.values())])
-        yield from _table(rows)
-        yield ""
-    for name, arm in found["precisions"].items():
-        if "missing" in arm:
-            yield f"- {name}: {arm['missing']}"
+    table = [["network", "setting", "samples/s", "allocated", "reserved", "last loss", "plan"]]
+    for name, network in NETWORKS.items():
+        for setting in SETTINGS:
+            row = rows.get(f"ours:{name}:{setting}", {})
+            if "samples_per_second" in row:
+                loss = _number(row["losses"][-1], 4) if row.get("losses") else "-"
+                plan = ", ".join(f"{key} {value}" for key, value in row.get("plan", {}).items())
+                memory = [format_bytes(row.get(key, 0)) for key in ("gpu_allocated", "gpu_reserved")]
+                table.append([network.title, setting, _number(row["samples_per_second"]), *memory, loss, plan])
+    yield from _table(table)
     yield ""
 
 
-def _compiled(found: dict[str, Any]) -> Iterator[str]:
-    yield "## The plan with compile"
+def _single(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## Ceilings, bits, starts, tests"
     yield ""
-    yield (
-        "Pays after: optimizer steps until the saved time makes up for the longer first step. Median times, since a "
-        "step may compile again."
-    )
+    names = ["ceilings", *(name for name, _ in list_rows() if name.startswith(("bits", "start", "tests")))]
+    for name in names:
+        figures = {
+            k: v for k, v in rows.get(name, {}).items() if k not in ("row", "chip", "driver", "torch", "seconds")
+        }
+        if figures:
+            yield f"- {name}: " + ", ".join(f"{key} {_plain(value)}" for key, value in figures.items())
     yield ""
-    rows = [["network", "plan step", "compiled step", "plan first step", "compiled first step", "pays after"]]
-    for name, two in found["compiled"].items():
-        one = found["rows"][name]["plan"]
-        if "missing" in one or "missing" in two:
-            yield f"- {name}: {two.get('missing') or one['missing']}"
-            continue
-        gain, cost = one["median_step"] - two["median_step"], two["first_step"] - one["first_step"]
-        rows.append(
-            [
-                ROWS[name].title,
-                *(f"{arm['median_step'] * 1e3:.1f} ms" for arm in (one, two)),
-                *(f"{arm['first_step']:.1f} s" for arm in (one, two)),
-                f"{cost / gain:,.0f} steps" if gain > 0 else "never",
-            ]
+
+
+def _goals(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## Against what is wanted"
+    yield ""
+    for goal, (name, wanted) in GOALS.items():
+        ours = max(filter(None, (_speed(rows, f"ours:{name}:{s}") for s in ("default", "step-graph"))), default=None)
+        loops = max(filter(None, (_speed(rows, f"reference:{name}:{loop}") for loop in LOOPS)), default=None)
+        peer = max(
+            filter(None, (_speed(rows, f"{t}:{name}:tuned") for t in ("lightning", "huggingface"))), default=None
         )
-    if len(rows) > 1:
-        yield ""
-        yield from _table(rows)
+        share, lead = _ratio(ours, loops), _ratio(ours, peer)
+        verdict = "not measured" if share is None else "reached" if share >= wanted else "not reached"
+        beside = f", {lead:.2f} of the best tuned peer" if lead else ""
+        yield f"- {goal}, {NETWORKS[name].title}: {_number(share, 2)} of the best loop by hand, {wanted} wanted: {verdict}{beside}"
+    frozen, whole = _speed(rows, "ours:bert-frozen:default"), _speed(rows, "ours:bert:default")
+    yield f"- G5, frozen layers: {_number(_ratio(frozen, whole), 2)} times the speed of the whole network"
+    starts = [rows.get(f"start:{state}", {}).get("seconds_to_step_100") for state in ("cold", "warm")]
+    yield f"- G8, seconds to step 100 with compile: {_number(starts[0], 1)} cold, {_number(starts[1], 1)} warm, 10 wanted"
+    memory = [rows.get(f"ours:resnet50:{s}", {}).get("gpu_allocated") for s in ("default", "checkpointing")]
+    yield f"- G9, memory: {' and '.join(format_bytes(m) if m else '-' for m in memory)} without and with checkpointing"
     yield ""
 
 
-def _goals(found: dict[str, Any]) -> Iterator[str]:
-    yield "## What was wanted"
+def _missing(rows: dict[str, Row]) -> Iterator[str]:
+    yield "## What is not measured"
     yield ""
-    ratios = {name: ratio for name, row in found["rows"].items() if (ratio := speedup(row))}
-    vision = max((ratios[name] for name in ("resnet18", "resnet50") if name in ratios), default=None)
-    saved = [
-        1 - row["plan"]["peak"] / row["tutorial"]["peak"]
-        for row in found["rows"].values()
-        if row["plan"].get("peak") and row["tutorial"].get("peak")
-    ]
-    yield _goal("a vision row", vision, WANTED["vision"], "x")
-    yield _goal("CNN-LSTM", ratios.get("cnn-lstm"), WANTED["cnn-lstm"], "x")
-    yield _goal("less memory on a row", max(saved, default=None), WANTED["memory"], "")
+    for name, _ in list_rows():
+        row = rows.get(name)
+        reason = "its turn did not come" if row is None else row.get("failed") or row.get("missing")
+        if reason:
+            yield f"- {name}: {_plain(reason)}"
 
 
-def _goal(what: str, got: float | None, wanted: float, unit: str) -> str:
-    if got is None:
-        return f"- {what}: not measured, {wanted:g}{unit} wanted"
-    return f"- {what}: {got:.2f}{unit}, {wanted:g}{unit} wanted: {'reached' if got >= wanted else 'not reached'}"
+def _plain(value: object) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "/").replace("\n", " ")
 
 
-def _number(arm: dict[str, Any], key: str) -> str:
-    return f"{arm[key]:,.0f}" if arm.get(key) is not None else "-"
-
-
-def _bytes(arm: dict[str, Any]) -> str:
-    return format_bytes(arm["peak"]) if arm.get("peak") else "-"
-
-
-def _both(one: dict[str, Any], two: dict[str, Any], key: str, form: str) -> str:
-    return ", ".join(format(arm[key], form) if arm.get(key) is not None else "-" for arm in (one, two))
+def _number(value: float | None, places: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{places}f}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for number, row in enumerate(rows):
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(map(_plain, row))} |"
         if number == 0:
             yield "|" + " --- |" * len(row)

@@ -1,20 +1,21 @@
-"""The rows of `gpu.py`: a job and generated data for each network that is measured, whole and in a small size."""
+"""The rows of `gpu.py`, the most valuable first, and the job and data of each network, which are made once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 CLASSES = 4
-COMMON = "deterministic: false, epochs: 1000, clip_norm: null, schedule: constant"
+TRAIN = "deterministic: false, epochs: 1000, clip_norm: 1.0, schedule: constant"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One network. Sizes are those for a GPU; `small` those for trying the script out."""
+class Network:
+    """A network with its data: sizes for a GPU, and those for a trial of the script."""
 
     title: str
     data: str
@@ -23,27 +24,107 @@ class Row:
     samples: int
     side: int
     """Pixels, tokens, rows of a window, or columns."""
-    small: tuple[str, int, int, int]
-    """Model, batch, samples and side of the small size."""
+    trial_sizes: tuple[int, int, int]
+    """Batch, samples and side of a trial."""
     lr: float = 1e-3
 
-    def job(self, small: bool) -> str:
-        """The spec, but for `optimize:`."""
-        model, batch, _, side = self.sizes(small)
-        task, data = TASKS[self.data]
-        return (
-            f"name: gpu\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
-            f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {self.lr}}}, {COMMON}}}\n"
-        )
 
-    def sizes(self, small: bool) -> tuple[str, int, int, int]:
-        """Model, batch, samples, side."""
-        return self.small if small else (self.model, self.batch, self.samples, self.side)
+ENCODER = "{name: encoder, layers: 12, width: 768, heads: 12, dropout: 0.1}"
+NETWORKS = {
+    "mlp": Network("MLP", "table", "{name: mlp, hidden: [256, 256], dropout: 0.1}", 1024, 400_000, 50, (16, 400, 6)),
+    "bert": Network("BERT-base shape, ragged texts", "texts", ENCODER, 64, 6_000, 256, (8, 80, 32), 2e-5),
+    "bert-frozen": Network(
+        "the same, 10 of 12 layers frozen",
+        "texts",
+        ENCODER.replace("}", ", freeze: {layers: 10, embeddings: true}}"),
+        64,
+        3_000,
+        256,
+        (8, 80, 32),
+        2e-5,
+    ),
+    "resnet50": Network("ResNet-50, 224 px", "images", "{name: resnet50, stem: large}", 256, 3_000, 224, (8, 60, 32)),
+    "cnn-lstm": Network(
+        "CNN-LSTM", "series", "{name: cnn-lstm, cnn_channels: [64], lstm_hidden: 128}", 256, 40_000, 128, (8, 200, 16)
+    ),
+    "resnet18": Network("ResNet-18, 224 px", "images", "{name: resnet18, stem: large}", 512, 4_000, 224, (8, 60, 32)),
+    "resnet-small": Network(
+        "ResNet-18, 32 px", "images", "{name: resnet18, stem: small}", 1024, 20_000, 32, (8, 80, 16)
+    ),
+}
+SMALLER: tuple[tuple[str, str], ...] = (
+    ("layers: 12, width: 768, heads: 12", "layers: 3, width: 24, heads: 2"),
+    ("layers: 10", "layers: 2"),
+)
+SMALLER += tuple((f"resnet{depth},", f"resnet{depth}, width: 4,") for depth in (18, 50))
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "step-graph": ("optimize.step_graph=true",),
+    "padded": ("optimize.unpadding=off",),
+    "bucketed": ("optimize.unpadding=2048",),
+    "packed": ("optimize.unpadding=packed",),
+    "compile": ("optimize.compile=true",),
+    "benchmark": ("optimize.cudnn_benchmark=true",),
+    "ema": ("train.ema=0.999",),
+    "fp32": ("optimize.precision=fp32",),
+    "tf32": ("optimize.precision=tf32",),
+    "fp16": ("optimize.precision=fp16",),
+    "augmented": ("data.augment.crop_padding=4", "data.augment.flip=true", "data.augment.erasing.probability=0.25"),
+    "checkpointing": ("optimize.gradient_checkpointing=true",),
+    "segments-off": ("optimize.allocator_segments=false",),
+}
 
-    def write(self, folder: Path, small: bool) -> None:
-        """Make the data, which can be learned."""
-        _, _, samples, side = self.sizes(small)
-        WRITERS[self.data](folder, samples, side)
+
+def list_rows() -> list[tuple[str, int]]:
+    """Name and time limit in seconds of each row, in the order of their value."""
+    rows = [("ceilings", 60)]
+    for network in ("mlp", "bert"):
+        rows += _rows_of(network)
+    rows += [(f"ours:bert:{setting}", 75) for setting in ("padded", "bucketed", "packed")]
+    rows += [(f"steps:{network}", 60) for network in ("mlp", "bert")]
+    rows += [("tests", 240), *((f"bits:{network}", 60) for network in ("mlp", "resnet-small", "cnn-lstm"))]
+    for network in ("resnet50", "cnn-lstm", "resnet18", "resnet-small"):
+        rows += [*_rows_of(network), (f"steps:{network}", 60)]
+    rows += [(f"reference:{network}:compiled", 150) for network in ("resnet50", "bert", "resnet18")]
+    rows += [(f"lightning:{network}:tuned", 90) for network in NETWORKS if network != "bert-frozen"]
+    rows += [("huggingface:bert:tuned", 90), ("huggingface:bert:default", 90)]
+    rows += [("ours:bert-frozen:default", 60), ("ours:resnet50:compile", 120), ("ours:bert:compile", 120)]
+    rows += [(f"ours:resnet18:{precision}", 60) for precision in ("fp32", "tf32", "fp16")]
+    rows += [("ours:resnet50:ema", 60), ("ours:resnet-small:augmented", 60), ("ours:resnet50:checkpointing", 60)]
+    rows += [
+        ("ours:resnet18:benchmark", 60),
+        ("ours:resnet50:segments-off", 60),
+        ("start:cold", 150),
+        ("start:warm", 60),
+    ]
+    return rows
+
+
+def _rows_of(network: str) -> list[tuple[str, int]]:
+    ours = [(f"ours:{network}:{setting}", 75) for setting in ("default", "step-graph")]
+    return ours + [(f"reference:{network}:{loop}", 60) for loop in ("eager", "graph")]
+
+
+def make_job(name: str, folder: Path, *, trial: bool) -> Path:
+    """The job file of a network in `folder`, with its data beside it; both are made if they are not there."""
+    network = NETWORKS[name]
+    batch, samples, side = network.trial_sizes if trial else (network.batch, network.samples, network.side)
+    model = network.model
+    for large, small in SMALLER if trial else ():
+        model = model.replace(large, small)
+    place = folder / f"{network.data}-{samples}-{side}"
+    if not (place / "complete").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        WRITERS[network.data](place, samples, side)
+        (place / "complete").touch()
+    task, data = TASKS[network.data]
+    path = place / f"{name}.yaml"
+    path.write_text(
+        f"name: {name}\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
+        f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {network.lr}}}, {TRAIN}}}\n"
+        "optimize: {measure: off}\n"
+    )
+    return path
 
 
 TASKS = {
@@ -57,11 +138,11 @@ TASKS = {
 }
 
 
-def images(folder: Path, samples: int, side: int) -> None:
-    """Noise, brighter in the quarter that the class names."""
-    drawn = np.random.default_rng(0)
+def write_images(folder: Path, samples: int, side: int) -> None:
+    """Write noise that is brighter in the quarter that the class names."""
+    random = np.random.default_rng(0)
     labels = np.arange(samples) % CLASSES
-    pixels = drawn.integers(0, 200, (samples, side, side, 3), dtype=np.uint8)
+    pixels = random.integers(0, 200, (samples, side, side, 3), dtype=np.uint8)
     half = side // 2
     for row, label in enumerate(labels.tolist()):
         top, left = half * (label // 2), half * (label % 2)
@@ -69,82 +150,41 @@ def images(folder: Path, samples: int, side: int) -> None:
     np.savez(folder / "images.npz", images=pixels, labels=labels)
 
 
-def texts(folder: Path, samples: int, side: int) -> None:
-    """Random words, longer than the network reads, among them often one that names the class."""
-    drawn = np.random.default_rng(0)
+def write_texts(folder: Path, samples: int, side: int) -> None:
+    """Write texts as long as those of users: log-normal lengths, median 25 words, 95 % below half of the longest."""
+    random = np.random.default_rng(0)
     words = np.array([f"word{number}" for number in range(400)])
+    median = min(25, side // 4)
+    lengths = random.lognormal(np.log(median), np.log(side / 2 / median) / 1.645, samples).clip(4, side - 2)
     with (folder / "texts.jsonl").open("w") as file:
-        for row in range(samples):
-            chosen = words[drawn.integers(0, len(words), side)]
-            chosen[:: side // 8] = f"kind{row % CLASSES}"
-            file.write(json.dumps({"text": " ".join(chosen), "kind": f"k{row % CLASSES}"}) + "\n")
+        for row, length in enumerate(lengths.astype(int).tolist()):
+            text = words[random.integers(0, len(words), length)]
+            text[:: max(1, length // 4)] = f"kind{row % CLASSES}"
+            file.write(json.dumps({"text": " ".join(text), "kind": f"k{row % CLASSES}"}) + "\n")
 
 
-def series(folder: Path, samples: int, side: int) -> None:
-    """Sines whose frequency is the class, under noise."""
-    drawn = np.random.default_rng(0)
+def write_series(folder: Path, samples: int, side: int) -> None:
+    """Write sines whose frequency is the class, under noise."""
+    random = np.random.default_rng(0)
     labels = np.arange(samples) % CLASSES
     waves = np.sin(np.linspace(0, 20, side)[None, :, None] * (1 + labels[:, None, None]))
-    values = waves + drawn.normal(size=(samples, side, 6))
+    values = waves + random.normal(size=(samples, side, 6))
     np.savez(folder / "series.npz", x=values.astype(np.float32), y=labels)
 
 
-def table(folder: Path, samples: int, side: int) -> None:
-    """Numbers of which the first few tell the class."""
-    drawn = np.random.default_rng(0)
-    values = drawn.normal(size=(samples, side))
+def write_table(folder: Path, samples: int, side: int) -> None:
+    """Write numbers of which the first two tell the class."""
+    random = np.random.default_rng(0)
+    values = random.normal(size=(samples, side))
     kinds = (values[:, 0] > 0) * 2 + (values[:, 1] > 0)
     lines = [",".join([*(f"c{n}" for n in range(side)), "kind"])]
     lines += [",".join([*(f"{v:.4f}" for v in row), f"k{kind}"]) for row, kind in zip(values, kinds, strict=True)]
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
 
 
-WRITERS = {"images": images, "texts": texts, "series": series, "table": table}
-ROWS = {
-    "resnet18": Row(
-        "ResNet-18, 224 px",
-        "images",
-        "{name: resnet18, stem: large}",
-        128,
-        1600,
-        224,
-        ("{name: resnet18, width: 4}", 8, 80, 32),
-    ),
-    "cnn-lstm": Row(
-        "CNN-LSTM, 128 rows",
-        "series",
-        "{name: cnn-lstm, dropout: 0.0}",
-        256,
-        20_000,
-        128,
-        ("{name: cnn-lstm, cnn_channels: [4], lstm_hidden: 8, dropout: 0.0}", 8, 80, 16),
-    ),
-    "bert-base": Row(
-        "BERT-base-shaped encoder, 256 tokens",
-        "texts",
-        "{name: encoder, layers: 12, width: 768, heads: 12, dropout: 0.0}",
-        32,
-        640,
-        256,
-        ("{name: encoder, layers: 2, width: 32, heads: 4, dropout: 0.0}", 8, 80, 16),
-        2e-5,
-    ),
-    "resnet50": Row(
-        "ResNet-50, 224 px",
-        "images",
-        "{name: resnet50, stem: large}",
-        64,
-        1600,
-        224,
-        ("{name: resnet50, width: 4}", 8, 80, 32),
-    ),
-    "mlp": Row(
-        "small MLP",
-        "table",
-        "{name: mlp, hidden: [256, 128], dropout: 0.0}",
-        256,
-        50_000,
-        40,
-        ("{name: mlp, hidden: [8], dropout: 0.0}", 8, 160, 6),
-    ),
+WRITERS: dict[str, Callable[[Path, int, int], None]] = {
+    "images": write_images,
+    "texts": write_texts,
+    "series": write_series,
+    "table": write_table,
 }

@@ -55,7 +55,9 @@ def main() -> int:
 def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Pairs of one job, auto against off."""
     settings = data(name, given.folder)
-    settings += [f"train.epochs={epochs(name, settings, given.seconds, given.folder)}"] if given.seconds else SHORT[name]
+    settings += (
+        [f"train.epochs={epochs(name, settings, given.seconds, given.folder)}"] if given.seconds else SHORT[name]
+    )
     pairs = []
     for number in range(given.pairs):
         sides = ("auto", "off") if number % 2 == 0 else ("off", "auto")
@@ -93,13 +95,22 @@ def data(name: str, folder: Path) -> list[str]:
     kind, size = DATA[name]
     target = folder / kind
     if not target.exists():
-        run([sys.executable, "-m", "runtime", "sample", kind, str(target), "--size", str(size)])
+        run([sys.executable, "-m", "drivetrain", "sample", kind, str(target), "--size", str(size)])
     return [f"data.train={target / INPUT[name]}"]
 
 
 def trained(name: str, settings: list[str], folder: Path) -> tuple[float, float]:
     """Seconds from the command to the first step, and to the end."""
-    command = [sys.executable, "-m", "runtime", "train", f"jobs/{name}.yaml", "--runs", str(folder / "runs"), "--new"]
+    command = [
+        sys.executable,
+        "-m",
+        "drivetrain",
+        "train",
+        f"jobs/{name}.yaml",
+        "--runs",
+        str(folder / "runs"),
+        "--new",
+    ]
     for setting in settings:
         command += ["--set", setting]
     begin, first = time.perf_counter(), 0.0
@@ -137,7 +148,7 @@ def run(command: list[str]) -> None:
 
 def surroundings() -> dict[str, str]:
     """The environment, with this checkout first."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
 
 
 if __name__ == "__main__":

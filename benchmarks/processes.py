@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from runtime.data.sample_data.write import EXAMPLES
+from drivetrain.data.sample_data.write import EXAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
@@ -127,7 +127,7 @@ def requested(job: str, folder: Path) -> list[str]:
 
 
 def _sample(kind: str, home: Path, size: int) -> None:
-    command = [sys.executable, "-m", "runtime", "sample", kind, str(home), "--size", str(size)]
+    command = [sys.executable, "-m", "drivetrain", "sample", kind, str(home), "--size", str(size)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -136,7 +136,7 @@ def trained(root: Path, request: list[str], count: int, runs: Path) -> Trained:
     job, *sets = request
     pairs = [part for one in [*sets, *PLAIN, f"limits.processes={count}"] for part in ("--set", one)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", "train", job, "--runs", str(runs), "--new", *pairs],
+        [sys.executable, "-m", "drivetrain", "train", job, "--runs", str(runs), "--new", *pairs],
         cwd=root,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -149,7 +149,7 @@ def scored(given: argparse.Namespace, row: str, contender: str, seed: int) -> Sc
     command = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "train",
         str(folder / "job.yaml"),
         "--runs",

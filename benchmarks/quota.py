@@ -13,7 +13,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from runtime.launch.project import image
+from drivetrain.launch.project import image
 
 ROOT = Path(__file__).resolve().parent.parent
 READ = "cat /workspace/runs/*/result.json"
@@ -22,7 +22,7 @@ READ = "cat /workspace/runs/*/result.json"
 def rate(cpus: str, threads: str, epochs: int) -> float:
     """Samples per second of one training in a fresh container; spin time and runtime as torch has them by default."""
     train = (
-        f"python -m runtime train jobs/digits.yaml --set train.epochs={epochs} --set optimize.cpu_threads={threads} "
+        f"python -m drivetrain train jobs/digits.yaml --set train.epochs={epochs} --set optimize.cpu_threads={threads} "
         "--set model.name=small-cnn >/dev/null 2>&1"
     )
     line = [

@@ -70,7 +70,7 @@ def look(browser: str, page: Path, width: int, theme: str, pictures: Path | None
         frame.write_text(FRAME.format(page=page.as_uri(), width=width))
         common = [browser, *QUIET, scheme, f"--user-data-dir={folder}/profile", "--allow-file-access-from-files"]
         shown = run([*common, "--virtual-time-budget=4000", "--dump-dom", f"--window-size={width},900", frame.as_uri()])
-        height, inner = map(int, re.search(r"<title>(\d+) (\d+)</title>", shown.stdout).groups())  # type: ignore[union-attr]
+        height, inner = map(int, re.search(r"<title>(\d+) (\d+)</title>", shown.stdout).groups())
         log = Path(folder) / "net.json"
         kept = pictures / f"{name}-{width}-{theme}.png" if pictures else Path(folder) / "picture.png"
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime.hardware.detect import detect
-from runtime.job.values import duration_seconds
-from runtime.job_spec import load as job_spec
-from runtime.plan import plan
-from runtime.system.files import write_json
-from runtime.system.signals import Signals
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.saver import SHARE, Saver
-from runtime.tuning import prepare
+from drivetrain.hardware.detect import detect
+from drivetrain.job.values import duration_seconds
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.plan import plan
+from drivetrain.system.files import write_json
+from drivetrain.system.signals import Signals
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.saver import MAX_TIME_SHARE, Saver
+from drivetrain.tuning import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = 300.0
@@ -100,7 +100,7 @@ def measure(model: str, every: str, pairs: int, seconds: float, folder: Path) ->
             flush=True,
         )
     wall, used = statistics.median(row[0] for row in added), statistics.median(row[1] for row in added)
-    interval = max(DEFAULT, bench.saver.cost / SHARE)
+    interval = max(DEFAULT, bench.saver.cost / MAX_TIME_SHARE)
     print(
         f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.cost:.0f} ms; it adds "
         f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "

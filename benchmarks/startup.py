@@ -93,19 +93,19 @@ def generate(folder: Path, jobs: Sequence[str]) -> None:
         if job in SAMPLES and not (folder / "jobs" / "data" / job).exists():
             kind, size = SAMPLES[job]
             words = ["sample", kind, f"jobs/data/{job}", "--size", str(size)]
-            subprocess.run([sys.executable, "-m", "runtime", *words], cwd=folder, env=environment(ROOT), check=True,
+            subprocess.run([sys.executable, "-m", "drivetrain", *words], cwd=folder, env=environment(ROOT), check=True,
                            stdout=subprocess.DEVNULL)  # fmt: skip
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(checkout)}
+    return {**os.environ, "PYTHONPATH": f"{checkout}/runtime:{checkout}"}
 
 
 def run(checkout: Path, job: str, folder: Path, image: str | None) -> Spent:
     """Train a job for an epoch; the seconds of its parts."""
     options = [word for option in OPTIONS for word in ("--set", option)]
     words = ["train", f"jobs/{job}.yaml", "--new", *options]
-    command = contained(checkout, folder, image, words) if image else [sys.executable, "-m", "runtime", *words]
+    command = contained(checkout, folder, image, words) if image else [sys.executable, "-m", "drivetrain", *words]
     begun, first, last = time.monotonic(), (0.0, 0.0), (0.0, 0.0)
     before = os.times()
     with subprocess.Popen(

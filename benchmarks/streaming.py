@@ -35,13 +35,13 @@ import pyarrow
 from PIL import Image
 from pyarrow import csv, parquet
 
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.data.sample_data import text as sample_texts
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.storage.object_store import ObjectStore
-from runtime.storage.remote_address import parse
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.sample_data import text as sample_texts
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.remote_address import parse
 from tests import nodes
 from tests.data.streaming import shards
 from tests.object_store import KEY, SECRET, moto, program
@@ -146,7 +146,7 @@ def trainer(asked: Job, folder: Path, *, train: bool) -> Callable[[], float]:
             count += len(batch)
             if train:
                 made.set_rate()
-                made.step(made.prepared(batch, 0), made.own_parts(made.batches.size(number)))
+                made.step(made.preprocess(batch, 0), made.own_parts(made.batches.size(number)))
                 made.counters.step += 1
         made.counters.epoch += 1
         return count / (time.perf_counter() - start)
@@ -297,7 +297,9 @@ def epoch(spec: Path, processes: int, workers: int) -> tuple[list[str], float, i
         for rank in range(processes)
     ]
     parts, memory = [], 0.0
-    with ThreadPoolExecutor(processes) as pool:  # one that is not read would stop at a full pipe, and the others with it
+    with ThreadPoolExecutor(
+        processes
+    ) as pool:  # one that is not read would stop at a full pipe, and the others with it
         outputs = list(pool.map(subprocess.Popen.communicate, started))
     for process, (out, error) in zip(started, outputs, strict=True):
         assert process.returncode == 0, error

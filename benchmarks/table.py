@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 def make(given: argparse.Namespace) -> None:
     """The table, if it is not there, and the job."""
-    from runtime.data.sample_data import tables
+    from drivetrain.data.sample_data import tables
 
     table = given.folder / f"rows-{given.rows}"
     if not (table / "train.parquet").exists():
@@ -93,7 +93,7 @@ def drivetrain(folder: Path, number: int) -> tuple[float, float]:
     command = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "train",
         str(folder / "job.yaml"),
         "--runs",
@@ -116,7 +116,12 @@ def loader(folder: Path, workers: int) -> float:
     """Samples/s of the other side, in a process of its own."""
     command = [sys.executable, __file__, "--folder", str(folder), "--plain", str(workers)]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
     )
     return float(done.stdout)
 
@@ -127,10 +132,10 @@ def plain(job_file: Path, workers: int) -> int:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
-    from runtime.data.load import load
-    from runtime.job_spec import load as job_spec
-    from runtime.models.build import build
-    from runtime.training import optimizer
+    from drivetrain.data.load_data import load
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.models.build import build
+    from drivetrain.training import optimizer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     job = job_spec.load(job_file)

@@ -17,11 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime import optimizations
-from runtime.hardware.detect import detect
-from runtime.job_spec.spec_source import SpecSource
-from runtime.plan import plan
-from runtime.tuning import process_settings
+from drivetrain import optimizations
+from drivetrain.hardware.detect import detect
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan
+from drivetrain.tuning import process_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = ("digits", "series", "reports")
@@ -57,7 +57,8 @@ def main() -> None:
         f"products of CPU {first} beside CPU {second}, over alone: {spread(ratios)} of {len(ratios)} pairs", flush=True
     )
     for job in given.jobs:
-        compare(Path(job), *given.threads, given.seconds)
+        threads, other = given.threads
+        compare(Path(job), threads, other, given.seconds)
 
 
 def shared(first: int, second: int, pairs: int) -> list[float]:
@@ -92,7 +93,7 @@ def compare(job: Path, threads: int, other: int, seconds: float) -> None:
     name = "cpu_threads"
     made = plan.resolve(source.load(), hardware).with_values({name: threads})
     rival = next(o for o in optimizations.every() if o.name == name), other
-    found = process_settings.measured(source, hardware, made, [rival], 3600.0, seconds, lambda text: None)
+    found = process_settings.measure(source, hardware, made, [rival], 3600.0, seconds, lambda text: None)
     print(f"{job.stem}: {other} threads against {threads}: {found[name].text if found else 'not measured'}", flush=True)
 
 

@@ -135,8 +135,8 @@ def patterns() -> tuple[np.ndarray, np.ndarray]:
     """Generated textures in six classes, scaled to 64x64."""
     from PIL import Image
 
-    from runtime.data import stateless_random
-    from runtime.data.sample_data.images import PATTERNS, texture
+    from drivetrain.data import stateless_random
+    from drivetrain.data.sample_data.images import PATTERNS, texture
 
     made, labels = [], []
     for label, name in enumerate(PATTERNS):
@@ -174,14 +174,14 @@ def trained(
 
 def run(path: Path) -> float:
     """Train a job in this process, under the plan of `drivetrain train`; its last validation accuracy."""
-    from runtime.hardware.detect import detect
-    from runtime.job_spec import load as job_spec
-    from runtime.plan import plan
-    from runtime.system.files import write_json
-    from runtime.system.signals import Signals
-    from runtime.training.phase_timer import PhaseTimer
-    from runtime.training.train import train
-    from runtime.tuning.prepare import assemble_run
+    from drivetrain.hardware.detect import detect
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.plan import plan
+    from drivetrain.system.files import write_json
+    from drivetrain.system.signals import Signals
+    from drivetrain.training.phase_timer import PhaseTimer
+    from drivetrain.training.train import train
+    from drivetrain.tuning.prepare import assemble_run
 
     folder = path.parent / "runs" / f"{path.stem}-001"
     folder.mkdir(parents=True)
@@ -189,13 +189,13 @@ def run(path: Path) -> float:
     write_json(folder / "hardware.json", machine.to_json())
     write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
     with (path.parent / f"{path.stem}.log").open("w") as log, contextlib.redirect_stdout(log):
-        train(assemble_run(folder, job, Signals(), PhaseTimer(), settled=True))
+        train(assemble_run(folder, job, Signals(), PhaseTimer(), is_measured=True))
     return float(json.loads((folder / "result.json").read_text())["last"]["validation/accuracy"])
 
 
 def series(folder: Path) -> int:
     """Train a CNN-LSTM, fine-tune it with frozen convolutions, and time that with and without cached features."""
-    from runtime.data.sample_data import series
+    from drivetrain.data.sample_data import series
 
     (folder / "series").mkdir()
     series.write(folder / "series", 64_000, 0)
@@ -209,15 +209,15 @@ def series(folder: Path) -> int:
 
 def timed(path: Path) -> int:
     """Samples per CPU second of blocks of steps in turn, cached features on and off, in this process on one thread."""
-    from runtime.data.load import load
-    from runtime.hardware.detect import detect
-    from runtime.job_spec import load as job_spec
-    from runtime.models import inspection
-    from runtime.models.build import build
-    from runtime.plan import plan
-    from runtime.system.signals import Signals
-    from runtime.training.phase_timer import PhaseTimer
-    from runtime.training.run import assemble
+    from drivetrain.data.load_data import load
+    from drivetrain.hardware.detect import detect
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.models import inspection
+    from drivetrain.models.build import build
+    from drivetrain.plan import plan
+    from drivetrain.system.signals import Signals
+    from drivetrain.training.phase_timer import PhaseTimer
+    from drivetrain.training.run import assemble
 
     job, machine = job_spec.load(path, ["optimize.cpu_threads=1"]), detect(path.parent)
     data = load(job)
@@ -246,7 +246,7 @@ def _block(made: Any, batches: Iterator[Any]) -> float:
     start, samples = time.process_time(), 0
     for batch in itertools.islice(batches, BLOCK):
         made.set_rate()
-        made.step(made.prepared(batch, 0), made.step_seed())
+        made.step(made.preprocess(batch, 0), made.step_seed())
         made.counters.step += 1
         samples += len(batch)
     return samples / (time.process_time() - start)

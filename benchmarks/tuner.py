@@ -98,7 +98,7 @@ def main() -> int:
 
 def generated(name: str, folder: Path) -> Path:
     """The data of a job; made if they are not there."""
-    from runtime.data.sample_data import write as sample_data
+    from drivetrain.data.sample_data import write as sample_data
 
     kind, size, _ = JOBS[name]
     target = folder / kind
@@ -110,18 +110,18 @@ def generated(name: str, folder: Path) -> Path:
 
 def ready(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
-    from runtime.data.load import load
-    from runtime.hardware.detect import detect
-    from runtime.job_spec import load as job_spec
-    from runtime.job_spec.spec_source import SpecSource
-    from runtime.models import inspection
-    from runtime.models.build import build
-    from runtime.plan import plan as plans
-    from runtime.system.signals import Signals
-    from runtime.training import run as runs
-    from runtime.training.phase_timer import PhaseTimer
-    from runtime.tuning import time_budget
-    from runtime.tuning.tuner import Tuner
+    from drivetrain.data.load_data import load
+    from drivetrain.hardware.detect import detect
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.job_spec.spec_source import SpecSource
+    from drivetrain.models import inspection
+    from drivetrain.models.build import build
+    from drivetrain.plan import plan as plans
+    from drivetrain.system.signals import Signals
+    from drivetrain.training import run as runs
+    from drivetrain.training.phase_timer import PhaseTimer
+    from drivetrain.tuning import tuner_state
+    from drivetrain.tuning.tuner import Tuner
 
     here, signals = detect(scratch), Signals()
     path = scratch / "job.yaml"
@@ -136,14 +136,14 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), SpecSource(path))
 
     first = made(1)
-    _, total = time_budget.predicted(first.arm(first.made.plan), first.made.total_steps)
+    _, total = tuner_state.predict_seconds(first.arm(first.made.plan), first.made.total_steps)
     return made(max(1, round(HOUR / total)))
 
 
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
-    from runtime.system import timeout
-    from runtime.tuning import process_settings
+    from drivetrain.system import timeout
+    from drivetrain.tuning import process_settings
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
@@ -184,8 +184,8 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def with_values(plan: Any, values: dict[str, Any]) -> Any:
     """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
-    from runtime.job.text import PART_TOKENS
-    from runtime.optimizations import unpadding
+    from drivetrain.job.text import PART_TOKENS
+    from drivetrain.optimizations import unpadding
 
     if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
         plan = plan.with_values({"unpadding": PART_TOKENS})
@@ -196,8 +196,8 @@ def with_values(plan: Any, values: dict[str, Any]) -> Any:
 
 def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
     """Every combination of what can be had here, also where it takes texts in parts."""
-    from runtime import optimizations
-    from runtime.job.text import PART_TOKENS
+    from drivetrain import optimizations
+    from drivetrain.job.text import PART_TOKENS
 
     made = tuner.made.job
     job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": PART_TOKENS}})
@@ -210,7 +210,7 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
 
 def warm(tuner: Any, plan: Any) -> Any:
     """An arm that has seen every batch once, so that whatever is compiled is compiled."""
-    from runtime.tuning.variant_builder import BATCHES
+    from drivetrain.tuning.variants import BATCHES
 
     arm = tuner.arm(plan)
     arm.steps(BATCHES)
@@ -264,15 +264,15 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def decided(tuner: Any, slower: bool) -> bool:
     """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
-    from runtime.tuning import time_budget, variants
-    from runtime.tuning.paired_timing import compare
+    from drivetrain.tuning import tuner_state, variants
+    from drivetrain.tuning.paired_timing import compare
 
     plan = tuner.made.plan
     incumbent, challenger = tuner.arm(plan), tuner.arm(plan)
-    step, _ = time_budget.predicted(incumbent, 1)
+    step, _ = tuner_state.predict_seconds(incumbent, 1)
     challenger.steps(5)
     delayed(challenger if slower else incumbent, 0.25)
-    return variants.judged(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
+    return variants.judge(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
 
 
 def delayed(arm: Any, share: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from runtime.tracking.live.time_left import TimeLeft  # noqa: E402
+from drivetrain.tracking.live.time_left import TimeLeft  # noqa: E402
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def main() -> int:
 
 def trained(options: list[str]) -> None:
     """`drivetrain train` at a terminal of 80 columns; what it paints is thrown away."""
-    os.environ.update(PYTHONPATH=str(ROOT), TERM="xterm-256color", COLUMNS="80", LINES="24")
+    os.environ.update(PYTHONPATH=f"{ROOT / 'runtime'}:{ROOT}", TERM="xterm-256color", COLUMNS="80", LINES="24")
     os.environ.pop("NO_COLOR", None)
     tail: list[bytes] = []
 
@@ -72,7 +72,7 @@ def trained(options: list[str]) -> None:
     saved = os.dup(1)
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 1)
-        code = os.waitstatus_to_exitcode(pty.spawn([sys.executable, "-m", "runtime", "train", *options], read))
+        code = os.waitstatus_to_exitcode(pty.spawn([sys.executable, "-m", "drivetrain", "train", *options], read))
         os.dup2(saved, 1)
     if code:
         raise SystemExit(f"the training ended with {code}:\n{b''.join(tail).decode(errors='replace')}")

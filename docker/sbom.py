@@ -38,7 +38,9 @@ def debian() -> list[dict[str, Any]]:
     """What dpkg has installed."""
     told = subprocess.run(["dpkg-query", "-W", "-f", FORMAT], capture_output=True, text=True, check=True).stdout
     rows = [line.split("\t") for line in told.splitlines()]
-    return [part("deb/debian", name, version, f"?arch={kind}") for state, name, version, kind in rows if state[1] == "i"]
+    return [
+        part("deb/debian", name, version, f"?arch={kind}") for state, name, version, kind in rows if state[1] == "i"
+    ]
 
 
 def python() -> list[dict[str, Any]]:

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.data.load import load
-from runtime.distributed.ranks import join_ranks
-from runtime.errors import DrivetrainError
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.data.load_data import load
+from drivetrain.distributed.ranks import join_ranks
+from drivetrain.errors import DrivetrainError
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import own_job, tiny
 
 WEIGHTS = torch.tensor([0.1, 1.0, 10.0])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.hardware import calibration_file
-from runtime.hardware.calibration import Calibration, Probe, Rate
-from runtime.hardware.facts import Hardware
+from drivetrain.hardware import calibration_file
+from drivetrain.hardware.calibration import Calibration, Probe, Rate
+from drivetrain.hardware.facts import Hardware
 
 NARROW, WIDE = 30_000, 400_000
 WORKS = ("attention", "convolution", "linear", "recurrent")

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.distributed.ranks import join_ranks
-from runtime.job.model import Freeze
-from runtime.models import inspection
-from runtime.models.build import Model
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.distributed.ranks import join_ranks
+from drivetrain.job.model import Freeze
+from drivetrain.models import inspection
+from drivetrain.models.build import Model
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
 
 Calls = list[list[Any]]

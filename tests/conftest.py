@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests import object_store
+from tests import object_store, tiers
 from tests.paths import ROOT, TESTS
 
 # Tests compute on the CPU, on a machine with a GPU too, where they would find other settings; `tests/gpu` uses the GPU.
@@ -20,9 +21,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # two workers with two threads each wou
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Plans of tests do not depend on how fast this machine was at the moment; tests of the calibration switch it on.
 os.environ["DRIVETRAIN_CALIBRATION"] = "off"
+# Hundreds of tests train; those of the baselines switch them on.
+os.environ["DRIVETRAIN_BASELINES"] = "off"
 
 # In the background of a shell, or under nohup, runs would ignore what the tests send them.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
@@ -30,7 +37,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Iterator[None]:
     """A command that ran in this process ignores signals at its end, and what the next test starts would inherit that."""
-    from runtime.system.signals import WATCHED  # not before the handlers above are set: it notes what is ignored
+    from drivetrain.system.signals import WATCHED  # not before the handlers above are set: it notes what is ignored
 
     before = {number: signal.getsignal(number) for number in WATCHED}
     yield
@@ -55,6 +62,14 @@ def environment_of_the_test() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The file of a small image job, in the folder of its data."""
+    from tests.supervisor import tiny_run  # not before CUDA_VISIBLE_DEVICES is set: it imports torch
+
+    return tiny_run.write(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +98,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group tests for `--dist loadgroup`; the group that takes longest begins."""
+    """Mark the slow tests, and group tests for `--dist loadgroup`; the group that takes longest begins."""
+    for item in items:
+        if tiers.is_slow(item.path.relative_to(TESTS)):
+            item.add_marker(pytest.mark.slow)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.models import strided_convolution
+from drivetrain.models import strided_convolution
 from tests import heap
 
 SECONDS = 30

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime.data.dataset import Batch
-from runtime.distributed import gradient_exchange
-from runtime.distributed.gradient_exchange import GradientExchange
-from runtime.distributed.ranks import Ranks, join_ranks
-from runtime.system import interpreter
-from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
+from drivetrain.data.dataset import Batch
+from drivetrain.distributed import gradient_exchange
+from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.ranks import Ranks, join_ranks
+from drivetrain.system import interpreter
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import StepOptions
 
 STEPS = 3
 WIDTH = 16
@@ -97,7 +97,7 @@ def found(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
     rows = []
     for network.step in range(STEPS):
         exchange.tries = 0
-        loss = step.computed(Batch(np.arange(len(inputs)), (inputs.clone(),), {}), 0)
+        loss = step.compute_gradients(Batch(np.arange(len(inputs)), (inputs.clone(),), {}), 0)
         rows.append(
             {
                 "loss": float(loss),
@@ -114,7 +114,7 @@ KINDS = ("plain", "after", "parts", "one", "later", "twice", "bf16")
 
 
 def main() -> None:
-    gradient_exchange.BUCKET_BYTES = 2 * WIDTH * WIDTH * 4
+    vars(gradient_exchange)["BUCKET_BYTES"] = 2 * WIDTH * WIDTH * 4
     ranks = join_ranks(torch.device("cpu"))
     rows = {kind: found(kind, ranks) for kind in KINDS}
     # The same without others: what the sums must be.

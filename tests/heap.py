@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
 
 CHECKER = "libc_malloc_debug.so.0"
 """Part of glibc; finds writes beyond a block when the block is freed, and ends the process with SIGABRT."""
@@ -25,7 +25,7 @@ def environment(cap: str, threads: int = 1) -> dict[str, str]:
         "ONEDNN_MAX_CPU_ISA": cap,
         "ATEN_CPU_CAPABILITY": CAPS[cap],
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": IMPORTS,
     }
 
 

@@ -193,9 +193,9 @@ def watch_command(words: list[str], folder: Path, scratch: Path, root: Path = RO
     (scratch / "hook" / "sitecustomize.py").write_text(HOOK)
     log = scratch / "log"
     log.unlink(missing_ok=True)
-    path = os.pathsep.join((str(scratch / "hook"), str(root), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(scratch / "hook"), str(root / "runtime"), str(root), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", *words],
+        [sys.executable, "-m", "drivetrain", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "HOSTILE_LOG": str(log), **variables},
         stdout=subprocess.PIPE,

@@ -55,7 +55,7 @@ class MlflowDouble:
         if not hasattr(self, name):
             return 404, {}, b"<html>"
         given = json.loads(body) if body else {key: value[0] for key, value in parse_qs(where.query).items()}
-        return getattr(self, name)(given)  # type: ignore[no-any-return]
+        return getattr(self, name)(given)
 
     def experiments_get_by_name(self, given: dict[str, Any]) -> Answer:
         number = self.experiments.get(given["experiment_name"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 
 JOB = """
 name: tiny

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Batch
-from runtime.job.model import Freeze
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection
-from runtime.models.build import Model
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.step import Step
-from runtime.training.step_options import Seeded
+from drivetrain.data.dataset import Batch
+from drivetrain.job.model import Freeze
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection
+from drivetrain.models.build import Model
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import Seeded
 from tests import tiny
 
 SAMPLES, BATCH, EPOCHS = 242, 12, 2
@@ -46,16 +46,16 @@ class Noted:
     def __init__(self, step: Step, made: run.Run, notes: Path, last: int) -> None:
         self.step, self.made, self.notes, self.last = step, made, notes, last
 
-    def computed(self, batch: Batch, parts: Seeded) -> Tensor:
+    def compute_gradients(self, batch: Batch, parts: Seeded) -> Tensor:
         number = self.made.counters.step
         if number == self.last:
             os._exit(KILLED)
         with self.notes.open("a") as file:
             file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
-        return self.step.computed(batch, parts)
+        return self.step.compute_gradients(batch, parts)
 
-    def configured(self, **changes: Any) -> Noted:
-        return Noted(self.step.configured(**changes), self.made, self.notes, self.last)
+    def with_options(self, **changes: Any) -> Noted:
+        return Noted(self.step.with_options(**changes), self.made, self.notes, self.last)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)

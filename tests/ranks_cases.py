@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.data.dataset import Batch
-from runtime.data.load import load
-from runtime.distributed.ranks import join_ranks
-from runtime.distributed.sharded_tensor import is_sharded
-from runtime.errors import DrivetrainError
-from runtime.job.model import Freeze
-from runtime.job_spec import load as job_spec
-from runtime.models import inspection
-from runtime.models.build import Model, build
-from runtime.optimizations import Value
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.data.dataset import Batch
+from drivetrain.data.load_data import load
+from drivetrain.distributed.ranks import join_ranks
+from drivetrain.distributed.sharded_tensor import is_sharded
+from drivetrain.errors import DrivetrainError
+from drivetrain.job.model import Freeze
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import inspection
+from drivetrain.models.build import Model, build
+from drivetrain.optimizations import Value
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import ranks_start, tiny
 from tests.paths import ROOT
 

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Batch
-from runtime.job.model import Freeze
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection
-from runtime.models.build import Model
-from runtime.models.unfreezing import Unfreezing
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.step import Step
-from runtime.training.step_options import Seeded
+from drivetrain.data.dataset import Batch
+from drivetrain.job.model import Freeze
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection
+from drivetrain.models.build import Model
+from drivetrain.models.unfreezing import Unfreezing
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import Seeded
 from tests import tiny
 
 JOB = """
@@ -70,12 +70,12 @@ class Noted:
     def __init__(self, step: Step, trained: list[list[int]]) -> None:
         self.step, self.trained = step, trained
 
-    def computed(self, batch: Batch, parts: Seeded) -> Tensor:
+    def compute_gradients(self, batch: Batch, parts: Seeded) -> Tensor:
         self.trained.append(batch.ids.tolist())
-        return self.step.computed(batch, parts)
+        return self.step.compute_gradients(batch, parts)
 
-    def configured(self, **changes: Any) -> Noted:
-        return Noted(self.step.configured(**changes), self.trained)
+    def with_options(self, **changes: Any) -> Noted:
+        return Noted(self.step.with_options(**changes), self.trained)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import gradient_exchange, ranks
-from runtime.distributed.sharded_tensor import local_state
-from runtime.errors import DrivetrainError
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.evaluation import validation
+from drivetrain.distributed import gradient_exchange, ranks
+from drivetrain.distributed.sharded_tensor import local_state
+from drivetrain.errors import DrivetrainError
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.evaluation.metrics import MetricAccumulator
 from tests import tiny
 
 TRAIN = "max_time: 1h"
@@ -110,13 +110,13 @@ def spoilt(made: run.Run) -> None:
 
 def misjudging(made: run.Run) -> None:
     """An evaluation that gets worse and worse, in this process's eyes."""
-    plain, calls = validation.MetricAccumulator.metrics, [0]
+    plain, calls = MetricAccumulator.metrics, [0]
 
     def metrics(tally: Any, *given: Any) -> dict[str, float]:
         calls[0] += 1
         return {name: calls[0] if name.endswith("loss") else -calls[0] for name in plain(tally, *given)}
 
-    validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
+    MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
 
 
 def nan(inputs: Any) -> None:
@@ -165,13 +165,13 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     made.step.state.on_device = fault.endswith("late")
     if str(rank) in who:
         spoil(made)
-    metrics = validation.MetricAccumulator.metrics
+    metrics = MetricAccumulator.metrics
     try:
         reason, code = train.train(made), 0
     except DrivetrainError as error:
         reason, code = str(error), error.exit_code
     finally:
-        validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
+        MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
     weights = sum(float(value.double().sum()) for value in local_state(made.model).values())
     return {
         "code": code,
@@ -185,8 +185,8 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    ranks.PATIENCE = timedelta(seconds=60)
-    gradient_exchange.BUCKET_BYTES = 512  # several for the tiny network
+    ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+    vars(gradient_exchange)["BUCKET_BYTES"] = 512  # several for the tiny network
     folder, found = Path(sys.argv[1]), {}
     for case in sys.argv[2:]:
         fault, _, who = case.partition("@")

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runtime.distributed import gradient_exchange
-from runtime.distributed.gradient_exchange import GradientExchange
-from runtime.distributed.ranks import ALONE, Ranks
-from runtime.job.model import Freeze
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection
-from runtime.models.build import Model
-from runtime.plan import plan
-from runtime.system import interpreter
-from runtime.training import run, train
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.distributed import gradient_exchange
+from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.ranks import ALONE, Ranks
+from drivetrain.job.model import Freeze
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection
+from drivetrain.models.build import Model
+from drivetrain.plan import plan
+from drivetrain.system import interpreter
+from drivetrain.training import run, train
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
 
 JOB = """
@@ -71,7 +71,7 @@ def _summed(flat: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def main() -> None:
-    gradient_exchange.BUCKET_BYTES = KILOBYTES * 1024
+    vars(gradient_exchange)["BUCKET_BYTES"] = KILOBYTES * 1024
     folder, steps, kill, way = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     rank = os.environ["DRIVETRAIN_RANK"]
     own = folder if rank == "0" else folder / "ranks" / rank

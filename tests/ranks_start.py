@@ -6,8 +6,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from runtime.distributed.local_processes import Local
-from runtime.distributed.network import LOOPBACK, listening
+from drivetrain.distributed.local_processes import LOOPBACK, Local, open_listener
 from tests.paths import ROOT
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -27,7 +26,7 @@ def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[s
 
 def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[list[int], list[str]]:
     """How each of so many processes ended, and what it printed."""
-    with listening() as listener:
+    with open_listener() as listener:
         meeting = f"127.0.0.1:{listener.getsockname()[1]}"
         here = Local(count, 0, count, 1, meeting, LOOPBACK, listener)
         started = [

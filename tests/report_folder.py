@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.hardware.facts import load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.plan import plan as plans
-from runtime.supervisor.spec_difference import spec_text
+from drivetrain.hardware.facts import load
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.plan import plan as plans
+from drivetrain.supervisor.spec_difference import spec_text
 from tests.paths import ROOT
 
 MACHINES = ROOT / "tests" / "machines"
@@ -141,7 +141,7 @@ def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str]
     return run
 
 
-def change(path: Path, edit: Callable[[Any], None]) -> None:
+def change(path: Path, edit: Callable[[Any], object]) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     edit(data)
     path.write_text(json.dumps(data), encoding="utf-8")

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.sample_data import text
-from runtime.data.text import corpus, tokenizer
-from runtime.job.text import TextJob
-from runtime.job_spec import load as job_spec
-from runtime.pretrained.folder import quiet
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.sample_data import text
+from drivetrain.data.text import corpus, tokenizer
+from drivetrain.job.text import TextJob
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.pretrained.folder import quiet
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
 ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"

@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from runtime.errors import StorageError
-from runtime.system import interpreter
-from runtime.training.saver_together import SaverTogether
+from drivetrain.errors import StorageError
+from drivetrain.system import interpreter
+from drivetrain.training.saver import SaverTogether
 from tests import tiny
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from runtime.distributed.sharded_tensor import local
-from runtime.system import interpreter
+from drivetrain.distributed.sharded_tensor import local
+from drivetrain.system import interpreter
 from tests import tiny
 
 

@@ -12,21 +12,14 @@ MOST = 5
 
 
 def main() -> int:
-    if sys.argv[1] != "trainer":
-        from runtime.cli import main
-        from runtime.supervisor import supervisor
+    if sys.argv[1] == "train":
+        from drivetrain.cli import main
+        from drivetrain.supervisor import supervisor
 
-        plain = supervisor._command
-        supervisor._command = lambda *given: [
-            sys.executable,
-            "-m",
-            "tests.sharding_short",
-            "trainer",
-            *plain(*given)[3:],
-        ]
+        supervisor.TRAINER = "tests.sharding_short"
         return main.main()
-    from runtime.supervisor import trainer_process
-    from runtime.training import run
+    from drivetrain.supervisor import trainer_process
+    from drivetrain.training import run
 
     divide = run.Run.divide
 
@@ -41,7 +34,7 @@ def main() -> int:
             )
 
     run.Run.divide = short  # type: ignore[method-assign]
-    sys.argv[:] = ["trainer", *sys.argv[2:]]
+    sys.argv[0] = "trainer"
     return trainer_process.main()
 
 

@@ -7,11 +7,11 @@ import os
 import secrets
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import nodes
+from tests.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 MISSING = nodes.MISSING or next((f"needs {name}" for name in PROGRAMS if not shutil.which(name)), "")
@@ -108,14 +108,6 @@ class SlurmCluster:
         """Wait for the end of a job that is not queued again."""
         until(lambda: self.job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), seconds, 1)
         return self.job(number)
-
-
-def until(condition: Callable[[], object], seconds: float, every: float = 0.2) -> None:
-    """Wait until something is true; only a hang takes so many seconds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the cluster did not get there"
-        time.sleep(every)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.data import load_tested
-from runtime.data.load import load as load_data
-from runtime.job import Job
-from runtime.storage import stored_copy
-from runtime.storage.object_store import Patience
+from drivetrain.data import load_data
+from drivetrain.job import Job
+from drivetrain.storage import stored_copy
+from drivetrain.storage.object_store import Patience
 from tests.object_store import FaultyStore
 from tests.supervisor.remote_copy.fake_run import faulty_store, opened
 
@@ -80,8 +79,8 @@ def spec(folder: Path, text: str, train: str, more: str = "") -> Path:
 
 def content(job: Job) -> list[object]:
     """What a training would see of its data."""
-    data = load_data(job)
-    load_tested.add(job, data)
+    data = load_data.load(job)
+    load_data.add_test(job, data)
     return [
         [[each.tolist() for each in split.gather(np.arange(len(split)))] for split in (data.train, data.validation)],
         {name: values.tolist() for name, values in data.train.targets.items()},

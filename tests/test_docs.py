@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from docs.generate import readme_plan as readme
-from runtime.cli.arguments import parser
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
+from drivetrain.cli.arguments import parser
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
 from tests import tiny
 from tests.paths import ROOT
 
@@ -93,7 +93,7 @@ def test_links_have_targets() -> None:
 def messages() -> str:
     """Every string of the package but its docstrings."""
     texts = []
-    for path in sorted((ROOT / "runtime").rglob("*.py")):
+    for path in sorted((ROOT / "runtime" / "drivetrain").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts += [
@@ -130,12 +130,12 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
     page = (ROOT / "docs" / "adding-an-optimization.md").read_text()
     copied(tmp_path)
-    path = tmp_path / "runtime" / "optimizations" / "relu_inplace.py"
+    path = tmp_path / "runtime" / "drivetrain" / "optimizations" / "relu_inplace.py"
     path.write_text(page.split("```python\n")[1].split("```")[0])
     asked = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "plan",
         "jobs/digits.yaml",
         "--json",
@@ -145,7 +145,7 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     done = subprocess.run(
         asked,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,
@@ -166,6 +166,7 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     assert tiny.losses(made, 4) == tiny.losses(plain, 4)
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     """The walk at the end of docs/your-data.md."""
     copied(tmp_path)
@@ -176,10 +177,10 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     made = re.search(r"`(make train-cpu [^`]*)`", walk_text)
     assert made
     assert made[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}", "COLUMNS": "200"}
     for line in walk:
         done = subprocess.run(
-            [sys.executable, "-m", "runtime", *shlex.split(line)[1:]],
+            [sys.executable, "-m", "drivetrain", *shlex.split(line)[1:]],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

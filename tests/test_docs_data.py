@@ -16,12 +16,13 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from runtime.cli import main
-from runtime.job_spec import load as job_spec
+import drivetrain
+from drivetrain.cli import main
+from drivetrain.job_spec import load_job as job_spec
 from tests import own_job, tiny
 from tests.data.streaming import shards, text_shards
 from tests.paths import DOCS
-from tests.supervisor import test_embedded
+from tests.supervisor import circle_training
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 FILES = {
@@ -30,7 +31,7 @@ FILES = {
     for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)
 }
 SPECS = {
-    re.search(r"name: (\S+)", text)[1]: text  # type: ignore[index]
+    re.search(r"name: (\S+)", text)[1]: text
     for text in re.findall(r"```yaml\n(.*?)```", PAGES["your-data.md"], re.DOTALL)
 }
 SAMPLES = 60
@@ -183,18 +184,17 @@ def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that docs/library.md begins with."""
-    import runtime
-    from runtime.supervisor.run_lifecycle import RunLifecycle
+    from drivetrain.supervisor.run_lifecycle import RunLifecycle
 
     call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
     monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
-        "runtime": runtime,
-        "network": test_embedded.network(),
+        "drivetrain": drivetrain,
+        "network": circle_training.network(),
         "my_loss": torch.nn.functional.cross_entropy,
-        "train_data": test_embedded.circle(128),
-        "validation_data": test_embedded.circle(64, 1),
+        "train_data": circle_training.circle(128),
+        "validation_data": circle_training.circle(64, 1),
     }
     exec(f"{call}\nfound = {used}", names)
     assert names["found"][3] == Path("runs/wear-001")

@@ -13,7 +13,11 @@ import pytest
 from tests import examples
 from tests.paths import ROOT
 
-READERS = ("tests/job_spec/test_load.py", "tests/job_spec/test_fuzzed_specs.py", "tests/data/sample_data/test_write.py")
+READERS = (
+    "tests/job_spec/test_load_job.py",
+    "tests/job_spec/test_fuzzed_specs.py",
+    "tests/data/sample_data/test_write.py",
+)
 ASKED = "examples_are_valid or every_example_job or hundred_fuzzed"
 
 
@@ -37,7 +41,7 @@ def test_jobs_of_the_users_own_fail_no_test(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", *READERS, "-k", ASKED],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,

@@ -3,109 +3,47 @@
 from __future__ import annotations
 
 import ast
-import functools
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.module_graph import ORDER, TOP, graph, imported, modules, package
+from tests.paths import PACKAGE, ROOT
 
 LIGHT = [
-    "runtime.cli.main",
-    "runtime.job_spec.load",
-    "runtime.hardware.detect",
-    "runtime.hardware.facts_table",
-    "runtime.plan.plan",
-    "runtime.plan.plan_table",
-    "runtime.plan.chip_profiles",
-    "runtime.hardware.image_selection",
-    "runtime.supervisor.supervisor",
-    "runtime.launch.container",
-    "runtime.launch.clusters.cluster_launch",
-    "runtime.supervisor.run_folder",
-    "runtime.job.workload",
-    "runtime.inference.predict",
-    "runtime.inference.evaluate",
-    "runtime.inference.export",
-    "runtime.tuning.lr_range",
-    "runtime.tuning.memory.profile",
-    "runtime.tuning.memory.size_ladder",
-    "runtime.data.sample_data.write",
-    "runtime.cli.init",
-    "runtime.pretrained.convert",
-    "runtime.hardware.device_check",
-    "runtime.hardware.gpu_selection",
-    "runtime.launch.nvidia_toolkit",
-    "runtime.launch.container_limits",
+    "drivetrain.cli.main",
+    "drivetrain.job_spec.load_job",
+    "drivetrain.hardware.detect",
+    "drivetrain.hardware.facts_table",
+    "drivetrain.plan.plan",
+    "drivetrain.plan.plan_table",
+    "drivetrain.plan.chip_profiles",
+    "drivetrain.hardware.image_selection",
+    "drivetrain.supervisor.supervisor",
+    "drivetrain.launch.container",
+    "drivetrain.launch.clusters.cluster_launch",
+    "drivetrain.supervisor.run_folder",
+    "drivetrain.job.workload",
+    "drivetrain.inference.predict",
+    "drivetrain.inference.evaluate",
+    "drivetrain.inference.export",
+    "drivetrain.tuning.measuring_request",
+    "drivetrain.tuning.memory.size_ladder",
+    "drivetrain.data.sample_data.write",
+    "drivetrain.cli.init",
+    "drivetrain.pretrained.convert",
+    "drivetrain.hardware.device_check",
+    "drivetrain.hardware.gpu_selection",
+    "drivetrain.launch.nvidia_toolkit",
+    "drivetrain.launch.container_limits",
     "docs.generate.decision_table",
-    "runtime.tuning.bench.bench",
-    "runtime.launch.run_in_image",
-    "runtime.storage.object_store",
+    "drivetrain.tuning.bench.bench",
+    "drivetrain.launch.run_in_image",
+    "drivetrain.storage.object_store",
 ]
-
-
-ORDER = (
-    "errors",
-    "system",
-    "storage",
-    "hardware",
-    "job",
-    "distributed",
-    "pretrained",
-    "data",
-    "models",
-    "optimizations",
-    "job_spec",
-    "plan",
-    "tracking",
-    "report",
-    "training",
-    "tuning",
-    "inference",
-    "supervisor",
-    "launch",
-    "cli",
-)
-"""The packages from the bottom up: each imports only what stands before it."""
-TOP = ("__init__", "__main__")
-"""They hand on names and start the command line; nobody imports them."""
-
-
-def modules() -> dict[str, Path]:
-    names = {}
-    for path in (ROOT / "runtime").rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
-def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
-    """Project modules that a file imports anywhere: at module level, inside functions, and for types alone."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name the whole path"
-            if node.module in known:
-                below = [f"{node.module}.{alias.name}" for alias in node.names]
-                yield from (name if name in known else str(node.module) for name in below)
-
-
-@functools.cache
-def graph() -> dict[str, set[str]]:
-    known = modules()
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
-    return {name: set(imported(tree, set(known))) - {name} for name, tree in trees.items()}
-
-
-def package(module: str) -> str:
-    """The package of a module, or the file of that name at the top; api stands with plan."""
-    name = module.split(".")[1] if "." in module else "__init__"
-    return "plan" if name == "api" else name
 
 
 def upward(edges: dict[str, set[str]]) -> list[str]:
@@ -140,20 +78,20 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_circles() -> None:
-    """Between no two files, type-only imports included; `runtime` itself only hands names on."""
-    edges = {name: targets - {"runtime"} for name, targets in graph().items()}
+    """Between no two files, type-only imports included; `drivetrain` itself only hands names on."""
+    edges = {name: targets - {"drivetrain"} for name, targets in graph().items()}
     assert circle(edges) == []
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("runtime.plan.plan", "from runtime.training import run"),
-        ("runtime.plan.plan", "def work():\n    from runtime.cli.main import main"),
-        ("runtime.system.files", "if TYPE_CHECKING:\n    import runtime.job.values"),
-        ("runtime.errors", "from runtime.system import files"),
-        ("runtime.training.run", "from runtime import train"),
-        ("runtime.cli.main", "from runtime.report.__main__ import main"),
+        ("drivetrain.plan.plan", "from drivetrain.training import run"),
+        ("drivetrain.plan.plan", "def work():\n    from drivetrain.cli.main import main"),
+        ("drivetrain.system.files", "if TYPE_CHECKING:\n    import drivetrain.job.values"),
+        ("drivetrain.errors", "from drivetrain.system import files"),
+        ("drivetrain.training.run", "from drivetrain import train"),
+        ("drivetrain.cli.main", "from drivetrain.report.__main__ import main"),
     ],
 )
 def test_an_upward_import_is_detected(module: str, line: str) -> None:
@@ -162,11 +100,11 @@ def test_an_upward_import_is_detected(module: str, line: str) -> None:
 
 
 def test_an_import_cycle_is_detected() -> None:
-    line = "if TYPE_CHECKING:\n    from runtime.plan.plan import Plan"
+    line = "if TYPE_CHECKING:\n    from drivetrain.plan.plan import Plan"
     edges = dict(graph())
-    edges["runtime.optimizations"] = {*imported(ast.parse(line), set(edges))}
-    edges = {name: edges[name] for name in ("runtime.optimizations", "runtime.plan.plan")}
-    assert set(circle(edges)) >= {"runtime.optimizations", "runtime.plan.plan"}
+    edges["drivetrain.optimizations"] = {*imported(ast.parse(line), set(edges))}
+    edges = {name: edges[name] for name in ("drivetrain.optimizations", "drivetrain.plan.plan")}
+    assert set(circle(edges)) >= {"drivetrain.optimizations", "drivetrain.plan.plan"}
 
 
 def test_test_files_are_tests() -> None:
@@ -192,17 +130,17 @@ def test_light_modules_load_no_torch() -> None:
 
 
 def test_a_heavy_module_is_detected() -> None:
-    assert heavy(["runtime.errors", "runtime.training.run", "runtime.cli.main"]) == "runtime.training.run\n"
+    assert heavy(["drivetrain.errors", "drivetrain.training.run", "drivetrain.cli.main"]) == "drivetrain.training.run\n"
 
 
 def test_a_look_at_data_loads_no_torch() -> None:
     """The readers need numpy, and no more."""
-    code = "import sys, runtime.data.survey.look; sys.exit('torch' in sys.modules)"
+    code = "import sys, drivetrain.data.survey.look; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_optimizations_load_no_torch() -> None:
-    code = "import sys; from runtime import optimizations; optimizations.every(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from drivetrain import optimizations; optimizations.every(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -222,7 +160,7 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
 
 
 # The converter of foreign weights: in a process of its own, without network, tensors only.
-EXCEPTIONS = {"runtime.pretrained.unpickle_process": ["torch.load"]}
+EXCEPTIONS = {"drivetrain.pretrained.unpickle_process": ["torch.load"]}
 
 
 @pytest.mark.parametrize("name", sorted(modules()))
@@ -230,3 +168,17 @@ def test_no_way_to_run_what_a_file_says(name: str) -> None:
     """No pickle, eval, exec or shell anywhere in the package."""
     found = list(forbidden(ast.parse(modules()[name].read_text(encoding="utf-8"))))
     assert found == EXCEPTIONS.get(name, []), f"{name}: {found}"
+
+
+def test_nothing_stands_below_the_start_of_a_program() -> None:
+    """What is defined there does not exist yet when the program runs; an import finds it, and so does mypy."""
+    for path in PACKAGE.rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        starts = [n for n, node in enumerate(body) if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+        assert all(number == len(body) - 1 for number in starts), path
+
+
+def test_every_public_name_is_there() -> None:
+    import drivetrain
+
+    assert all(getattr(drivetrain, name) is not None for name in drivetrain.__all__)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import IMPORTS
 
 NEVER = {
     "matplotlib", "pyarrow", "pandas", "scipy", "transformers", "tokenizers", "timm", "torchvision", "torchmetrics",
@@ -27,8 +27,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     """The modules of supervisor, trainer and report, in this order, of a run from command to report."""
     folder = tmp_path_factory.mktemp("loaded")
     path = write_job(folder)
-    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "runtime", "train", str(path), "--runs", str(folder / "runs")]
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": IMPORTS}
+    command = [sys.executable, "-m", "drivetrain", "train", str(path), "--runs", str(folder / "runs")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(list(folder.glob("runs/*/report.html"))) == 1
@@ -61,9 +61,9 @@ def within(modules: set[str], packages: set[str]) -> set[str]:
 def test_a_run_has_three_processes(loaded: list[set[str]]) -> None:
     assert len(loaded) == 3
     supervisor, trainer, report = loaded
-    assert "runtime.supervisor.supervisor" in supervisor
-    assert "runtime.training.loop" in trainer
-    assert "runtime.report.write" in report
+    assert "drivetrain.supervisor.supervisor" in supervisor
+    assert "drivetrain.training.loop" in trainer
+    assert "drivetrain.report.write" in report
 
 
 @pytest.mark.parametrize("process", [0, 1, 2])
@@ -77,4 +77,4 @@ def test_supervisor_and_report_are_light(loaded: list[set[str]], process: int) -
 
 
 def test_the_report_needs_no_supervisor(loaded: list[set[str]]) -> None:
-    assert within(loaded[2], {"runtime.supervisor", "runtime.cli", "runtime.training"}) == set()
+    assert within(loaded[2], {"drivetrain.supervisor", "drivetrain.cli", "drivetrain.training"}) == set()

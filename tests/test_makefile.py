@@ -65,11 +65,11 @@ def test_only_the_requested_job_is_trained(checkout: Path, target: str, words: l
 @pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml', "jobs/a$b$(c).yaml"])
 def test_the_job_is_one_argument(checkout: Path, job: str) -> None:
     done = make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
-    assert done.stdout == f"[-m][runtime][launch][{job}][--set][train.epochs=3]", done.stderr
+    assert done.stdout == f"[-m][drivetrain][launch][{job}][--set][train.epochs=3]", done.stderr
 
 
 def test_other_variables_and_the_default(checkout: Path) -> None:
-    assert make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][runtime][launch][jobs/digits.yaml]"
+    assert make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][drivetrain][launch][jobs/digits.yaml]"
 
 
 def test_stop_names_what_it_stops(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
         "esac\n"
     )
     engine.chmod(0o755)
-    line = [ROOT / "scripts" / "containers", "stop"]
+    line = [str(ROOT / "scripts" / "containers"), "stop"]
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
     name = "drivetrain-ab12-digits-trainer-1"
@@ -93,3 +93,10 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
     engine.write_text("#!/bin/sh\n")
     done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
     assert done.stdout == "stop: no training container of this checkout is running\n"
+
+
+def test_every_target_of_the_help_is_one(checkout: Path) -> None:
+    listed = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
+    assert "golden" in listed
+    for target in listed:
+        assert "is not a make target" not in make(checkout, "-n", target).stderr

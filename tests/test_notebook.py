@@ -107,7 +107,7 @@ def test_it_runs_from_the_top(host: Path, tmp_path: Path, one_cpu: None, monkeyp
     assert (work / "runs" / "digits-001" / "model.onnx").is_file()
     assert "photos.yaml" in said[7]
     assert (work / "runs" / "circle-001" / "report.html").is_file()
-    installed = next(host.glob("lib/python*/site-packages/runtime/__init__.py"))
+    installed = next(host.glob("lib/python*/site-packages/drivetrain/__init__.py"))
     assert installed.is_file()
 
 

@@ -43,9 +43,9 @@ def table(tmp_path: Path) -> Path:
 def test_the_compose_files_travel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         for path in (ROOT / "compose").glob("*.yaml"):
-            assert file.read(f"runtime/launch/compose/{path.name}") == path.read_bytes()
+            assert file.read(f"drivetrain/launch/compose/{path.name}") == path.read_bytes()
         tops = {name.split("/")[0] for name in file.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"runtime"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"drivetrain"}
 
 
 def test_train_and_predict(full: Path, table: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_changelog_has_the_version() -> None:
     """`release check` refuses another tag, and one without a section about it."""
     version = yaml.safe_load(
         subprocess.run(
-            ["sed", "-n", 's/^VERSION = "\\(.*\\)"$/"\\1"/p', "runtime/system/version.py"],
+            ["sed", "-n", 's/^VERSION = "\\(.*\\)"$/"\\1"/p', "runtime/drivetrain/system/version.py"],
             cwd=ROOT,
             capture_output=True,
             text=True,

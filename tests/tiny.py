@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime.data.dataset import Dataset, Head, Inputs, Targets
-from runtime.data.load import load
-from runtime.data.stateless_random import Ids
-from runtime.hardware import facts
-from runtime.hardware.detect import detect
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection
-from runtime.models.build import Model, build
-from runtime.optimizations import Value
-from runtime.plan import plan
-from runtime.system.signals import Signals
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.data.dataset import Dataset, Head, Inputs, Targets
+from drivetrain.data.load_data import load
+from drivetrain.data.stateless_random import Ids
+from drivetrain.hardware import facts
+from drivetrain.hardware.detect import detect
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection
+from drivetrain.models.build import Model, build
+from drivetrain.optimizations import Value
+from drivetrain.plan import plan
+from drivetrain.system.signals import Signals
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
 
 TEXT = """
 name: tiny
@@ -108,7 +108,7 @@ def losses(made: run.Run, steps: int) -> list[float]:
     while len(found) < steps:
         for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
             made.set_rate()
-            found.append(made.step(made.prepared(batch, 0), made.own_parts(made.batches.size(number))).loss)
+            found.append(made.step(made.preprocess(batch, 0), made.own_parts(made.batches.size(number))).loss)
             made.counters.step += 1
         made.counters.epoch += 1
     return found[:steps]

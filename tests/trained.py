@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from runtime.data.loader.batches import in_order
-from runtime.job_spec import load as job_spec
-from runtime.supervisor.spec_difference import spec_text
-from runtime.system.files import write_text
-from runtime.training import run
-from runtime.training.checkpoints import final_weights
-from runtime.training.evaluation.validation import evaluate
-from runtime.training.save_model import save_model
-from runtime.training.saver import Saver
+from drivetrain.data.loader.batches import in_order
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.system.files import write_text
+from drivetrain.training import final_model, run
+from drivetrain.training.evaluation.validation import evaluate
+from drivetrain.training.final_model import save_model
+from drivetrain.training.saver import Saver
 from tests.tiny import losses, plain
 
 DRAWN = np.random.default_rng(0)
+CALIBRATED = ("/log_loss", "/brier", "/ece")
+"""Ends of the metrics that a model's temperature changes: those of the training are without it."""
 COMMON = "train: {batch_size: 16, ema: 0.5}\noptimize: {cpu_threads: 1}\n"
 
 
@@ -205,7 +206,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     done.last, confusion = evaluate(done)
     done.watch.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})
-    save_model(done, final_weights.weights(done))
+    save_model(done, final_model.choose_weights(done))
     return done
 
 
@@ -214,10 +215,10 @@ def seen(done: run.Run) -> dict[str, torch.Tensor]:
     """The outputs that validation computed, by head, in the order of the validation data."""
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in done.dataset.heads}
     assert done.ema
-    with done.ema.swapped_in(done.model):
+    with done.ema.swap_in(done.model):
         done.model.eval()
         for batch in in_order(done.dataset.validation, 7):
-            outputs = done.step.outputs(done.prepared(batch, None).inputs)
+            outputs = done.step.outputs(done.preprocess(batch, None).inputs)
             for name, kept in parts.items():
                 kept.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])
     return {name: torch.cat(kept) for name, kept in parts.items()}

@@ -20,14 +20,14 @@ from benchmarks.contest import figures
 from benchmarks.contest.figures import OURS, SOL
 from benchmarks.contest.race import Contender, Failed, last_words
 from benchmarks.contest.rows import Row
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import Hardware
-from runtime.job_spec import load as job_spec
-from runtime.plan import plan as plans
-from runtime.plan.plan_table import machine as machine_line
-from runtime.system import child_process
-from runtime.system.files import write_json
-from runtime.system.signals import die_with
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.plan import plan as plans
+from drivetrain.plan.plan_table import machine as machine_line
+from drivetrain.system import child_process
+from drivetrain.system.files import write_json
+from drivetrain.system.signals import die_with
 
 PLAIN = "drivetrain --plain"
 FORMS = {
@@ -107,7 +107,7 @@ class Field:
         first = plans.resolve(job, self.machine, plain=plain)
         write_json(folder / "hardware.json", self.machine.to_json())
         write_json(folder / "plan.json", first.to_json())
-        command = [sys.executable, "-m", "runtime.tuning.processes.final_plan", str(folder), str(self.long)]
+        command = [sys.executable, "-m", "drivetrain.tuning.processes.final_plan", str(folder), str(self.long)]
         log = folder.with_name(f"{folder.name}-plan.log")
         with log.open("wb") as file:
             done = subprocess.run(command, env=self._ours(first), stderr=file, check=False, preexec_fn=_bound())
@@ -230,7 +230,7 @@ class Field:
 
     def _trained(self, name: str) -> float:
         runs = self.scratch / f"runs {name}"
-        command = [sys.executable, "-m", "runtime", "train", str(self.short), "--runs", str(runs), "--new"]
+        command = [sys.executable, "-m", "drivetrain", "train", str(self.short), "--runs", str(runs), "--new"]
         self._run([*command, *["--plain"] * (name == PLAIN)], self._theirs(), name)
         last = json.loads(next(runs.glob("*/result.json")).read_text())["last"]
         return statistics.mean(value for key, value in last.items() if key.endswith("/accuracy"))

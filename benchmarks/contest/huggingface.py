@@ -113,7 +113,7 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """transformers.Trainer."""
     import transformers
 
-    class Stops(transformers.TrainerCallback):  # type: ignore[misc]
+    class Stops(transformers.TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             pace.step(network.tokens)
 
@@ -145,7 +145,7 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
         **more,
     )
 
-    class Measured(transformers.Trainer):  # type: ignore[misc]
+    class Measured(transformers.Trainer):
         def _get_train_sampler(self, *given: Any) -> Any:
             found = super()._get_train_sampler(*given)
             return MixedGroups(found, task.batch) if tuned and pace.live else found

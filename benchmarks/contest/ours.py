@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contest.pace import Pace
-from runtime.data.dataset import Split
-from runtime.data.load import load
-from runtime.data.stateless_random import Ids
-from runtime.hardware import facts
-from runtime.job_spec import load as job_spec
-from runtime.models.build import build
-from runtime.plan import plan as plans
-from runtime.system.files import read_json
-from runtime.system.signals import Signals
-from runtime.training import run as runs
-from runtime.training import train
-from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import prepare
+from drivetrain.data.dataset import Split
+from drivetrain.data.load_data import load
+from drivetrain.data.stateless_random import Ids
+from drivetrain.hardware import facts
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models.build import build
+from drivetrain.plan import plan as plans
+from drivetrain.system.files import read_json
+from drivetrain.system.signals import Signals
+from drivetrain.training import run as runs
+from drivetrain.training import train
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import prepare
 
 
 class Stops(Signals):

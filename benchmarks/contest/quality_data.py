@@ -45,7 +45,7 @@ def write(row: str, seed: int, folder: Path) -> None:
 def arrays(row: str, seed: int, folder: Path) -> None:
     """Write the handwritten digits: pictures of 8 by 8 in bytes, or series of eight steps of eight numbers."""
     import numpy as np
-    from sklearn import datasets  # type: ignore[import-not-found]
+    from sklearn import datasets
 
     found = datasets.load_digits()
     order = list(range(len(found.images)))
@@ -112,7 +112,7 @@ def _frequent(rows: Iterable[Row], column: int, fewest: int) -> list[Row]:
 
 def table(row: str) -> tuple[Sequence[str], list[Row]]:
     """Names and rows of a data set of scikit-learn, which the environment of the peers has."""
-    from sklearn import datasets  # type: ignore[import-not-found]
+    from sklearn import datasets
 
     found = getattr(datasets, TABLES[row])()
     names = [*(str(name).replace(" ", "_") for name in found.feature_names), "target"]

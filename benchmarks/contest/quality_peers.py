@@ -43,8 +43,8 @@ def read(folder: Path, part: str) -> Rows:
 
 def tfidf(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
     """Words and pairs of words, weighted, and a logistic regression for each label column."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-not-found]
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-not-found]
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
 
     train, test = read(folder, "train"), read(folder, "test")
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
@@ -61,7 +61,7 @@ def tfidf(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
 
 def trees(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
     """Gradient-boosted trees at their defaults."""
-    from sklearn import ensemble  # type: ignore[import-not-found]
+    from sklearn import ensemble
 
     return _table(
         folder,
@@ -72,7 +72,7 @@ def trees(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
 
 def linear(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
     """A linear model on scaled numbers."""
-    from sklearn import linear_model, pipeline, preprocessing  # type: ignore[import-not-found]
+    from sklearn import linear_model, pipeline, preprocessing
 
     models = linear_model.LogisticRegression(max_iter=1000, random_state=seed), linear_model.RidgeCV()
     return _table(folder, *(pipeline.make_pipeline(preprocessing.StandardScaler(), each) for each in models))
@@ -253,7 +253,7 @@ def _arrays(model: Any, scaled: Callable[[Any], Any], seed: int, folder: Path, s
 def array_trees(seed: int, folder: Path, _: dict[str, Any]) -> Scores:
     """Gradient-boosted trees on the numbers of an array."""
     import numpy as np
-    from sklearn.ensemble import HistGradientBoostingClassifier  # type: ignore[import-not-found]
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
     (x, y), (new, labels) = (np.load(folder / f"{part}.npz").values() for part in ("train", "test"))
     model = HistGradientBoostingClassifier(random_state=seed).fit(x.reshape(len(x), -1), y)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from runtime.system.signals import die_with
+from drivetrain.system.signals import die_with
 
 
 class Failed(Exception):

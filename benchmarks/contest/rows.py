@@ -82,7 +82,7 @@ class Row:
 
     def make(self, root: Path, smoke: bool) -> None:
         """Generate the data if they are not there."""
-        from runtime.data.sample_data import write as sample_data
+        from drivetrain.data.sample_data import write as sample_data
 
         folder = self.folder(root, smoke)
         if not (folder / "made").exists():

@@ -142,7 +142,7 @@ def _computed(loop: Loop, ready: Ready) -> Ready:
     """The samples as what the frozen prefix gives for them; the loop then computes the rest alone."""
     first, _ = ready.batch(torch.arange(1))
     loop.model.eval()
-    division: Any = loop.model.divided(*first)  # type: ignore[operator]
+    division: Any = loop.model.split_at_frozen(*first)
     made = Ready.__new__(Ready)
     lengths = ready.lengths
     order = torch.arange(len(ready)) if lengths is None else torch.from_numpy(np.argsort(-lengths, kind="stable"))

@@ -36,7 +36,7 @@ def first_step(folder: Path) -> float:
     command = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "train",
         "jobs/digits.yaml",
         "--runs",
@@ -72,4 +72,4 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}

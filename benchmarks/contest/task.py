@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.models.build import build
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models.build import build
 
 RATE, CLIP = 1e-3, 1.0
 WORKERS = 2

@@ -20,8 +20,8 @@ from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from runtime.tracking.live.dashboard import screen
-from runtime.tracking.live.run_reader import RunReader
+from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.run_reader import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS, REPORT = 64, (860, 800)
@@ -44,8 +44,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "runs" / "digits-001"
         options = [word for text in given.set for word in ("--set", text)]
-        line = [sys.executable, "-m", "runtime", "train", str(ROOT / "jobs/digits.yaml"), *options]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        line = [sys.executable, "-m", "drivetrain", "train", str(ROOT / "jobs/digits.yaml"), *options]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
         child = subprocess.Popen(
             [*line, "--runs", str(run.parent)], cwd=scratch, env=environment, stdout=subprocess.DEVNULL
         )

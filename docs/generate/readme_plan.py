@@ -10,11 +10,11 @@ import re
 import sys
 from pathlib import Path
 
-from runtime.hardware import facts
-from runtime.job_spec import load as job_spec
-from runtime.plan import plan as plans
-from runtime.plan.plan_table import render
-from runtime.system.console import console
+from drivetrain.hardware import facts
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.plan import plan as plans
+from drivetrain.plan.plan_table import render
+from drivetrain.system.console import console
 
 JOB, MACHINE = Path("jobs/digits.yaml"), Path("tests/machines/codespace-2core-cgroup2.json")
 _BLOCK = re.compile(r"(?<=```\n)plan for digits .*?(?=```)", re.DOTALL)

@@ -1,7 +1,7 @@
-"""The generated references: every field of the spec from its schema, every optimization from its docstrings.
+"""Every field of the spec from its schema, a page of docs/; every optimization from its docstrings, a golden file of the tests.
 
 python -m docs.generate.reference spec > docs/spec.md
-python -m docs.generate.reference optimizations > docs/optimizations.md
+python -m docs.generate.reference optimizations > tests/golden/optimizations.md
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from runtime import optimizations
-from runtime.job_spec import load as job_spec
-from runtime.optimizations import Optimization
-from runtime.plan.plan import written
+from drivetrain import optimizations
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.optimizations import Optimization
+from drivetrain.plan.plan import format_value
 
 Schema = Mapping[str, Any]
 _SPEC = """# Every field of the spec
@@ -29,9 +29,9 @@ without a default is required. [your-data.md](your-data.md) shows complete jobs.
 """
 _OPTIMIZATIONS = """# Every optimization
 
-Generated from the docstrings in `runtime/optimizations` by `make reference`; do not edit. The name is the key under
+Generated from the docstrings in `runtime/drivetrain/optimizations` by `make golden`; do not edit. The name is the key under
 `optimize:` in the spec, the row in the plan and the line in the report. To add an optimization, add a file to that folder:
-[adding-an-optimization.md](adding-an-optimization.md).
+[adding-an-optimization.md](../../docs/adding-an-optimization.md).
 """
 
 
@@ -134,7 +134,7 @@ def _facts(one: Optimization) -> Iterator[str]:
     """One line for each thing that a file says about itself."""
     fixed = isinstance(one.effect, partial)
     effect = f"`{one.effect(None)}`" if fixed else _said(one.effect)
-    yield f"- **Values**: {_type(TypeAdapter(one.values).json_schema())}; off is `{written(one.off)}`"
+    yield f"- **Values**: {_type(TypeAdapter(one.values).json_schema())}; off is `{format_value(one.off)}`"
     yield f"- **Stage**: {one.stage.name.lower()}. **Effect**: {effect}"
     yield f"- **Chosen**: {_said(one.choose)}"
     yield f"- **Refused**: {_said(one.refuse)}"

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import runtime
+import drivetrain
 
 
 def circle(samples, seed):
@@ -14,8 +14,15 @@ def circle(samples, seed):
 
 if __name__ == "__main__":
     network = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    result = runtime.train(
-        network, circle(2000, seed=0), circle(500, seed=1), name="circle", names=["outside", "inside"],
-        epochs=10, batch_size=50, optimizer={"name": "adamw", "lr": 1e-2}, checkpoint={"best": "validation/accuracy"},
+    result = drivetrain.train(
+        network,
+        circle(2000, seed=0),
+        circle(500, seed=1),
+        name="circle",
+        names=["outside", "inside"],
+        epochs=10,
+        batch_size=50,
+        optimizer={"name": "adamw", "lr": 1e-2},
+        checkpoint={"best": "validation/accuracy"},
     )
     print(f"{result.best:.3f} accuracy, {result.stopped}; everything else is in {result.folder}")

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import quality
 from benchmarks.contest import quality_data
-from runtime.data.load import load
-from runtime.job_spec import load as job_spec
+from drivetrain.data.load_data import load
+from drivetrain.job_spec import load_job as job_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from runtime.cli import main
-from runtime.data.load import load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.cli import main
+from drivetrain.data.load_data import load
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 
 Rows = Iterable[Sequence[object]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.cli import command_line, main
-from runtime.cli.arguments import parser
-from runtime.errors import SpecError
+from drivetrain.cli import command_line, main
+from drivetrain.cli.arguments import parser
+from drivetrain.errors import SpecError
 
 
 def test_an_abbreviation_is_no_consent() -> None:

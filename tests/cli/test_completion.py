@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
+from drivetrain.cli import main
 
 ASK = """
 source ./completion
@@ -70,7 +70,7 @@ def test_what_is_offered(folder: Path, words: list[str], expected: list[str]) ->
 
 
 def test_every_command_is_offered(folder: Path) -> None:
-    from runtime.cli.commands import COMMANDS
+    from drivetrain.cli.commands import COMMANDS
 
     assert set(offered(folder, "")) == {*COMMANDS, "--help", "--version"}
 

@@ -14,16 +14,16 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.cli import main
-from runtime.data.sample_data import write as sample_data
-from runtime.job.draft import flow, run_name, scalar
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.system import installation
-from runtime.training.evaluation.validation import evaluate
+from drivetrain.cli import main
+from drivetrain.data.sample_data import write as sample_data
+from drivetrain.job.draft import flow, run_name, scalar
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.system import installation
+from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.cli.drafted import beginning, images, made, refused, table
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -155,10 +155,10 @@ def test_without_torch(here: Path) -> None:
     table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
     np.savez("arrays.npz", x=np.zeros((20, 8)), y=np.arange(20) % 2)
     code = (
-        "import sys; sys.modules['torch'] = None\nfrom runtime.cli import main\n"
+        "import sys; sys.modules['torch'] = None\nfrom drivetrain.cli import main\n"
         "sys.exit(max(main.main(['init', name]) for name in ('photos', 'rows.csv', 'arrays.npz')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": IMPORTS}, check=False)
     assert done.returncode == 0
     assert len(list(here.glob("*.yaml"))) == 3
 
@@ -277,7 +277,7 @@ def test_a_made_spec_trains(kind: str, size: int, smaller: str, here: Path) -> N
     run = tiny.plain(made("data", assignments=[smaller]), here)
     run.train_mode()
     run.set_rate()
-    losses = [float(run.step(run.prepared(batch, 0), 0).loss) for batch in run.batches.epoch(0)]
+    losses = [float(run.step(run.preprocess(batch, 0), 0).loss) for batch in run.batches.epoch(0)]
     assert losses
     assert np.isfinite(losses).all()
     assert 0 <= evaluate(run)[0][run.job.best()] <= 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cli import main
+from drivetrain.cli import main
 from tests.cli.drafted import beginning, images, made, refused, table
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -107,7 +107,7 @@ def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
 
 
 def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.data.images import decode
+    from drivetrain.data.images import decode
 
     opened: list[str] = []
     look: Callable[[str], Any] = decode.look

@@ -12,8 +12,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.survey import table_sample
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.survey import table_sample
 from tests.cli.drafted import beginning, made, refused, table
 
 pytestmark = pytest.mark.usefixtures("here")

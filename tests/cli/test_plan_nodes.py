@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
+from drivetrain.cli import main
 from tests.report_folder import running
-from tests.supervisor.test_supervisor import images, job, train  # noqa: F401
+from tests.supervisor.tiny_run import train
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.supervisor.test_supervisor import images, job, train  # noqa: F401
     ],
 )
 def test_what_is_refused(
-    job: Path,  # noqa: F811
+    job: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
@@ -35,7 +35,7 @@ def test_what_is_refused(
 
 @pytest.mark.nightly
 def test_a_run_on_one_machine_says_what_two_would_cost(
-    job: Path,  # noqa: F811
+    job: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_run_on_one_machine_says_what_two_would_cost(
 
 
 def test_a_run_with_a_link_in_it_is_not_read(
-    job: Path,  # noqa: F811
+    job: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import runs_option
-from runtime.cli.command_line import parse
-from runtime.errors import SpecError
+from drivetrain.cli import runs_option
+from drivetrain.cli.command_line import parse
+from drivetrain.errors import SpecError
 
 
 def test_an_address_means_a_copy() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.storage.object_store import Patience
-from runtime.supervisor import remote_check
+from drivetrain.cli import main
+from drivetrain.storage.object_store import Patience
+from drivetrain.supervisor import remote_check
 from tests.data.streaming import shards
 from tests.object_store import SECRET, Fault, FaultyStore, moto
 from tests.supervisor.remote_copy.fake_run import faulty_store, opened

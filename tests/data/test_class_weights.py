@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.inference import new_data_loss
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.training import losses
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.inference import new_data_loss
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.training import losses
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind}\n"
 TEXTS = "name: t\ntask: text-classification\ndata:\n  train: a.csv\n  text: said\n  labels:\n"

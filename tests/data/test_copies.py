@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from runtime.data import copies, load_tested
-from runtime.data.dataset import Dataset, InputRecord
-from runtime.data.load import load
-from runtime.data.series.load import OVERLAPPING
-from runtime.job import JOBS, Job
+from drivetrain.data import copies
+from drivetrain.data.dataset import Dataset, InputRecord
+from drivetrain.data.load_data import add_test, load
+from drivetrain.data.series.series_data import OVERLAPPING
+from drivetrain.job import JOBS, Job
 
 torch.set_num_threads(1)
 
@@ -164,7 +164,7 @@ def test_what_is_in_training_and_in_a_file_of_its_own_is_said(tmp_path: Path, ta
     data = write(tmp_path)
     wanted = job(tmp_path, task, data | {"validation": data["train"], "test": data["train"]})
     dataset = load(wanted)
-    load_tested.add(wanted, dataset)
+    add_test(wanted, dataset)
     lines = "\n".join(dataset.notes)
     assert f"{COUNT * TIMES} " in lines
     assert "are also in the training data" in lines or "identical to training" in lines

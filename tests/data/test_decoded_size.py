@@ -16,13 +16,13 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from runtime.data import decoded_size
-from runtime.data.formats import hub_classes, npz_file, parquet_batches, table_file
-from runtime.data.streaming import jsonl_records, tar_index, tar_records
-from runtime.data.streaming.shard import Shard
-from runtime.data.text import text_shards
-from runtime.errors import DataError
-from runtime.pretrained import hub_dataset_files
+from drivetrain.data import decoded_size
+from drivetrain.data.formats import hub_classes, npz_file, parquet_file, table_file
+from drivetrain.data.streaming import jsonl_records, tar_index, tar_records
+from drivetrain.data.streaming.shard import Shard
+from drivetrain.data.text import text_shards
+from drivetrain.errors import DataError
+from drivetrain.pretrained import hub_dataset_files
 from tests.data.streaming import shards
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def zipped(path: Path, compression: int = zipfile.ZIP_DEFLATED, **members: bytes
 
 
 def array(path: Path, name: str = "x") -> np.ndarray:
-    with npz_file.opened(path) as file:
+    with npz_file.open_npz(path) as file:
         return npz_file.member(file, name, path, "data.train")
 
 
@@ -163,7 +163,7 @@ def test_a_parquet_file_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     BOMBS[kind](tmp_path / "bomb.parquet")
-    monkeypatch.setattr(parquet_batches, "batches", lambda *given: pytest.fail("it is decoded"))
+    monkeypatch.setattr(parquet_file, "read_batches", lambda *given: pytest.fail("it is decoded"))
     with pytest.raises(DataError, match="in memory"):
         table_file.read(tmp_path / "bomb.parquet", "data.train")
 
@@ -187,7 +187,7 @@ def test_parquet_tables_that_fit_are_read_as_before(tmp_path: Path) -> None:
     )
     parquet.write_table(content, tmp_path / "a.parquet", row_group_size=7000)
     assert table_file.read(tmp_path / "a.parquet", "data.train").equals(content)
-    two = table_file.read(tmp_path / "a.parquet", "data.train", wanted={"a.b": "x", "text": "y"}, only=True)
+    two = table_file.read(tmp_path / "a.parquet", "data.train", required={"a.b": "x", "text": "y"}, only=True)
     assert two.equals(content.select(["text", "a.b"]))
 
 
@@ -338,8 +338,8 @@ def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
 def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
     levels = "\n".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 12))
     names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
-    assert hub_classes.declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
+    assert hub_classes.read_declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
     merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
     assert hub_dataset_files.header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
     plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
-    assert hub_classes.declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}
+    assert hub_classes.read_declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

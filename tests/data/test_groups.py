@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.data import groups
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
+from drivetrain.data import groups
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
 
 TABLE = "name: t\ntask: tabular-{kind}\ndata: {{train: a.csv, target: {target}, {data}}}\n"
 IMAGES = "name: t\ntask: image-{kind}\ndata: {{train: a.csv, label_column: {target}, image_size: 16, {data}}}\n"
@@ -99,7 +99,7 @@ def test_shares_of_classes_and_of_parts() -> None:
 
 
 def test_a_sample_without_a_group_is_alone() -> None:
-    assert groups.numbered(["a", None, "a", "", None]).tolist() == [0, 1, 0, 2, 3]
+    assert groups.number_groups(["a", None, "a", "", None]).tolist() == [0, 1, 0, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import mixup
-from runtime.data.dataset import Batch, Head
-from runtime.data.mixup import mix, mixed, rectangle
-from runtime.job.data import Cutmix, Mixup
-from runtime.job.images import ImageClassificationJob, ImageJob
+from drivetrain.data import mixup
+from drivetrain.data.dataset import Batch, Head
+from drivetrain.data.mixup import mix, mix_batch, rectangle
+from drivetrain.job.data import Cutmix, Mixup
+from drivetrain.job.images import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 HEADS = {"": Head("", ("a", "b", "c"))}
@@ -41,7 +41,7 @@ def partner_of(values: torch.Tensor, original: torch.Tensor, share: float) -> li
 @pytest.mark.parametrize("shape", [(COUNT, 2, 12, 10), (COUNT, 20, 3), (COUNT, 4)], ids=["images", "windows", "rows"])
 def test_mixup_is_its_formula(step: int, shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-    (inputs,), targets = mixed((x,), {"": labels()}, HEADS, 7, step, Mixup(alpha=0.4, probability=1.0))
+    (inputs,), targets = mix_batch((x,), {"": labels()}, HEADS, 7, step, Mixup(alpha=0.4, probability=1.0))
     y = targets[""]
     assert y.shape == (COUNT, 3)
     assert torch.allclose(y.sum(dim=1), torch.ones(COUNT))
@@ -58,7 +58,7 @@ def test_shares_follow_the_beta_distribution() -> None:
     one = torch.tensor([[0.0], [1.0]])
     shares = []
     for step in range(3000):
-        (inputs,), _ = mixed((one,), {}, HEADS, 0, step, Mixup(alpha=0.4, probability=1.0))
+        (inputs,), _ = mix_batch((one,), {}, HEADS, 0, step, Mixup(alpha=0.4, probability=1.0))
         if float(inputs[0]) > 0:
             # Row 0 is 1 - share; unchanged rows were paired with themselves.
             shares.append(1 - float(inputs[0]))
@@ -71,7 +71,7 @@ def test_shares_follow_the_beta_distribution() -> None:
 @pytest.mark.parametrize("step", range(12))
 def test_cutmix_takes_one_rectangle_and_labels_by_area(step: int) -> None:
     x = torch.arange(COUNT).float().view(-1, 1, 1, 1).expand(COUNT, 1, 12, 10).contiguous()
-    (inputs,), targets = mixed((x,), {"": labels()}, HEADS, 3, step, cutmix=Cutmix(probability=1.0))
+    (inputs,), targets = mix_batch((x,), {"": labels()}, HEADS, 3, step, cutmix=Cutmix(probability=1.0))
     hard = torch.nn.functional.one_hot(labels(), 3).float()
     for i in range(COUNT):
         patch = inputs[i, 0] != i
@@ -98,7 +98,7 @@ def test_rectangle_has_its_area_unless_cut_off(share: float) -> None:
 
 def test_random_numbers_depend_on_seed_and_step_only() -> None:
     def once(seed: int, step: int) -> torch.Tensor:
-        return mixed((images(),), {"": labels()}, HEADS, seed, step, Mixup(), Cutmix())[0][0]
+        return mix_batch((images(),), {"": labels()}, HEADS, seed, step, Mixup(), Cutmix())[0][0]
 
     torch.manual_seed(1)
     first = once(1, 1)
@@ -115,7 +115,8 @@ def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
     spec = kind(probability=probability)
     given = {"mixup": spec} if kind is Mixup else {"cutmix": spec}
     changed = [
-        mixed((images(),), {"": labels()}, HEADS, 0, step, **given)[1][""].is_floating_point() for step in range(1000)
+        mix_batch((images(),), {"": labels()}, HEADS, 0, step, **given)[1][""].is_floating_point()
+        for step in range(1000)
     ]
     assert abs(np.mean(changed) - probability) < 0.06
 
@@ -126,7 +127,9 @@ def test_of_mixup_and_cutmix_one_is_picked_with_equal_probability(monkeypatch: p
     monkeypatch.setattr(mixup, "rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
     mixed_steps = 0
     for step in range(1000):
-        y = mixed((images(),), {"": labels()}, HEADS, 0, step, Mixup(probability=0.5), Cutmix(probability=1.0))[1][""]
+        y = mix_batch((images(),), {"": labels()}, HEADS, 0, step, Mixup(probability=0.5), Cutmix(probability=1.0))[1][
+            ""
+        ]
         mixed_steps += y.is_floating_point()
     assert abs(len(calls) - 500) < 60
     assert abs(mixed_steps - 750) < 60
@@ -140,7 +143,7 @@ def test_targets_of_every_kind() -> None:
     }
     tags, size = torch.rand(COUNT, 2).round(), torch.randn(COUNT, 1)
     given = {"cause": labels(), "tags": tags, "size": size}
-    _, targets = mixed((images(),), given, heads, 0, 4, Mixup(alpha=1.0))
+    _, targets = mix_batch((images(),), given, heads, 0, 4, Mixup(alpha=1.0))
     assert targets["cause"].shape == (COUNT, 3)
     hard = torch.nn.functional.one_hot(labels(), 3).float()
     everything = torch.cat([hard, tags, size], dim=1)
@@ -162,14 +165,14 @@ def test_targets_of_every_kind() -> None:
 
 def test_probabilities_can_be_mixed_again() -> None:
     soft = torch.rand(COUNT, 3)
-    _, targets = mixed((images(),), {"": soft}, HEADS, 0, 1, Mixup(alpha=1.0))
+    _, targets = mix_batch((images(),), {"": soft}, HEADS, 0, 1, Mixup(alpha=1.0))
     assert torch.allclose(targets[""].sum(dim=0), soft.sum(dim=0), atol=1e-5)
     assert not torch.equal(targets[""], soft)
 
 
 def test_several_inputs_are_mixed_with_the_same_pairing() -> None:
     x = torch.rand(COUNT, 5)
-    (a, b), _ = mixed((x, 2 * x), {}, HEADS, 0, 1, Mixup(alpha=1.0))
+    (a, b), _ = mix_batch((x, 2 * x), {}, HEADS, 0, 1, Mixup(alpha=1.0))
     assert torch.allclose(2 * a, b, atol=1e-6)
 
 
@@ -185,7 +188,7 @@ def test_a_job_says_what_is_mixed() -> None:
     assert same.inputs[0] is batch.inputs[0]
     assert torch.equal(same.targets[""], labels())
     found = mix(batch, HEADS, job(mixup={"alpha": 0.4}), 3)
-    (inputs,), targets = mixed(batch.inputs, batch.targets, HEADS, 7, 3, Mixup(alpha=0.4))
+    (inputs,), targets = mix_batch(batch.inputs, batch.targets, HEADS, 7, 3, Mixup(alpha=0.4))
     assert torch.equal(found.inputs[0], inputs)
     assert torch.equal(found.targets[""], targets[""])
     assert np.array_equal(found.ids, batch.ids)

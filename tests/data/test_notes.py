@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.data import notes
+from drivetrain.data import notes
 
 
 def test_a_key_is_not_named_twice() -> None:

@@ -13,26 +13,17 @@ import pyarrow
 import pytest
 import torch
 
-from runtime.data import array_file, one_copy
-from runtime.data.custom import arrays
-from runtime.data.dataset import Dataset, Split
-from runtime.data.load import load
-from runtime.data.one_copy import ArrayHolder
-from runtime.data.sample_data.write import write
-from runtime.distributed.ranks import ALONE
-from runtime.job_spec import load as job_spec
+from drivetrain.data import array_file, one_copy
+from drivetrain.data.custom import arrays
+from drivetrain.data.dataset import Dataset, Split
+from drivetrain.data.load_data import load
+from drivetrain.data.one_copy import ArrayHolder
+from drivetrain.data.sample_data.write import write
+from drivetrain.distributed.ranks import ALONE
+from drivetrain.job_spec import load_job as job_spec
 from tests import ranks_start
+from tests.data.held_arrays import Held
 from tests.paths import ROOT
-
-
-class Held:
-    """Arrays in memory."""
-
-    def __init__(self, *arrays: Any) -> None:
-        self.arrays = arrays
-
-    def change_arrays(self, change: one_copy.Change) -> None:
-        self.arrays = tuple(map(change, self.arrays))
 
 
 def columns() -> tuple[Any, ...]:
@@ -51,9 +42,9 @@ def same(one: Any, two: Any) -> bool:
 
 def shared(first: list[Any], second: list[Any]) -> int:
     """What two processes do, in one: returns the bytes that the second one maps."""
-    handle = one_copy._filled(first, len(one_copy._arrays(first)))
+    handle = one_copy._fill(first, len(one_copy._arrays(first)))
     try:
-        return one_copy._mapped(second, len(one_copy._arrays(second)), handle)
+        return one_copy._map(second, len(one_copy._arrays(second)), handle)
     finally:
         os.close(handle)
 
@@ -143,15 +134,15 @@ def test_what_was_moved_is_free(preload: str) -> None:
         pytest.skip("no tcmalloc beside this Python (make setup)")
     code = """
 import numpy as np
-from runtime.data import one_copy
-from tests.data.test_one_copy import Held
+from drivetrain.data import one_copy
+from tests.data.held_arrays import Held
 def own():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
 lead, follow = (Held(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
 before = own()
-handle = one_copy._filled([lead], 2)
+handle = one_copy._fill([lead], 2)
 between = own()
-one_copy._mapped([follow], 2, handle)
+one_copy._map([follow], 2, handle)
 print(before - between, between - own())
 """
     given = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
@@ -164,9 +155,9 @@ def test_processes_of_a_machine_share() -> None:
     """Rank 2 has other data, so it keeps its own, and nobody waits for it."""
     code = """
 import torch
-from runtime.data import one_copy
-from runtime.data.dataset import Dataset
-from runtime.distributed.ranks import join_ranks
+from drivetrain.data import one_copy
+from drivetrain.data.dataset import Dataset
+from drivetrain.distributed.ranks import join_ranks
 class Held:
     def __init__(self, array):
         self.array = array

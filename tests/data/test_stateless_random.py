@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.data import stateless_random
+from drivetrain.data import stateless_random
 
 
 def test_permutation_is_a_function_of_seed_and_epoch() -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.distributed.batch_digest import digest, number_of
-from runtime.distributed.batch_parts import BatchParts
-from runtime.distributed.ranks import Ranks
+from drivetrain.distributed.batch_parts import BatchParts, digest_batch, hash_samples
+from drivetrain.distributed.ranks import Ranks
 from tests import parts_driver, ranks_start, tiny
 from tests.parts_driver import BATCH, EPOCHS, KILLED, SAMPLES
-from tests.supervisor.test_supervisor import rows
+from tests.supervisor.tiny_run import rows
 
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
@@ -66,7 +65,7 @@ def test_other_numbers_of_processes_train_the_same(
         (row["step"], row["epoch"], sorted(row)) for row in two
     ]
     digests = [[row["batch"] for row in each if "train/loss" in row] for each in (one, two)]
-    assert digests[0] == digests[1] == [digest([number_of(np.array(changed[step]))]) for step in range(STEPS)]
+    assert digests[0] == digests[1] == [digest_batch([hash_samples(np.array(changed[step]))]) for step in range(STEPS)]
     # The network is in float64, what is counted in an evaluation in float32.
     for name, rounding in (("train/loss", 1e-9), ("validation/loss", 1e-6)):
         first, second = ([row[name] for row in each if name in row] for each in (one, two))
@@ -85,16 +84,18 @@ def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
     ids = np.random.default_rng(0).permutation(50_000)[:256].astype(np.int64)
-    whole = digest([number_of(ids)])
+    whole = digest_batch([hash_samples(ids)])
     assert len(whole) == 12
     for cuts in ([], [1], [100, 200], list(range(1, 256))):
         parts = np.split(ids, cuts)
-        assert digest([number_of(part) for part in parts]) == whole
-    assert digest([number_of(ids)] * 3, shared=False) == whole
-    assert digest([number_of(ids[::-1])]) == whole
+        assert digest_batch([hash_samples(part) for part in parts]) == whole
+    assert digest_batch([hash_samples(ids)] * 3, shared=False) == whole
+    assert digest_batch([hash_samples(ids[::-1])]) == whole
     changed, twice = ids.copy(), ids.copy()
     changed[7], twice[7] = 50_000, ids[8]
-    others = [digest([number_of(other)]) for other in (changed, twice, ids[1:], np.append(ids, ids[:1]), ids[:0])]
+    others = [
+        digest_batch([hash_samples(other)]) for other in (changed, twice, ids[1:], np.append(ids, ids[:1]), ids[:0])
+    ]
     assert len({whole, *others}) == 6
 
 
@@ -119,10 +120,10 @@ def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
     whole = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
     batch = next(iter(whole.batches.epoch(0)))
     whole.train_mode()
-    whole.step(whole.prepared(batch, 0), whole.own_parts(len(batch)))
+    whole.step(whole.preprocess(batch, 0), whole.own_parts(len(batch)))
     half = tiny.assembled(tmp_path / "2", tiny.job())
     half.train_mode()
-    half.step(half.prepared(batch.between(0, 8), 0), half.step_seed())
+    half.step(half.preprocess(batch.between(0, 8), 0), half.step_seed())
     one, two = dict(whole.model.named_buffers()), dict(half.model.named_buffers())
     assert len(one) > 2
     for name, value in one.items():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.optimizations import precision
+from drivetrain.optimizations import precision
 from tests import ranks_cases, tiny, trained
 
 LAYOUTS = ["+".join(filter(None, words)) for words in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]

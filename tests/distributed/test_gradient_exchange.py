@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.distributed.gradient_exchange import GradientExchange
-from runtime.distributed.ranks import Ranks
-from runtime.optimizations import exchange_precision
+from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.optimizations import exchange_precision
 from tests import ranks_start, tiny
 from tests.exchange_cases import STEPS
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from runtime.distributed.heartbeat import Heartbeat
+from drivetrain.distributed.heartbeat import Heartbeat
 from tests import ranks_start
 
 START = """
 import os, sys, time, torch
-from runtime.distributed.ranks import join_ranks
+from drivetrain.distributed.ranks import join_ranks
 rank = int(os.environ["DRIVETRAIN_RANK"])
 """
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_ranks import until
 from tests.engine_double import Nodes
 from tests.paths import ROOT
-from tests.supervisor.test_supervisor import command, job, rows, same  # noqa: F401
+from tests.supervisor.tiny_run import command, rows, same
+from tests.waiting import until
 
 KILL_WAIT = 5.0
 """Seconds between the last SIGTERM and SIGKILL; half of what the slow save takes."""
 
 
 @pytest.fixture
-def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:  # noqa: F811
+def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     made = Nodes(job, tmp_path / "nodes", 2, request.param)
     yield made
     made.end()
@@ -31,7 +31,7 @@ def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.parametrize("nodes", [["--set", "train.epochs=4000", "--set", "checkpoint.every=10m"]], indirect=True)
 def test_nobody_ends_before_the_leader_has_saved(nodes: Nodes) -> None:
     """A scheduler that kills all as soon as one has ended: the leader's save takes twice as long as it then waits."""
-    nodes.start({0: {"FAULT": "runtime.training.saver:Saver.final:2:slow"}})
+    nodes.start({0: {"FAULT": "last checkpoint:2:slow"}})
     until(lambda: sum(1 for _ in nodes.ledger()) > 20)
     nodes.signal(signal.SIGTERM)
     until(lambda: any(node.poll() for node in nodes.running))
@@ -59,7 +59,7 @@ LONG = ["--set", "checkpoint.every=50 steps", "--set"]
     ],
     indirect=["nodes"],
 )
-def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread: float) -> None:  # noqa: F811
+def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread: float) -> None:
     """A node is killed at random moments, also while it starts or saves; each that ends is started again, as a pod is."""
     chance, resumed = random.Random(kills), list[float]()
     nodes.start()

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests import nodes
-from tests.distributed.test_ranks import until
-from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+from tests.supervisor.tiny_run import command, rows, same, train
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
 PORT = 29400
@@ -23,7 +23,7 @@ PORT = 29400
 class Cluster:
     """The same job on several machines that share no files."""
 
-    def __init__(self, machines: Sequence[nodes.Node], job: Path, folder: Path) -> None:  # noqa: F811
+    def __init__(self, machines: Sequence[nodes.Node], job: Path, folder: Path) -> None:
         self.machines = machines
         self.homes = [folder / machine.name for machine in machines]
         for home in self.homes:
@@ -61,7 +61,7 @@ def listeners(process: int) -> set[str]:
 
 
 def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(
-    job: Path,  # noqa: F811
+    job: Path,
     tmp_path: Path,
 ) -> None:
     assert train(job, "--set", "limits.processes=2").returncode == 0
@@ -89,7 +89,7 @@ def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["frozen", "cut off", "lossy"])
-def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path, fault: str) -> None:  # noqa: F811
+def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path, fault: str) -> None:
     with nodes.network(3) as machines:
         cluster = Cluster(machines, job, tmp_path)
         started = cluster.start("--set", "train.epochs=100000")

@@ -6,13 +6,12 @@ import ipaddress
 
 import pytest
 
-from runtime.distributed import find_placement, network, world
-from runtime.distributed.find_placement import first_host
-from runtime.distributed.placement import ALONE, Options, Placement, parse_meet
-from runtime.errors import DeviceError, SpecError
-from runtime.hardware.facts import load
-from runtime.job import Job
-from runtime.job.limits import NodeRange
+from drivetrain.distributed import local_processes, placement, world
+from drivetrain.distributed.placement import ALONE, Options, Placement, first_host, parse_meet
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.hardware.facts import load
+from drivetrain.job import Job
+from drivetrain.job.limits import NodeRange
 from tests import tiny
 from tests.paths import ROOT
 
@@ -32,7 +31,7 @@ def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> J
 
 
 def found(environ: dict[str, str], options: Options = ALONE, nodes: int | NodeRange | None = None) -> Placement | None:
-    return find_placement.find(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
+    return placement.find_placement(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_slurm_jobs_have_ports_of_their_own() -> None:
         assert here is not None
         ports.append(here.meet[1])
     assert len(set(ports)) == 20
-    assert all(find_placement.PORTS[0] <= port < find_placement.PORTS[1] for port in ports)
+    assert all(placement.PORTS[0] <= port < placement.PORTS[1] for port in ports)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +134,12 @@ def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
 @pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])
 def test_another_number_of_processes_is_refused(environ: dict[str, str], processes: int) -> None:
     with pytest.raises(SpecError, match=r"limits\.processes: is"):
-        find_placement.find(ALONE, environ, job(processes=processes), "host")
+        placement.find_placement(ALONE, environ, job(processes=processes), "host")
 
 
 def test_an_indexed_job_needs_a_name_for_its_first_pod() -> None:
     with pytest.raises(SpecError, match="headless service"):
-        find_placement.find(ALONE, INDEXED, job(2), "somewhere")
+        placement.find_placement(ALONE, INDEXED, job(2), "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -158,29 +157,29 @@ def test_the_first_host_of_a_list(names: str, first: str) -> None:
 
 
 def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refused_by_others() -> None:
-    real = [a for a in network.addresses() if ":" not in a and not ipaddress.ip_address(a).is_loopback]
+    real = [a for a in local_processes.list_addresses() if ":" not in a and not ipaddress.ip_address(a).is_loopback]
     debian = ("node0", 29500)
 
     def resolve(host: str, port: int) -> list[str]:
         return ["127.0.1.1"]
 
     if len(real) == 1:
-        assert network.own_address(debian, leads=True, resolve=resolve) == real[0]
+        assert local_processes.find_own_address(debian, leads=True, resolve=resolve) == real[0]
     else:
         with pytest.raises(SpecError, match="which says not which network"):
-            network.own_address(debian, leads=True, resolve=resolve)
+            local_processes.find_own_address(debian, leads=True, resolve=resolve)
     with pytest.raises(SpecError, match=r"is 127\.0\.1\.1 on this node, which is the node itself"):
-        network.own_address(debian, leads=False, resolve=resolve)
+        local_processes.find_own_address(debian, leads=False, resolve=resolve)
     if real:
-        assert network.own_address(("x", 1), leads=True, resolve=lambda host, port: [real[0]]) == real[0]
-        assert network.interface(real[0]) not in ("", network.LOOPBACK)
+        assert local_processes.find_own_address(("x", 1), leads=True, resolve=lambda host, port: [real[0]]) == real[0]
+        assert local_processes.find_interface(real[0]) not in ("", local_processes.LOOPBACK)
 
 
 def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
     place = found(TORCHRUN)
     assert place is not None
     machine = load(ROOT / "tests" / "machines" / "a100.json")
-    two = world.shared(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
+    two = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
     assert two.shared_by == 2
     assert world.own_gpus([4, 5], two, place) == [5]
     assert world.own_gpus("none", two, place) == "none"

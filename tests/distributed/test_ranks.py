@@ -7,23 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from runtime.distributed import world
-from runtime.distributed.batch_parts import BatchParts
-from runtime.distributed.ranks import Ranks
-from runtime.errors import SpecError
-from runtime.hardware.facts import load
-from runtime.optimizations import cpu_threads, feature_cache, loader_workers
+from drivetrain.distributed import world
+from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.errors import SpecError
+from drivetrain.hardware.facts import load
+from drivetrain.optimizations import cpu_threads, feature_cache, loader_workers
 from tests import ranks_start, tiny
 from tests.paths import ROOT
 from tests.ranks_driver import UNFREEZE
-from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+from tests.supervisor.tiny_run import command, follower, rows, same, train
+from tests.waiting import until
 
 STEPS, SAMPLES, BATCH = 50, 62, 12
 
@@ -86,7 +86,8 @@ def test_shards_make_up_the_batch(size: int) -> None:
 TOGETHER = ("--set", "limits.processes=2")
 
 
-def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path) -> None:  # noqa: F811
+@pytest.mark.nightly
+def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path) -> None:
     broken = ("--set", "name=broken", "--set", "train.epochs=20")
     running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "broken-001" / "metrics.jsonl"
@@ -109,7 +110,7 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
 @pytest.mark.parametrize(
     "to", ["supervisor", "follower", pytest.param("leader and follower", marks=pytest.mark.nightly)]
 )
-def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> None:  # noqa: F811
+def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> None:
     long = (*TOGETHER, "--set", "train.epochs=400")
     running = subprocess.Popen(command(job, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "tiny-001" / "metrics.jsonl"
@@ -123,21 +124,6 @@ def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> 
     assert running.returncode == 75, error
     assert "saved as" in error
     assert not Path(f"/proc/{other}").exists()
-
-
-def follower(supervisor: int) -> int:
-    """The process that does not lead."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    found = [int(pid) for pid in children if b"ranks/1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(found) == 1
-    return found[0]
-
-
-def until(condition: object, seconds: float = 180.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
@@ -160,7 +146,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
 def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> None:
     machine = load(ROOT / "tests" / "machines" / "a100.json")
     machine = replace(machine, gpus=machine.gpus[:1] * gpus)
-    job = tiny.job()  # noqa: F811
+    job = tiny.job()
     job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
     assert count is None or world.trainers(job, machine) == count
     if count is None:

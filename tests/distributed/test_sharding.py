@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.distributed import sharded_tensor
-from runtime.errors import CheckpointError, RestartSmaller
-from runtime.hardware.facts import load as load_facts
-from runtime.job.workload import Workload
-from runtime.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
-from runtime.training.checkpoints import checkpoint
+from drivetrain.distributed import sharded_tensor
+from drivetrain.errors import CheckpointError, RestartSmaller
+from drivetrain.hardware.facts import load as load_facts
+from drivetrain.job.workload import Workload
+from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
+from drivetrain.training.checkpoints import checkpoint
 from tests import paths, ranks_cases, ranks_start, tiny, trained
-from tests.distributed.test_ranks import follower, until
 from tests.paths import ROOT
-from tests.supervisor.test_supervisor import TEXT, command, images, rows, same, weights
+from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
+from tests.waiting import until
 
 TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
 
@@ -51,6 +51,7 @@ def test_every_task_learns_what_it_learns_with_whole_weights(tmp_path: Path) -> 
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=one)
 
 
+@pytest.mark.nightly
 def test_divided_weights_learn_what_whole_ones_learn(tmp_path: Path) -> None:
     """In float64, with averaged weights, clipping, BatchNorm, a parameter without a dimension and one that is transposed.
 
@@ -123,13 +124,11 @@ def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
     assert rows(calm) == rows(run(job, "killed"))
 
 
-@pytest.mark.parametrize(
-    "where", ["checkpoint:commit", pytest.param("divided_tensors:written", marks=pytest.mark.nightly)]
-)
-def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, where: str) -> None:
-    name = where.split(":")[1]
+@pytest.mark.parametrize("moment", ["commit checkpoint", pytest.param("tensors written", marks=pytest.mark.nightly)])
+def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, moment: str) -> None:
+    name = moment.split()[0]
     words = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
-    fault = os.environ | {"FAULT": f"runtime.training.checkpoints.{where}:4:kill"}
+    fault = os.environ | {"FAULT": f"{moment}:4:kill"}
     died = subprocess.run(words, cwd=ROOT, env=fault, capture_output=True, text=True, timeout=400, check=False)
     assert died.returncode in (8, 137), died.stderr
     folder = run(job, name) / "checkpoints"
@@ -202,6 +201,7 @@ def test_faults_end_as_with_whole_weights(faults: list[dict[str, Any]], fault: s
         assert divided["step"] == whole["step"] + (fault == "signal"), divided["reason"]
 
 
+@pytest.mark.nightly
 def test_memory_that_runs_out_ends_the_process_and_the_others_learn_why(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), "memory, divided@1"]
     ranks_start.ended(words, 2)
@@ -219,6 +219,7 @@ def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: P
     assert "restarting from its last checkpoint with optimize.micro_batch 4" in events
 
 
+@pytest.mark.nightly
 def test_a_folder_that_others_do_not_see_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
     for said in ranks_start.finished(words, 2):

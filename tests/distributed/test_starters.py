@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests import nodes
-from tests.paths import ROOT
-from tests.slurm_cluster import until
-from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+from tests.paths import IMPORTS, ROOT
+from tests.supervisor.tiny_run import command, rows, same, train
+from tests.waiting import until
 
 PORT = 29411
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -26,7 +26,7 @@ ACCELERATE = os.environ.get("DRIVETRAIN_ACCELERATE", "")
 
 
 @pytest.fixture
-def reference(job: Path) -> Path:  # noqa: F811
+def reference(job: Path) -> Path:
     """A run of two processes on one machine, started by our own command."""
     folder = job.parent / "reference"
     done = train(job, "--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(folder))
@@ -34,7 +34,7 @@ def reference(job: Path) -> Path:  # noqa: F811
     return folder / "tiny-001"
 
 
-def module(job: Path, *options: str) -> list[str]:  # noqa: F811
+def module(job: Path, *options: str) -> list[str]:
     """Our command, as a starter takes it that starts Python itself."""
     return command(job, *options)[1:]
 
@@ -54,7 +54,7 @@ def torchrun(machines: Sequence[nodes.Node], words: Sequence[str], folder: Path)
 
 
 @pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
-def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:  # noqa: F811
+def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:
     with nodes.network(2) as machines:
         agents = torchrun(machines, module(job), job.parent)
         told = [agent.wait(180) for agent in agents], (job.parent / "node0.log").read_text()
@@ -68,7 +68,7 @@ def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, refere
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
-def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:  # noqa: F811
+def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:
     """torchrun makes 1 of every exit code; the run folder says what happened, and the same command resumes."""
     job.write_text(job.read_text().replace("epochs: 4", "epochs: 60"))
     folder = job.parent / "reference"
@@ -89,12 +89,12 @@ def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:  # noqa: F81
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not ACCELERATE, reason="DRIVETRAIN_ACCELERATE names no folder with accelerate")
-def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:  # noqa: F811
+def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:
     # With --cpu it starts one process, or mpirun; with --multi_gpu it starts torchrun, on a machine without GPUs, too.
     words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     words += ["--num_machines", "1"]
     words += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(PORT)]
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ACCELERATE}", "HF_HOME": str(job.parent / "hub")}
+    environ = os.environ | {"PYTHONPATH": f"{IMPORTS}:{ACCELERATE}", "HF_HOME": str(job.parent / "hub")}
     done = subprocess.run(
         [sys.executable, *words, *module(job)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import image_contents, project
+from drivetrain.launch import image_contents, project
 
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
 TAG = project.tag()
@@ -96,4 +96,4 @@ def container(cpu_image: str) -> Run:
 def inspect(name: str) -> dict[str, Any]:
     """The engine's own words about a container."""
     out = subprocess.run(["docker", "inspect", name], capture_output=True, text=True, check=True).stdout
-    return json.loads(out)[0]  # type: ignore[no-any-return]
+    return json.loads(out)[0]

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.supervisor.test_supervisor import TEXT, images
+from tests.supervisor.tiny_run import TEXT, images
 
 HARDENED = (
     *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--user=1000:1000"),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch.compose_project import KEEP
+from drivetrain.launch.compose_project import KEEP
 from tests import hub_double, reports
 from tests.docker.conftest import inspect
-from tests.docker.test_launch import checkout, command, remove, trainer
+from tests.docker.launched_checkout import checkout, command, remove, trainer
 from tests.paths import ROOT
 
 TOKEN, PASSWORD, OWN = (f"canary-{word}-7d20c5e1f9" for word in ("token", "password", "own"))
@@ -81,6 +81,7 @@ def _leaks(text: bytes) -> list[str]:
     return [value for value in (TOKEN, PASSWORD, OWN) if value.encode() in text]
 
 
+@pytest.mark.nightly
 def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     project: Path, cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.hardware.device_check import covers
-from runtime.hardware.image_selection import BUILDS
-from runtime.launch import project
+from drivetrain.hardware.device_check import covers
+from drivetrain.hardware.image_selection import BUILDS
+from drivetrain.launch import project
 from tests.docker.conftest import has_client, missing
 from tests.paths import ROOT
 
@@ -76,7 +76,7 @@ def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
     config = json.loads(shown.stdout)[0]["Config"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
     assert config["User"] == "1000:1000"
-    assert config["Entrypoint"] == ["python", "-m", "runtime"]
+    assert config["Entrypoint"] == ["python", "-m", "drivetrain"]
 
 
 def test_c_code_with_pythons_headers_can_be_compiled(word: str) -> None:

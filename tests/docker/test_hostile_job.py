@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CheckpointError
+from drivetrain.errors import CheckpointError
 from tests import mlflow_double, own_job
 from tests.docker.conftest import Run
-from tests.docker.test_launch import checkout, remove
+from tests.docker.launched_checkout import checkout, remove
 from tests.hostile import SECRET, Outside, plant_link, plant_repository, watch_command
 from tests.mlflow_double import MlflowDouble
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main
-from runtime.job_spec.load import load
-from runtime.launch import compose_flags, container_limits, docker_engine, run_in_image
+from drivetrain.cli import main
+from drivetrain.job_spec.load_job import load
+from drivetrain.launch import compose_project, container_limits, docker_engine, run_in_image
+from drivetrain.launch.project import PROJECT
 
 
 def test_sample_data_are_made_in_the_image(
@@ -22,7 +23,7 @@ def test_sample_data_are_made_in_the_image(
     """Files lie where they were asked for and belong to the caller; what the command prints comes through."""
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
-    monkeypatch.chdir(run_in_image.PROJECT)
+    monkeypatch.chdir(PROJECT)
     folder = Path("build") / f"inside-{os.getpid()}"
     try:
         assert main.main(["sample", "table", str(folder), "--size", "50"]) == 0
@@ -40,12 +41,12 @@ def test_the_plan_of_a_host_without_torch_is_that_of_its_container(
 ) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
-    monkeypatch.chdir(run_in_image.PROJECT)
+    monkeypatch.chdir(PROJECT)
     words = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]
     assert main.main(words) == 0
-    limits = compose_flags.flags(container_limits.variables(docker_engine.connect().info(), load(words[1])))
+    limits = compose_project.compose_flags(container_limits.variables(docker_engine.connect().info(), load(words[1])))
     # A new volume is writable, as that of a run is; what earlier runs measured is in another one.
-    folder = ["--volume", f"{run_in_image.PROJECT}:/workspace:ro,z", "--volume", "/cache/compile"]
+    folder = ["--volume", f"{PROJECT}:/workspace:ro,z", "--volume", "/cache/compile"]
     inside = subprocess.run(
         ["docker", "run", "--rm", *limits, "--network", "none", *folder, cpu_image, *words],
         capture_output=True,

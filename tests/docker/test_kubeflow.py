@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.container_nodes import docker, prepared, reference
-from tests.supervisor.test_supervisor import rows, same
+from tests.supervisor.tiny_run import rows, same
 
 PYTHON = os.environ.get("DRIVETRAIN_KUBEFLOW", "")
 pytestmark = [
@@ -28,7 +28,7 @@ name, runtime, folder, kept = sys.argv[1:]
 
 def train():
     import os
-    os.execvp("python", ["python", "-m", "runtime", "train", "/workspace/tiny.yaml", "--runs", "/workspace/runs"])
+    os.execvp("python", ["python", "-m", "drivetrain", "train", "/workspace/tiny.yaml", "--runs", "/workspace/runs"])
 
 def named(spec, trainer, backend):
     spec.setdefault("metadata", {})["name"] = name

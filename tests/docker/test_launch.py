@@ -6,21 +6,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.launch.compose_project import KEEP
+from drivetrain.launch.compose_project import KEEP
 from tests import own_job
 from tests.docker.conftest import inspect
-from tests.docker.test_cpu import copied
+from tests.docker.launched_checkout import checkout, command, containers, name, project, remove, trainer
 from tests.paths import ROOT
 
-NO_TORCH = "import sys; from runtime.cli import main as cli; from runtime.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
+__all__ = ["project"]
+
 JOB = """
 name: tiny
 task: tabular-classification
@@ -30,60 +28,12 @@ optimize: {{measure: off}}
 """
 
 
-def checkout(folder: Path) -> Path:
-    """A clone of today's files."""
-    copied(folder)
-    (folder / "runs").chmod(0o777)
-    return folder
-
-
-@pytest.fixture
-def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
-    folder = checkout(tmp_path / "one" / "drivetrain")
-    yield folder
-    remove(folder)
-
-
-def containers(folder: Path) -> list[str]:
-    """The ids of those of a checkout."""
-    line = ["docker", "ps", "-aq", "--filter", f"name=^{name(folder)}-"]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
-
-
-def remove(folder: Path) -> None:
-    """Remove the containers of a checkout."""
-    for container in containers(folder):
-        subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False)
-
-
-def name(folder: Path, **options: Any) -> str:
-    line = [folder / "scripts" / "project-name"]
-    return subprocess.run(line, capture_output=True, text=True, check=True, **options).stdout.strip()
-
-
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command line of a checkout, on a host without torch."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-c", NO_TORCH, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
 def table(path: Path) -> None:
     rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
     path.write_text("\n".join(["a,b,label", *rows]) + "\n")
 
 
-def trainer(folder: Path, job: str) -> dict[str, Any]:
-    return inspect(f"{name(folder)}-{job}-trainer-1")
-
-
+@pytest.mark.nightly
 def test_what_a_spec_outside_of_the_project_brings(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +65,7 @@ def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> No
     assert "data.train: / is not mounted: it contains more than data" in done.stderr
 
 
+@pytest.mark.nightly
 def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
     """That it was trained here is kept in a volume, so a copy of another's run has nothing to show."""
     folder = project / "own"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch.compose_project import KEEP
+from drivetrain.launch.compose_project import KEEP
 from tests.docker.conftest import SLOWER
-from tests.docker.test_launch import command, project, trainer
+from tests.docker.launched_checkout import command, project, trainer
 
 __all__ = ["project"]
 SOCKET = f"drivetrain-{os.getpid()}"
-LAUNCH = "{python} -m runtime launch jobs/digits.yaml --set train.epochs=2000 --set optimize.measure=off; echo EXIT $?; sleep 600"
+LAUNCH = "{python} -m drivetrain launch jobs/digits.yaml --set train.epochs=2000 --set optimize.measure=off; echo EXIT $?; sleep 600"
 EXPECTED = ("epoch ", "loss ", "accuracy ", "speed ", "CPU ", "memory ")
 
 
@@ -57,7 +57,7 @@ def terminal(project: Path) -> Iterator[Path]:
 
 def test_the_live_view_in_a_terminal(terminal: Path) -> None:
     line = LAUNCH.format(python=sys.executable)
-    where = f"cd {terminal}; export PYTHONPATH=$PWD; unset NO_COLOR; {line}"
+    where = f"cd {terminal}; export PYTHONPATH=$PWD/runtime:$PWD; unset NO_COLOR; {line}"
     tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "30", where)
     narrow = dashboard(until(lambda seen: bool(dashboard(seen))))
     assert 70 < max(map(len, narrow)) < 80
@@ -73,6 +73,7 @@ def test_the_live_view_in_a_terminal(terminal: Path) -> None:
     assert dashboard(last), "the last picture stays"
 
 
+@pytest.mark.nightly
 def test_plain_lines_in_a_pipe(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEEP, "1")
     done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.storage.object_store import ObjectStore
-from runtime.storage.remote_address import parse
-from runtime.supervisor.remote_copy import writer_lock
-from tests.docker.test_launch import NO_TORCH, checkout, containers, name, remove
+from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.remote_address import parse
+from drivetrain.supervisor.remote_copy import writer_lock
+from tests.docker.launched_checkout import NO_TORCH, checkout, containers, name, remove
 from tests.faults import trained
 from tests.object_store import KEY, SECRET, moto
 
@@ -61,7 +61,7 @@ def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", NO_TORCH, *words],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder)},
+            env={**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -159,7 +159,7 @@ def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: No
         assert start(here, job).wait(PATIENT) == 0, log.read_text()
         run = here / "runs/t-001"
         words = [sys.executable, "-c", NO_TORCH, "evaluate", str(run)]
-        environment = {**os.environ, "PYTHONPATH": str(here)}
+        environment = {**os.environ, "PYTHONPATH": f"{here}/runtime:{here}"}
         done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, check=False)
     finally:
         remove(here)

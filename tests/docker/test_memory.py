@@ -9,67 +9,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from tests.docker.conftest import Run
+from tests.docker.limited_run import TEXT, job, train, value
 from tests.paths import ROOT
+from tests.supervisor.tiny_run import weights
+
+__all__ = ["job"]
 
 pytestmark = pytest.mark.cgroup
-TEXT = """
-name: large
-task: image-classification
-data: {train: images.npz, validation: 0.1}
-model: {name: small-cnn, width: 8}
-train: {epochs: 1, steps: 2, batch_size: 64}
-checkpoint: {every: 1 steps}
-optimize: {cpu_threads: 1, measure: off}
-"""
-"""Activations of a whole batch are larger than everything else; few channels of large images take little time."""
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    labels = np.arange(150) % 3
-    images = np.random.default_rng(0).integers(0, 255, (150, 128, 128), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", images=images, labels=labels)
-    (tmp_path / "large.yaml").write_text(TEXT)
-    for folder in (tmp_path, tmp_path / "runs"):
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o777)
-    return tmp_path
-
-
-def train(container: Run, job: Path, memory: int | None, *options: str) -> tuple[int, str]:
-    """Train in a container of so many bytes without swap, with the checkout's own code."""
-    limits = (f"--memory={memory}", f"--memory-swap={memory}") if memory else ()
-    done = container(
-        "train",
-        "/job/large.yaml",
-        "--runs",
-        "/job/runs",
-        *options,
-        options=(*limits, "-v", f"{job}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro"),
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout + done.stderr
 
 
 def result(run: Path) -> dict[str, Any]:
-    return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((run / "result.json").read_text())
 
 
-def value(run: Path, name: str) -> Any:
-    rows = json.loads((run / "plan.json").read_text())["decisions"]
-    return next(row["value"] for row in rows if row["name"] == name)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / "model" / "model.safetensors")
-
-
+@pytest.mark.nightly
 def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     code, log = train(container, job, None)
     assert code == 0, log
@@ -116,8 +73,8 @@ def test_memory_too_small_for_one_sample(container: Run, job: Path) -> None:
 STAND_IN = """
 import json, subprocess, sys
 from pathlib import Path
-from runtime.supervisor import supervisor
-from runtime.supervisor.train_request import TrainRequest
+from drivetrain.supervisor import supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
 
 def train(request, count, environment, forward, run, words=(), place=None):
     plan = json.loads((run.path / "plan.json").read_text())
@@ -125,7 +82,7 @@ def train(request, count, environment, forward, run, words=(), place=None):
     taken = f"taken = b'x' * ({600 if whole else 6} << 20)"
     return abs(subprocess.run([sys.executable, "-S", "-c", taken]).returncode) and 137
 
-supervisor._trainers = train
+supervisor.run_trainers = train
 sets = ("train.epochs=1", "optimize.measure=off")
 sys.exit(supervisor.train(TrainRequest(Path("jobs/digits.yaml"), sets, Path("/job/runs"))))
 """

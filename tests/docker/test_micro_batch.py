@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.docker.conftest import Run
-from tests.docker.test_memory import TEXT, job, train, value, weights
+from tests.docker.limited_run import TEXT, job, train, value
+from tests.supervisor.tiny_run import weights
 
 __all__ = ["job"]
 pytestmark = pytest.mark.cgroup
@@ -20,6 +21,7 @@ headroom, and pages of libraries in use, which the kernel would give up before i
 """
 
 
+@pytest.mark.nightly
 def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     (job / "large.yaml").write_text(LARGE.replace("measure: off", "measure: off, micro_batch: auto"))
     code, log = train(container, job, LIMIT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker.test_cpu import project
+from tests.docker.clone import project
 from tests.paths import ROOT
 
 __all__ = ["project"]

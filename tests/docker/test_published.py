@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import docker_engine, image_contents, project, published_image
-from runtime.system.version import VERSION
+from drivetrain.launch import docker_engine, image_contents, project, published_image
+from drivetrain.system.version import VERSION
 from tests import installed
 
 CONFIG = """
@@ -87,7 +87,7 @@ def small(name: str, **labels: str) -> None:
 
 
 def here() -> dict[str, Any]:
-    return docker_engine.connect().images.get(project.image("cpu")).labels  # type: ignore[no-any-return]
+    return docker_engine.connect().images.get(project.image("cpu")).labels
 
 
 def test_a_published_image_of_this_code_is_pulled(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import docker
-from runtime.launch import docker_engine, engine_traits
-from runtime.launch.compose_project import KEEP
-from tests.docker.test_launch import checkout, command, remove, trainer
+from drivetrain.launch import docker_engine, engine_traits
+from drivetrain.launch.compose_project import KEEP
+from tests.docker.launched_checkout import checkout, command, remove, trainer
 
 RUN = Path("/run/user")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.launch import engine_traits
+from drivetrain.launch import engine_traits
 from tests.docker.conftest import SLOWER
 from tests.paths import ROOT
 

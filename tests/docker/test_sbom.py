@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import project
+from drivetrain.launch import project
 from tests.docker.conftest import has_client, missing
 
 PARTS = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.checkpoints import checkpoint, manifest
+from drivetrain.training.checkpoints import checkpoint, manifest
 from tests.docker.conftest import Run
 from tests.faults import trained
 from tests.paths import ROOT
@@ -72,6 +72,7 @@ def small(job: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(runs)], check=False)
 
 
+@pytest.mark.nightly
 def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> None:
     """A small network trains; one whose checkpoints do not fit twice goes on training and ends with 7; one that does
     not fit at all ends with 7 before its first step. What was saved verifies."""

@@ -12,8 +12,8 @@ import yaml
 
 from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepared, reference
 from tests.launch.cluster_site import IMAGE, ClusterSite
-from tests.slurm_cluster import until
-from tests.supervisor.test_supervisor import rows, same
+from tests.supervisor.tiny_run import rows, same
+from tests.waiting import until
 
 pytestmark = pytest.mark.nightly
 SECTION: dict[str, Any] = {

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests import test_imports
+from tests import module_graph
 from tests.paths import ROOT
 
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
@@ -27,13 +27,13 @@ def exists(path: str) -> bool:
 def code() -> set[str]:
     """Every word of the package and its modules."""
     words: set[str] = set()
-    for path in (ROOT / "runtime").rglob("*.py"):
+    for path in (ROOT / "runtime" / "drivetrain").rglob("*.py"):
         words |= {path.stem, path.parent.name} | set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return words
 
 
 def packages() -> set[str]:
-    return {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
+    return {path.parent.name for path in (ROOT / "runtime" / "drivetrain").glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize(("page", "path"), PATHS)
@@ -49,20 +49,25 @@ def test_every_name_exists() -> None:
 
 
 def test_the_table_has_the_packages_in_their_order() -> None:
-    """From the top down, as tests/test_imports.py allows their imports."""
+    """From the top down, as tests/module_graph.py orders their imports."""
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [name for name in reversed(test_imports.ORDER) if name in packages()]
+    assert rows == [name for name in reversed(module_graph.ORDER) if name in packages()]
 
 
 def test_the_picture_names_every_package() -> None:
-    picture = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("    runtime/ ")[1].split("    tests/")[0]
+    picture = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .split("    runtime/drivetrain/ ")[1]
+        .split("    tests/")[0]
+    )
     lines = [line for line in picture.splitlines() if line.startswith("      ")]
     named = [word for line in lines for word in re.split(r", | {2,}", line.strip()) if word in packages()]
     assert set(named) == packages()
 
 
 def test_names_with_a_file_stand_in_it() -> None:
-    """`BUILDERS` in `runtime/models/builders.py`: the file defines the name."""
+    """`BUILDERS` in `runtime/drivetrain/models/builders.py`: the file defines the name."""
     wrong = []
     for page in PAGES:
         text = " ".join(page.read_text(encoding="utf-8").split())

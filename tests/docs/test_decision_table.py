@@ -1,13 +1,13 @@
-"""The page of decisions is what the program decides today, and it covers what it should."""
+"""The golden file of decisions is what the program decides today, and it covers what it should."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from tests.paths import ROOT
+from tests.paths import GOLDEN, ROOT
 
-PAGE = ROOT / "docs/decisions.md"
+PAGE = GOLDEN / "decisions.md"
 WANTED = {
     "rtx3060-driver550": ("legacy", "bf16", "false"),
     "rtx3060-driver580": ("ampere", "bf16", "false"),
@@ -21,10 +21,10 @@ WANTED = {
 }
 
 
-def test_the_page_is_what_its_command_prints() -> None:
+def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.decision_table", "jobs/digits.yaml", "tests/machines"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert made == PAGE.read_text(encoding="utf-8"), "make it again: the command stands on top of the page"
+    assert made == PAGE.read_text(encoding="utf-8"), "run `make golden`"
 
 
 def test_every_machine_has_its_row_and_its_reasons() -> None:

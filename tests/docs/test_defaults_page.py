@@ -1,4 +1,4 @@
-"""The page of defaults is what the program decides today; every setting and every class of chip is on it."""
+"""The golden file of defaults is what the program decides today; every setting and every class of chip is in it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import subprocess
 import sys
 
 from docs.generate.defaults_page import EVIDENCE
-from runtime import optimizations
-from runtime.hardware import facts
-from runtime.plan.chip_profiles import profile
-from tests.paths import MACHINES, ROOT
+from drivetrain import optimizations
+from drivetrain.hardware import facts
+from drivetrain.plan.chip_profiles import profile
+from tests.paths import GOLDEN, MACHINES, ROOT
 
-PAGE = ROOT / "docs/defaults.md"
+PAGE = GOLDEN / "defaults.md"
 
 
-def test_the_page_is_what_its_command_prints() -> None:
+def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.defaults_page", "tests/machines"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert made == PAGE.read_text(encoding="utf-8"), "make it again: the command stands on top of the page"
+    assert made == PAGE.read_text(encoding="utf-8"), "run `make golden`"
 
 
 def test_every_setting_has_every_recorded_class_once_or_more() -> None:
@@ -34,4 +34,4 @@ def test_evidence_is_of_settings_that_exist_and_its_pages_too() -> None:
     assert set(EVIDENCE) <= {one.name for one in optimizations.every()}
     for text in EVIDENCE.values():
         for link in re.findall(r"\]\(([^)#]+)\)", text):
-            assert (ROOT / "docs" / link).exists(), link
+            assert (PAGE.parent / link).exists(), link

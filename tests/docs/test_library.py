@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
-import runtime
-from runtime.job.embedded import EmbeddedTrain
+import drivetrain
+from drivetrain.job.embedded import EmbeddedTrain
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -20,13 +20,13 @@ def named(section: str) -> set[str]:
 
 
 def test_every_parameter_of_train_is_on_the_page() -> None:
-    parameters = set(inspect.signature(runtime.train).parameters) - {"settings"}
+    parameters = set(inspect.signature(drivetrain.train).parameters) - {"settings"}
     assert named("Parameters") == parameters | set(EmbeddedTrain.model_fields)
 
 
 def test_every_value_that_a_callback_is_told_is_on_the_page() -> None:
-    assert named("Callbacks") == set(runtime.TrainingInfo.__dataclass_fields__)
+    assert named("Callbacks") == set(drivetrain.TrainingInfo.__dataclass_fields__)
 
 
 def test_every_parameter_of_prepare_is_on_the_page() -> None:
-    assert named("A loop of your own") == set(inspect.signature(runtime.prepare).parameters)
+    assert named("A loop of your own") == set(inspect.signature(drivetrain.prepare).parameters)

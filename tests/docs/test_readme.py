@@ -73,7 +73,7 @@ def test_the_figures_are_the_same_in_both() -> None:
 
 
 def test_every_command_of_the_program_is_in_the_table() -> None:
-    from runtime.cli.arguments import parser
+    from drivetrain.cli.arguments import parser
 
     (choices,) = [action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
     table = " ".join(row[0] for row in rows(ENGLISH))

@@ -47,14 +47,20 @@ def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str, list[dict[str, Any]]]) -> None:
     address, seen = receiver
     page = (ROOT / "docs" / "adding-a-tracker.md").read_text()
-    shutil.copytree(ROOT / "runtime", tmp_path / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "runtime/tracking/servers/webhook.py").write_text(page.split("```python\n")[1].split("```")[0])
+    shutil.copytree(
+        ROOT / "runtime" / "drivetrain",
+        tmp_path / "runtime" / "drivetrain",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (tmp_path / "runtime/drivetrain/tracking/servers/webhook.py").write_text(
+        page.split("```python\n")[1].split("```")[0]
+    )
     job = trained.written(tmp_path / "job", epochs="2")
     job.write_text(job.read_text() + f"track: {{server: webhook, address: '{address}', experiment: mine}}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs")],
+        [sys.executable, "-m", "drivetrain", "train", str(job), "--runs", str(job.parent / "runs")],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,
@@ -99,7 +105,11 @@ def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, told: str) -
     job = trained.written(tmp_path)
     job.write_text(job.read_text() + f"track: {text}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "validate", str(job)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "drivetrain", "validate", str(job)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert told in done.stderr

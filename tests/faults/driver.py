@@ -2,17 +2,15 @@
 
     python -m tests.faults.driver train JOB ...    is `drivetrain train JOB ...`
 
-LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
-of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
-`twice` sends two; `SIGUSR1@supervisor`, `@trainer` or
-`@both` sends that signal; `slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how
-long a writer of a remote copy may be silent. Nothing of this is part of the
-product.
+LEDGER=FILE keeps which samples each step was given. FAULT=moment:number:action does something when a moment of
+`drivetrain.system.fault_points` comes for the n-th time, in the process whose moment it is: `term` sends SIGTERM to the
+supervisor, `kill` kills the trainer, `twice` sends two; `SIGUSR1@supervisor`, `@trainer` or `@both` sends that signal;
+`slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how long
+a writer of a remote copy may be silent. Nothing of this is part of the product.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -22,8 +20,16 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from drivetrain.system import fault_points
+
+LAST_STEPS = "last steps"
+"""The fault of a SIGTERM while the trainer's interpreter ends."""
+COMPILING = "compile graph"
+SUPERVISED = ("detect", "first attempt", "report")
+"""Moments of the process that supervises; the others are the trainer's."""
+TRAINED = (*(name for name in get_args(fault_points.Moment) if name not in SUPERVISED), COMPILING)
 PAUSE = 0.5
 """Seconds that the call waits after a signal: that is when it meets the process."""
 SLOW = 10.0
@@ -31,60 +37,38 @@ SLOW = 10.0
 
 
 def main() -> int:
-    if sys.argv[1] == "trainer":
-        return trainer(sys.argv[2:])
-    from runtime.cli import main
-    from runtime.supervisor import supervisor
+    if os.sep in sys.argv[1]:  # the supervisor calls its trainer with the run folder; a command is a word
+        return trainer(sys.argv[1:])
+    from drivetrain.cli import main
+    from drivetrain.supervisor import supervisor
 
-    plain = supervisor._command
-
-    def command(*given: Any) -> list[str]:
-        words = plain(*given)
-        assert words[1:3] == ["-m", "runtime.supervisor.trainer_process"]
-        return [words[0], "-m", "tests.faults.driver", "trainer", *words[3:]]
-
-    supervisor._command = command
+    supervisor.TRAINER = "tests.faults.driver"
     if stale := os.environ.get("STALE"):
-        from runtime.supervisor.remote_copy import writer_lock
+        from drivetrain.supervisor.remote_copy import writer_lock
 
-        writer_lock.STALE = float(stale)
-    install("runtime.supervisor.supervisor")
+        writer_lock.STALE_SECONDS = float(stale)
+    fault_points.listener = Faults(os.environ.get("FAULT", ""), SUPERVISED)
     return main.main()
 
 
 def trainer(arguments: list[str]) -> int:
-    from runtime.supervisor import preemption, trainer_process
-    from runtime.training import loop
-    from runtime.training.evaluation import metrics  # noqa: F401
-    from runtime.tuning import tuner
+    from drivetrain.supervisor import preemption, trainer_process
+    from drivetrain.training.evaluation import metrics  # noqa: F401
+    from drivetrain.tuning import tuner
 
-    preemption.EVERY = 0.05
+    preemption.POLL_SECONDS = 0.05
     tuner.FULL, tuner.COMPILING = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
-    if path := os.environ.get("LEDGER"):
-        loop._advance = witnessed(loop._advance, Path(path))
-    install("")
+    fault = os.environ.get("FAULT", "")
+    if fault == LAST_STEPS:
+        sys.modules[fault] = Last(fault)
+    if fault.startswith(COMPILING):
+        from torch._inductor.graph import GraphLowering
+
+        GraphLowering.codegen = announced(GraphLowering.codegen)  # type: ignore[method-assign]
+    ledger = os.environ.get("LEDGER")
+    fault_points.listener = Faults(fault, TRAINED, Ledger(Path(ledger)) if ledger else None)
     return trainer_process.main()
-
-
-def install(only: str) -> None:
-    """Hook the fault in if it is one for this process."""
-    text = os.environ.get("FAULT", "")
-    if text == "last steps" and not only:
-        sys.modules["last steps"] = Last("last steps")
-        return
-    if (
-        not text
-        or text == "last steps"
-        or text.startswith("runtime.supervisor.supervisor:") != (only == "runtime.supervisor.supervisor")
-    ):
-        return
-    module, name, number, action = text.split(":")
-    owner: Any = importlib.import_module(module)
-    *path, last = name.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    setattr(owner, last, faulty(getattr(owner, last), int(number), action))
 
 
 class Last(types.ModuleType):
@@ -94,16 +78,36 @@ class Last(types.ModuleType):
         kill(own, 15)
 
 
-def faulty(plain: Callable[..., Any], number: int, action: str) -> Callable[..., Any]:
-    calls = [0]
+class Faults:
+    """Acts when a moment comes for the n-th time; it listens to the moments of its process only."""
 
-    def wrapped(*given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == number:
-            act(action)
-        return plain(*given, **named)
+    def __init__(self, fault: str, moments: tuple[str, ...], ledger: Ledger | None = None) -> None:
+        self.moment, self.number, self.action = ("", 0, "")
+        self.ledger, self.count = ledger, 0
+        if fault and fault != LAST_STEPS:
+            self.moment, number, self.action = fault.split(":")
+            self.number = int(number)
+            assert self.moment in (*SUPERVISED, *TRAINED), f"there is no moment {self.moment!r}"
+        self.listens = self.moment in moments
 
-    return wrapped
+    def __call__(self, moment: str, *subjects: Any) -> None:
+        if self.ledger and moment == "batch":
+            self.ledger.note(*subjects)
+        if self.listens and moment == self.moment:
+            self.count += 1
+            if self.count == self.number:
+                act(self.action)
+
+
+def announced(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch's that announces its calls as moments."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        assert fault_points.listener is not None
+        fault_points.listener(COMPILING)
+        return plain(*arguments, **named)
+
+    return call
 
 
 def act(action: str) -> None:
@@ -127,21 +131,21 @@ def act(action: str) -> None:
         time.sleep(PAUSE)
 
 
-def witnessed(plain: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """`loop._advance` that first notes the samples it is given, having looked whether the inputs are really theirs."""
-    import torch
+class Ledger:
+    """The file that says which samples each step was given, once it is clear that the inputs are theirs."""
 
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def advance(run: Any, batch: Any, *given: Any) -> Any:
-        if batch is not None:
-            theirs = run.dataset.train.gather(batch.ids)
-            assert all(torch.equal(one, two) for one, two in zip(batch.inputs, theirs, strict=True))
-            row = {"epoch": run.counters.epoch, "batch": run.counters.batch, "ids": batch.ids.tolist()}
-            os.write(handle, (json.dumps(row) + "\n").encode())
-        return plain(run, batch, *given)
+    def note(self, run: Any, batch: Any) -> None:
+        import torch
 
-    return advance
+        if batch is None:
+            return
+        expected = run.dataset.train.gather(batch.ids)
+        assert all(torch.equal(one, two) for one, two in zip(batch.inputs, expected, strict=True))
+        row = {"epoch": run.counters.epoch, "batch": run.counters.batch, "ids": batch.ids.tolist()}
+        os.write(self.handle, (json.dumps(row) + "\n").encode())
 
 
 if __name__ == "__main__":

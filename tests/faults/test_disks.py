@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.training import saver, train
-from runtime.training.checkpoints import checkpoint
+from drivetrain.errors import StorageError
+from drivetrain.training import saver, train
+from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
 
@@ -71,6 +71,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
 
 
+@pytest.mark.nightly  # a minute; errors at some writes are in the tests below
 def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:
     assert min(outcomes(tmp_path, 5).values()) > 3
 

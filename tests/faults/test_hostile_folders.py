@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.commands import COMMANDS
-from runtime.errors import CheckpointError
+from drivetrain.cli.commands import COMMANDS
+from drivetrain.errors import CheckpointError
 from tests import mlflow_double
 from tests.hostile import LINKS, SECRET, Done, Outside, is_plain, plant_link, watch_command, write_code_job, write_job
 from tests.mlflow_double import MlflowDouble
@@ -41,6 +41,7 @@ JOB_COMMANDS = {
     "convert": ["convert", "weights.pt"],
     "memory": ["memory", "job.yaml", "--output", "memory"],
     "find-lr": ["find-lr", "job.yaml", "--output", "rates", "--steps", "20"],
+    "baseline": ["baseline", "job.yaml", "--seconds", "20"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
     "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],

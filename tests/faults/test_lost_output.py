@@ -17,7 +17,7 @@ import pytest
 from tests.faults import trained
 from tests.paths import ROOT
 
-LOST = "runtime.training.loop:_record_evaluation:1"
+LOST = "record evaluation:1"
 """When the loss happens, or a signal arrives."""
 
 

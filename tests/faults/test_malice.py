@@ -25,14 +25,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.images import npz_images
-from runtime.data.images.label_form import LabelForm
-from runtime.errors import CheckpointError, DataError, DrivetrainError, SpecError
-from runtime.models import saved_model
-from runtime.pretrained import folder as pretrained_folder
-from runtime.system.files import read_json, sha256, write_json
-from runtime.training.checkpoints import checkpoint, run_state
-from runtime.training.checkpoints.manifest import MANIFEST
+from drivetrain.data.images import npz_images
+from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError
+from drivetrain.models import saved_model
+from drivetrain.pretrained import folder as pretrained_folder
+from drivetrain.system.files import read_json, sha256, write_json
+from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests import tiny
 
 MOST = 500 << 20
@@ -347,7 +347,7 @@ def array(shape: tuple[int, ...], kind: str = "|u1", data: bytes = b"") -> bytes
     """An .npy whose header says what its data need not hold."""
     kept = io.BytesIO()
     header = {"descr": kind, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(kept, header)  # type: ignore[arg-type]
+    np.lib.format.write_array_header_1_0(kept, header)
     return kept.getvalue() + data
 
 

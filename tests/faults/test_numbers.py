@@ -16,14 +16,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.errors import NumericsError
-from runtime.models import safetensors_file
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint
-from runtime.training.saver import Saver
+from drivetrain.errors import NumericsError
+from drivetrain.models import safetensors_file
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.test_nonfinite import Still, nan_gradient, nan_input, rows
+from tests.training.hooked_run import Still, nan_gradient, nan_input, rows
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_NUMBERS", "200"))
 STEPS = 12
@@ -67,9 +67,9 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         return None
 
     made.model.register_forward_pre_hook(hook)
-    step, skipped = made.step.__class__.computed, made.numerics.skipped
+    step, skipped = made.step.__class__.compute_gradients, made.numerics.skipped
 
-    def computed(self: Any, batch: Any, seed: int) -> Any:
+    def compute_gradients(self: Any, batch: Any, seed: int) -> Any:
         before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
         return step(self, batch, seed)
 
@@ -80,7 +80,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         )
         skipped(*given)
 
-    watched = type("Watched", (made.step.__class__,), {"computed": computed})
+    watched = type("Watched", (made.step.__class__,), {"compute_gradients": compute_gradients})
     object.__setattr__(made.step, "__class__", watched)
     made.numerics.skipped = unmoved  # type: ignore[method-assign]
 

@@ -62,7 +62,7 @@ def test_choices(tmp_path: Path, name: str, cap: str, threads: int) -> None:
         f"{JOBS[name]}\n{train}\n".replace("optimize: {", f"optimize: {{cpu_threads: {threads}, ")
     )
     done = heap.run(
-        ["runtime", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")],
+        ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")],
         heap.environment(cap, threads),
     )
     if done.returncode == 2 and "optimize.precision" in done.stderr:

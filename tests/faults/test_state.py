@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import CheckpointError, NumericsError
-from runtime.job.train import Fp16
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint, optimizer_state, run_state
-from runtime.training.grad_scaler import Scaler
-from runtime.training.saver import Saver
+from drivetrain.errors import CheckpointError, NumericsError
+from drivetrain.job.train import Fp16
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run
+from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.test_nonfinite import Still
+from tests.training.hooked_run import Still
 
 TIMES = {"counters.seconds"}
 """Not part of the promise: how long a run took differs from run to run."""
@@ -123,7 +123,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
 def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
     found = {
         "model": dict(made.model.state_dict()),
-        "optimizer": optimizer_state.optimizer_tensors(made.model, made.optimizer),
+        "optimizer": run_state.optimizer_tensors(made.model, made.optimizer),
     }
     return found | ({"ema": dict(made.ema.average)} if made.ema else {})
 

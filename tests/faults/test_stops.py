@@ -18,21 +18,21 @@ from tests.faults import trained
 GRACE = 8.0
 """Seconds; engines give ten before they kill."""
 PHASES = {
-    "detect": "runtime.supervisor.supervisor:detect:1",
-    "plan written": "runtime.supervisor.supervisor:_attempts:1",
-    "data": "runtime.data.load:load:1",
-    "assemble": "runtime.training.run:assemble:1",
-    "trial save": "runtime.models.safetensors_file:write:1",
-    "gradients": "runtime.training.step:Step._gradients:20",
-    "update": "runtime.training.step:Step._update:20",
-    "middle of a save": "runtime.models.safetensors_file:write:8",
-    "rename of a save": "runtime.training.checkpoints.checkpoint:_put:4",
-    "removal of a save": "runtime.training.checkpoints.retention:prune:4",
-    "evaluation": "runtime.training.evaluation.metrics:MetricAccumulator.add:3",
-    "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
-    "last save": "runtime.training.saver:Saver.final:2",
-    "artifact": "runtime.models.saved_model:commit:1",
-    "report": "runtime.supervisor.supervisor:RunLifecycle.report:1",
+    "detect": "detect:1",
+    "plan written": "first attempt:1",
+    "data": "load data:1",
+    "assemble": "assemble:1",
+    "trial save": "write tensors:1",
+    "gradients": "gradients:20",
+    "update": "update:20",
+    "middle of a save": "write tensors:8",
+    "rename of a save": "rename checkpoint:4",
+    "removal of a save": "remove checkpoints:4",
+    "evaluation": "evaluation batch:3",
+    "evaluation recorded": "record evaluation:3",
+    "last save": "last checkpoint:2",
+    "artifact": "commit model:1",
+    "report": "report:1",
 }
 SHORT = {"epochs": "4"}
 
@@ -91,11 +91,12 @@ def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Pat
     go_on(job, calm)
 
 
+@pytest.mark.nightly
 def test_notices_of_a_scheduler(tmp_path: Path, calm: Path) -> None:
     """It sends them to the command, to all processes of a job, or the kernel to the one that computes."""
     job = trained.written(tmp_path, **SHORT)
     for notice in ("SIGUSR1@supervisor", "SIGUSR2@both", "SIGXCPU@trainer"):
-        text = trained.finish(job, expected=75, FAULT=f"runtime.training.step:Step._gradients:4:{notice}")
+        text = trained.finish(job, expected=75, FAULT=f"gradients:4:{notice}")
         assert f"stopped by {notice.partition('@')[0]} (" in text
         assert f"saved as {trained.run(job)}/checkpoints/step-" in text
     go_on(job, calm)
@@ -136,7 +137,7 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
     job = trained.written(tmp_path / "job", **SHORT)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     for number in (1, 2):
-        fault = f"torch._inductor.graph:GraphLowering.codegen:{number}:term"
+        fault = f"compile graph:{number}:term"
         text = trained.finish(job, *COMPILED, expected=75, FAULT=fault, **cache)
         assert "stopped by SIGTERM" in text
         assert "compile failed" not in text
@@ -147,9 +148,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
 
 
 MEASURING = {
-    "tune": ("runtime.tuning.tuner:Variant.step:6", "optimize.measure=full"),
-    "pairs of tune": ("runtime.tuning.tuner:compare:1", "optimize.measure=full"),
-    "search": ("runtime.tuning.memory.size_search:SizeSearch._step:2", "optimize.micro_batch=auto"),
+    "tune": ("tuner step:6", "optimize.measure=full"),
+    "pairs of tune": ("compare variants:1", "optimize.measure=full"),
+    "search": ("size search step:2", "optimize.micro_batch=auto"),
 }
 """What measures before the first step, and how a job asks for it."""
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import DeviceError
-from runtime.system import torch_errors
-from runtime.training.checkpoints import checkpoint
+from drivetrain.errors import DeviceError
+from drivetrain.system import torch_errors
+from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
-from tests.training.test_saver import needs_strace
+from tests.system_calls import needs_strace
 
 SHORT = {"epochs": "4"}
 
@@ -32,7 +32,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> None:
     """Saves by time and the time limit go by the clock that nobody can set; bits by none."""
     job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"runtime.training.loop:_step:10:{way}")
+    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"step:10:{way}")
     assert f"fault: {way}" in text
     assert trained.differences(calm, trained.run(job)) == []
     result = trained.read(trained.run(job), "result.json")
@@ -43,7 +43,7 @@ def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> No
 def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     """Exit 9 with the last checkpoint as it was, and no other attempt by ourselves."""
     job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, expected=9, FAULT="runtime.training.loop:_step:20:device")
+    text = trained.finish(job, expected=9, FAULT="step:20:device")
     assert "the GPU has failed: CUDA error: unspecified launch failure" in text
     assert "the last checkpoint is untouched" in text
     assert text.count("parameters are trainable") == 1
@@ -89,10 +89,8 @@ def test_memory_that_runs_out_outside_of_torchs_allocator_is_memory(text: str) -
 def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> None:
     """None, then two, then one: prefetched batches and the workers' own draws are nothing that must be kept."""
     job = trained.written(tmp_path, **SHORT)
-    trained.finish(job, expected=75, FAULT="runtime.training.step:Step._update:10:term")
-    trained.finish(
-        job, "--set", "optimize.loader_workers=2", expected=75, FAULT="runtime.training.step:Step._update:8:term"
-    )
+    trained.finish(job, expected=75, FAULT="update:10:term")
+    trained.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="update:8:term")
     trained.finish(job, "--set", "optimize.loader_workers=1")
     assert trained.differences(calm, trained.run(job)) == []
     assert trained.ledger_faults(job) == []
@@ -119,7 +117,7 @@ def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
 def test_no_connection_is_tried(tmp_path: Path) -> None:
     """With local data neither a whole run nor a resumed one asks the network for anything."""
     job = trained.written(tmp_path, **SHORT)
-    for number, fault in enumerate(("runtime.training.step:Step._update:10:term", "")):
+    for number, fault in enumerate(("update:10:term", "")):
         record = tmp_path / f"calls-{number}"
         watched = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "--seccomp-bpf", "-o", str(record)]
         environment = {**trained.surroundings(job), "FAULT": fault}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import multiprocessing
 import os
@@ -20,12 +19,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.loader import workers
-from runtime.data.loader.batches import Batches, in_order
-from runtime.data.loader.workers import WorkerSettings
-from runtime.data.stateless_random import Ids
-from runtime.errors import PeerError
-from runtime.system.signals import WATCHED
+from drivetrain.data.loader import workers
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.loader.workers import WorkerSettings
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import PeerError
+from drivetrain.system.signals import WATCHED
 from tests import tiny
 
 
@@ -67,7 +66,7 @@ GROUPS = [np.arange(i, i + 2) for i in range(0, 20, 2)]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "POLL", 1)
+    monkeypatch.setattr(workers, "POLL_SECONDS", 1)
 
 
 def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str]) -> list[torch.Tensor]:
@@ -107,7 +106,7 @@ def test_after_repeated_worker_deaths_the_trainer_prepares_batches_itself(tmp_pa
     said: list[str] = []
     items = prepared(tmp_path, kill, 10**6, said)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
-    assert len(said) == workers.STARTS
+    assert len(said) == workers.MAX_STARTS
     assert "from now on the main process prepares the batches" in said[-1]
 
 
@@ -115,7 +114,7 @@ def test_repeated_hangs_end_the_run(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(PeerError, match="loader workers hung 3 times"):
         prepared(tmp_path, stop, 10**6, said)
-    assert len(said) == workers.STARTS
+    assert len(said) == workers.MAX_STARTS
 
 
 def test_a_killed_worker_does_not_raise_inside_the_trainer(tmp_path: Path) -> None:
@@ -223,27 +222,15 @@ def test_an_item_that_cannot_be_sent_is_no_hang(capfd: pytest.CaptureFixture[str
     said: list[str] = []
     items = list(WorkerSettings(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
-    assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.STARTS
+    assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.MAX_STARTS
     assert "RuntimeError: cannot be pickled" in capfd.readouterr().err
 
 
 SMALL = """
 import sys
-from tests.faults.test_workers import small_shm
+from tests.small_shm import small_shm
 small_shm(sys.argv[1])
 """
-
-
-def small_shm(asked: str) -> None:
-    """In a process with 32 MiB of /dev/shm: an evaluation whose batches take 24 MiB, with workers as planned or capped."""
-    made = tiny.assembled(Path(asked), tiny.job())
-    split = tiny.Arrays(torch.zeros(64, 1, 512, 768), torch.zeros(64).long())
-    made.dataset = dataclasses.replace(made.dataset, validation=split)
-    made.batches.workers = 2
-    made.batches.tell = lambda text: print("told:", text)
-    for count, crew in ((16, made.batches.workers_for(split, 16)), (1, made.batches.workers_for(split, 1)), (16, 2)):
-        samples = sum(len(batch) for batch in in_order(split, count, workers=crew, tell=made.batches.tell))
-        print("workers", crew, "samples", samples)
 
 
 def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import nvidia
+from drivetrain.hardware import nvidia
 from tests.conftest import SHOWN
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.gpu.conftest import environment
@@ -35,7 +37,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "runtime", *words]
+    return [sys.executable, "-m", "drivetrain", *words]
 
 
 def drivetrain(*words: str, code: int = 0) -> str:
@@ -122,8 +124,11 @@ def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
     )
     wait(lambda: any(runs.glob("*/checkpoints/step-[1-9]*/MANIFEST.json")) or process.poll() is not None)
     assert process.poll() is None, "it ended before it could be killed"
+    family = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGKILL)
-    subprocess.run(["pkill", "-9", "-f", str(runs)], check=False)
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     process.wait()
 
 

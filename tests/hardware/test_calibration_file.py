@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import calibration_file, facts
-from runtime.hardware.calibration import Probe
-from runtime.hardware.facts import Hardware
+from drivetrain.hardware import calibration_file, facts
+from drivetrain.hardware.calibration import Probe
+from drivetrain.hardware.facts import Hardware
 from tests import calibrated, paths
 
 
@@ -32,9 +32,9 @@ def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPa
     known = calibrated.machine(machine, calibrated.probes(1.5))
     assert calibration_file.load(machine) == (known.calibration, None)
     monkeypatch.setenv(calibration_file.SWITCH, "on")
-    assert calibration_file.attached(machine) == known
+    assert calibration_file.attach(machine) == known
     monkeypatch.setenv(calibration_file.SWITCH, "off")
-    assert calibration_file.attached(machine) == machine
+    assert calibration_file.attach(machine) == machine
 
 
 def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
@@ -78,7 +78,7 @@ def folder(file: Path) -> None:
 @pytest.mark.parametrize("damage", [truncated, binary, listed, newer, not_a_number, folder])
 def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
     file = stored(machine)
-    damage(file)  # type: ignore[operator]
+    damage(file)
     found, wrong = calibration_file.load(machine)
     assert found is None
     assert wrong is not None
@@ -107,7 +107,7 @@ def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
     ],
 )  # fmt: skip
 def test_it_holds_for_one_chip_limit_and_version(machine: Hardware, other: object) -> None:
-    assert calibration_file.key(other(machine)) != calibration_file.key(machine)  # type: ignore[operator]
+    assert calibration_file.key(other(machine)) != calibration_file.key(machine)
     used = replace(machine, memory=replace(machine.memory, used=machine.memory.used + 1))
     assert calibration_file.key(used) == calibration_file.key(machine)
 
@@ -120,7 +120,7 @@ def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hard
     assert found is not None
 
     def nearest(size: int) -> tuple[Probe, ...]:
-        return found.nearest("precision", "linear", size)  # type: ignore[union-attr]
+        return found.nearest("precision", "linear", size)
 
     assert nearest(1) == nearest(50_000) == (narrow,)
     assert nearest(200_000) == nearest(10_000_000) == (wide,)

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup import CgroupLimits, oom_kills, peak_memory, read_limits
-from runtime.hardware.cgroup_usage import ProcessCgroup, is_killed_as_one
-from runtime.hardware.kernel_file import parse_cpu_list, parse_number
+from drivetrain.hardware.cgroup import (
+    CgroupLimits,
+    ProcessCgroup,
+    is_killed_as_one,
+    oom_kills,
+    peak_memory,
+    read_limits,
+)
+from drivetrain.hardware.kernel_file import parse_cpu_list, parse_number
 from tests.recorded import plant, write
 
 MIB = 2**20

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup import read_limits
-from runtime.hardware.cpu import cpu_budget, read_cpu
-from runtime.hardware.facts import Cpu
+from drivetrain.hardware.cgroup import read_limits
+from drivetrain.hardware.cpu import cpu_budget, read_cpu
+from drivetrain.hardware.facts import Cpu
 from tests.recorded import plant, write
 
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/{}"

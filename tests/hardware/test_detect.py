@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import facts
-from runtime.hardware.detect import detect
+from drivetrain.hardware import facts
+from drivetrain.hardware.detect import detect
 from tests.recorded import plant, write
 
 HOSTS = "92 72 254:0 /var/lib/engine/hosts /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
@@ -113,7 +113,7 @@ def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
 def test_detect_loads_no_torch_and_no_nvml_without_a_driver(tmp_path: Path) -> None:
     """Planted: a root without a driver, whatever the machine under the test has."""
     code = (
-        "import sys; from pathlib import Path; from runtime.hardware.detect import detect\n"
+        "import sys; from pathlib import Path; from drivetrain.hardware.detect import detect\n"
         f"detect(Path('.'), Path({str(tmp_path)!r}), environ={{}})\n"
         "print(sorted({'torch', 'pynvml', 'numpy', 'pydantic', 'rich', 'subprocess'} & set(sys.modules)))"
     )

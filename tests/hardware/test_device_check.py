@@ -10,40 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.errors import DeviceError
-from runtime.hardware import device_check, facts, gpu_selection, image_selection
-from runtime.hardware.facts import Gpu, Hardware, Torch
-from runtime.hardware.software import read_architectures
-from runtime.inference import thread_limits
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.plan import plan
+from drivetrain.errors import DeviceError
+from drivetrain.hardware import device_check, facts, gpu_selection, image_selection
+from drivetrain.hardware.facts import Gpu, Torch
+from drivetrain.hardware.software import read_architectures
+from drivetrain.inference import thread_limits
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.plan import plan
+from tests.hardware.checked_machines import AMPERE, CPU, card, machine, with_gpus
 from tests.paths import ROOT
 
-GIB = 2**30
-AMPERE = Torch(
-    version="2.13.0+cu130", cuda="13.0", architectures=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-)
 LEGACY = Torch(
     version="2.7.1+cu126", cuda="12.6", architectures=("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 )
-CPU = Torch(version="2.13.0+cpu", cuda=None)
-
-
-def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
-    return replace(facts.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
-
-
-def card(
-    index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **rest: object
-) -> Gpu:
-    given = {"free": memory * GIB, "driver": "580.95.05"} | rest
-    return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **given)  # type: ignore[arg-type]
-
-
-def with_gpus(*cards: Gpu, trouble: str | None = None, word: str | None = None) -> Hardware:
-    here = machine("vm-2core-cgroup1", AMPERE, word)
-    return replace(here, gpus=cards, gpu_trouble=trouble)
 
 
 GTX = card(1, "GTX 1080", (6, 1), 8)
@@ -309,7 +289,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
     """Stands in for the loaded torch; the real one cannot be told to have another build."""
     cuda = SimpleNamespace(device_count=lambda: count, get_arch_list=lambda: list(torch.architectures))
     loaded = SimpleNamespace(__version__=torch.version, version=SimpleNamespace(cuda=torch.cuda), cuda=cuda)
-    monkeypatch.setitem(sys.modules, "torch", loaded)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", loaded)
 
 
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.hardware.disk_space import read_storage
+from drivetrain.hardware.disk_space import read_storage
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.hardware.cpu import cpu_budget
-from runtime.hardware.facts import Hardware, from_json, load
+from drivetrain.errors import SpecError
+from drivetrain.hardware.cpu import cpu_budget
+from drivetrain.hardware.facts import Hardware, from_json, load
 from tests import paths
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))

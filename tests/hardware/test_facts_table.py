@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runtime.hardware.facts import Hardware, Torch, load
-from runtime.hardware.facts_table import render
+from drivetrain.hardware.facts import Hardware, Torch, load
+from drivetrain.hardware.facts_table import render
 from tests import paths
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))

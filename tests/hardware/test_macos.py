@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from runtime.hardware import macos
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import from_json
+from drivetrain.hardware import macos
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import from_json
 from tests import paths
 
 # The lines that count of `sysctl hw machdep.cpu` on an M1 with macOS 12; an M2 also has the two features that are 0.
@@ -104,4 +104,4 @@ def test_detect_without_what_macos_lacks(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_here_is_no_mac() -> None:
     system = subprocess.run(["uname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
-    assert macos.here() == (system == "Darwin")
+    assert macos.is_macos() == (system == "Darwin")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.facts import Libraries, Torch
-from runtime.hardware.software import read_compiler, read_libraries, read_torch
+from drivetrain.hardware.facts import Libraries, Torch
+from drivetrain.hardware.software import read_compiler, read_libraries, read_torch
 from tests.recorded import write
 
 TRIPLET = f"usr/lib/{platform.machine()}-linux-gnu"

@@ -18,10 +18,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.cli import main
-from runtime.inference import export, onnx_file, thread_limits
-from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
-from runtime.training.run import Run
+from drivetrain.cli import main
+from drivetrain.inference import onnx_file, predictions, thread_limits
+from drivetrain.models import saved_model
+from drivetrain.models.networks import cnn, cnn_lstm, mlp, text_encoder
+from drivetrain.training.run import Run
 from tests.paths import ROOT
 from tests.trained import CASES, seen, trained
 
@@ -68,8 +69,8 @@ def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tup
     texts = [row["text"] for row in csv.DictReader(held.read_text(encoding="utf-8").splitlines())]
     answered = client.post("/predict", json={"texts": texts})
     assert answered.status_code == 200
-    for name, head in run.dataset.heads.items():
-        shares = seen(run)[name].softmax(dim=1)
+    for name, head in saved_model.load(run.folder).heads.items():
+        shares = predictions.probabilities(head, seen(run)[name])
         for row, share in zip(answered.json(), shares, strict=True):
             assert row[name]["prediction"] == head.classes[int(share.argmax())]
             assert row[name]["probability"] == pytest.approx(float(share.max()), abs=1e-5)
@@ -158,7 +159,9 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"kind": "texts", "max_length": 20, "vocabulary": 60},
     ),
     "mlp": (
-        lambda: mlp.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]),
+        lambda: mlp.build(
+            numbers=2, categories=[3, 4], outputs=2, hidden=[6], edges=[[], [-1.0, 0.0, 2.0]], number_embedding=3
+        ),
         {
             "kind": "table",
             "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
@@ -174,7 +177,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "resnet50" else name for name in NETWORKS]
 )
 def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
-    from runtime.inference import dummy_inputs
+    from drivetrain.inference import dummy_inputs
 
     build, preprocessing = NETWORKS[name]
     torch.manual_seed(0)
@@ -201,7 +204,7 @@ class Branches(nn.Module):
 
 
 def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:
-    from runtime.errors import CheckpointError
+    from drivetrain.errors import CheckpointError
 
     network = onnx_file.FlatOutputs(Branches(), ("",))
     with pytest.raises(CheckpointError) as error:
@@ -218,7 +221,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
     def wrong(network: onnx_file.FlatOutputs, *rest: Any) -> None:
         write(network, *rest)
         with torch.no_grad():
-            network.network.heads[0].bias += 0.01  # type: ignore[index, union-attr, operator]
+            network.network.heads[0].bias += 0.01
 
     monkeypatch.setattr(onnx_file, "write", wrong)
     data = str(run.folder.parent / "held.csv")
@@ -231,7 +234,7 @@ def test_missing_packages_are_named(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda n: None if n.startswith("onnx") else find(n))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n.startswith("onnx") else find(n))
     assert main.main(["export", str(run.folder)]) == 9
     error = capsys.readouterr().err
     assert "onnx, onnxscript, onnxruntime are not installed here" in error

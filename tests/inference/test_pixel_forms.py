@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from runtime.cli import main
+from drivetrain.cli import main
 from tests.trained import Case, trained
 
 Pixels = npt.NDArray[np.int64]
@@ -45,23 +45,23 @@ FORMS: dict[str, tuple[int, int, Callable[..., Path], list[Callable[..., Path]]]
     "counts in 16 bits": (
         7820,
         7960,
-        lambda *data: files(*data, "tif", np.uint16),
+        lambda folder, images, labels: files(folder, images, labels, "tif", np.uint16),
         [
-            lambda *data: files(*data, "png", np.uint16),
-            lambda *data: arrays(*data, np.uint16),
-            lambda *data: arrays(*data, np.int32),
-            lambda *data: arrays(*data, np.float64),
+            lambda folder, images, labels: files(folder, images, labels, "png", np.uint16),
+            lambda folder, images, labels: arrays(folder, images, labels, np.uint16),
+            lambda folder, images, labels: arrays(folder, images, labels, np.int32),
+            lambda folder, images, labels: arrays(folder, images, labels, np.float64),
         ],
     ),
     "bytes": (
         10,
         60,
-        lambda *data: files(*data, "png", np.uint8),
+        lambda folder, images, labels: files(folder, images, labels, "png", np.uint8),
         [
-            lambda *data: files(*data, "bmp", np.uint8),
-            lambda *data: files(*data, "tif", np.uint16),
-            lambda *data: arrays(*data, np.int64),
-            lambda *data: arrays(*data, np.float32),
+            lambda folder, images, labels: files(folder, images, labels, "bmp", np.uint8),
+            lambda folder, images, labels: files(folder, images, labels, "tif", np.uint16),
+            lambda folder, images, labels: arrays(folder, images, labels, np.int64),
+            lambda folder, images, labels: arrays(folder, images, labels, np.float32),
         ],
     ),
 }

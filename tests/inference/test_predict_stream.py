@@ -7,19 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from runtime.cli import main
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.inference import stdin_records
-from runtime.training.run import Run
-from tests.data.text.test_pairs import CASE as PAIRS
-from tests.paths import ROOT
+from drivetrain.cli import main
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.inference import stdin_records
+from drivetrain.training.run import Run
+from tests.data.text.text_pairs import CASE as PAIRS
+from tests.paths import IMPORTS, ROOT
 from tests.trained import CASES, trained
 
 
@@ -46,8 +46,11 @@ def table(home: Path) -> Run:
     return trained(CASES["table"], home / "table")
 
 
+Piped = Callable[..., tuple[int, list[dict[str, object]], str]]
+
+
 @pytest.fixture
-def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[object]:
+def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Piped]:
     """Predicts what is piped in: exit code, rows and stderr."""
     opened: list[IO[bytes]] = []
 
@@ -74,7 +77,12 @@ def bare(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def test_every_task_gives_what_it_gives_for_files(
-    images: Run, texts: Run, table: Run, piped, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    images: Run,
+    texts: Run,
+    table: Run,
+    piped: Piped,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stdin_records, "MOST", 5)
     folder = images.folder.parent / "held"
@@ -95,7 +103,7 @@ def test_every_task_gives_what_it_gives_for_files(
         assert bare(piped(run, "\n".join(lines))[1]) == bare(wanted)
 
 
-def test_a_pair_comes_in_two_columns(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pair_comes_in_two_columns(home: Path, piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "pairs").mkdir()
     run = trained(PAIRS, home / "pairs")
     held = home / "pairs" / "held.csv"
@@ -104,7 +112,7 @@ def test_a_pair_comes_in_two_columns(home: Path, piped, capsys: pytest.CaptureFi
     assert "has no column" in piped(run, "first\nx\n")[2]
 
 
-def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, piped) -> None:
+def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, piped: Piped) -> None:
     header, first, second, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
     bad = [header, first, "1,2,3", first.replace("20,", "abc,", 1), second]
     code, rows, told = piped(table, "\n".join(bad))
@@ -145,7 +153,7 @@ def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: R
         (b'text,b\n"' + b"x\n" * 100_000, 3, "line 2: a quote is not closed"),
     ],
 )
-def test_input_that_cannot_be_used(texts: Run, piped, content: bytes, code: int, part: str) -> None:
+def test_input_that_cannot_be_used(texts: Run, piped: Piped, content: bytes, code: int, part: str) -> None:
     found = piped(texts, content)
     assert found[:2] == (code, [])
     assert part in found[2]
@@ -174,7 +182,7 @@ def test_lines_above_the_header_are_skipped() -> None:
     assert [(record.line, record.content) for record in read.records] == [(4, b"x,1\n"), (5, b"y,2\n")]
 
 
-def test_windows_of_a_long_table_come_at_the_end(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_of_a_long_table_come_at_the_end(home: Path, piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "series").mkdir()
     run = trained(CASES["series"], home / "series")
     held = run.folder.parent / "held.csv"
@@ -185,7 +193,7 @@ def test_windows_of_a_long_table_come_at_the_end(home: Path, piped, capsys: pyte
 
 
 def test_what_does_not_go_with_standard_input(
-    texts: Run, piped, home: Path, capsys: pytest.CaptureFixture[str]
+    texts: Run, piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "arrays").mkdir()
     run = trained(CASES["series numbers"], home / "arrays")
@@ -198,9 +206,9 @@ def test_what_does_not_go_with_standard_input(
 
 def test_an_answer_comes_while_the_input_is_open_and_head_ends_it_quietly(table: Run) -> None:
     header, first, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
-    command = [sys.executable, "-m", "runtime", "predict", str(table.folder), "-"]
+    command = [sys.executable, "-m", "drivetrain", "predict", str(table.folder), "-"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:  # type: ignore[call-overload]
         process.stdin.write(f"{header}\n{first}\n".encode())
         process.stdin.flush()

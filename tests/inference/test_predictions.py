@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Head, Split
-from runtime.inference import predictions
-from runtime.training.evaluation.scores import NumberScores
+from drivetrain.data.dataset import Head, Split
+from drivetrain.inference import predictions
+from drivetrain.training.evaluation.scores import NumberScores
 
 OUTPUTS = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
 SCALES = {

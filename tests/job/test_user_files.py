@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.job.user_files import misplaced, nearby, nearest_path
-from runtime.job_spec import load as job_spec
+from drivetrain.errors import SpecError
+from drivetrain.job.user_files import find_misplacement, nearby, nearest_path
+from drivetrain.job_spec import load_job as job_spec
 from tests.own_job import LOSS, MODEL, job, write
-from tests.paths import ROOT
+from tests.paths import IMPORTS
 
 BESIDE = "a Python file next to the job file"
 OFFERED = "outputs, classes, inputs, vocabulary, categories are set from the data"
@@ -242,13 +242,13 @@ def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
     bomb = "open('exploded', 'w')\n"
     path = write(tmp_path, {"my_model.py": bomb + MODEL, "my_data.py": bomb + "def load():\n    pass\n"})
     code = (
-        "import sys; from runtime.cli.main import main; code = main(['validate', sys.argv[1]]); "
+        "import sys; from drivetrain.cli.main import main; code = main(['validate', sys.argv[1]]); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": IMPORTS},
         capture_output=True,
         text=True,
         check=False,
@@ -271,6 +271,6 @@ def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> No
     (tmp_path / "first" / "my_own_loss.py").touch()
     where = tmp_path / "first" / "my_own_loss.py"
     expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
-    found = misplaced(tmp_path / "second", "my_own_loss.py")
+    found = find_misplacement(tmp_path / "second", "my_own_loss.py")
     assert found == ("'my_own_loss.py' does not exist", BESIDE, expected)
     assert nearby((tmp_path / "second",), "another.py") == ""

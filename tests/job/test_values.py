@@ -9,9 +9,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from runtime.job import values
-from runtime.job.values import duration_seconds, interval
-from runtime.system.units import parse_bytes
+from drivetrain.job import values
+from drivetrain.job.values import duration_seconds, interval
+from drivetrain.system.units import parse_bytes
 
 
 @pytest.mark.parametrize(

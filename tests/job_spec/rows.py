@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime import optimizations
-from runtime.job import JOBS
+from drivetrain import optimizations
+from drivetrain.job import JOBS
+from drivetrain.job.job import CLASS_METRICS
 
 HEAD = "name: a\ntask: image-classification\n"
 SPEC = HEAD + "data: {train: data}\n"
@@ -15,9 +16,9 @@ SPEC = HEAD + "data: {train: data}\n"
 LISTS = {
     "{tasks}": ", ".join(JOBS),
     "{optimizations}": ", ".join(["measure", *(o.name for o in optimizations.every())]),
-    "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, track, environment, sweep, model",
-    "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
-    "{metrics}": "validation/loss, validation/accuracy, validation/f1",
+    "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, baselines, track, environment, sweep, model",
+    "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),
+    "{metrics}": ", ".join(f"validation/{name}" for name in CLASS_METRICS),
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
     "{store}": "s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH; without user, password and query",
     "{yaml}": "YAML: `key: value`, indented by spaces",

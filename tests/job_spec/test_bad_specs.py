@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
+from drivetrain.cli.main import main
 from tests.job_spec.bad_documents import DOCUMENTS
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
+from tests.job_spec.broken_specs import broken
 from tests.job_spec.rows import SPEC, Row, filled
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
 
 TABLE = [*DOCUMENTS, *KEYS, *VALUES]
 
@@ -56,10 +57,10 @@ def test_a_mistake_and_its_message(row: Row, capsys: pytest.CaptureFixture[str])
 def test_a_spec_error_on_the_command_line(command: str, row: Row) -> None:
     Path("job.yaml").write_bytes(row.spec())
     run = subprocess.run(
-        [sys.executable, "-m", "runtime", command, "job.yaml"],
+        [sys.executable, "-m", "drivetrain", command, "job.yaml"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": IMPORTS},
         timeout=60,
         check=False,
     )
@@ -332,71 +333,7 @@ def test_a_run_that_is_set_beside_a_network(folder: Path, capsys: pytest.Capture
     assert "model.from: runs/a-001 does not exist" in capsys.readouterr().err
 
 
-SPLINTERS = (
-    b"null",
-    b"true",
-    b"yes",
-    b"-1",
-    b"1e999",
-    b".nan",
-    b"[]",
-    b"{}",
-    b"[1, 2]",
-    b"{a: 1}",
-    b"''",
-    b"!!set {a}",
-    b"&a [*a]",
-    b"*m",
-    b"<<: *m",
-    b'"\\ud800"',
-    b'"\\U00110000"',
-    b"0x10",
-    b"2:30",
-    b"|\n  x",
-    b"? a",
-    b"%",
-    b"@",
-    b"---",
-    b"...",
-    b"\t",
-    b"\x00",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"!<",
-    b"%YAML 3",
-    b"'",
-    b'"',
-    b"- ",
-    b": ",
-    b"9" * 120,
-)
 LINE = re.compile(r"  possible: |  do:       |job\.yaml:\d+:\d+: ")
-
-
-def broken(text: bytes, draw: random.Random) -> bytes:
-    """The text with one to four changes: bytes gone, doubled or added, lines moved, values replaced."""
-    for _ in range(draw.randint(1, 4)):
-        start = draw.randrange(len(text) + 1)
-        end = start + draw.randrange(12)
-        lines = text.split(b"\n")
-        words = list(re.finditer(rb"[\w./*-]+", text))
-        match draw.randrange(6):
-            case 0:
-                text = text[:start] + text[end:]
-            case 1:
-                text = text[:end] + text[start:]
-            case 2:
-                text = text[:start] + draw.choice([*SPLINTERS, bytes([draw.randrange(256)])]) + text[start:]
-            case 3:
-                draw.shuffle(lines)
-                text = b"\n".join(lines)
-            case 4:
-                lines.insert(draw.randrange(len(lines)), draw.choice(lines))
-                text = b"\n".join(lines)
-            case 5 if words:
-                word = draw.choice(words)
-                text = text[: word.start()] + draw.choice(SPLINTERS) + text[word.end() :]
-    return text
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from runtime.cli import main
-from runtime.data.load import load
-from runtime.errors import DataError
-from runtime.job import JOBS
-from runtime.job_spec import data_cells
-from runtime.job_spec import load as job_spec
+from drivetrain.cli import main
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError
+from drivetrain.job import JOBS
+from drivetrain.job_spec import data_cells
+from drivetrain.job_spec import load_job as job_spec
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind, numeric: [load]%s}\n"
 TEXT = "name: t\ntask: text-classification\ndata: {train: a.csv, text: [text, more], labels: kind}\n"
@@ -34,7 +34,7 @@ def test_it_says_what_was_checked(
     path = write(tmp_path, [*GOOD, ",empty,a", '"1,5 %",percent,b', ",,", ""])
     assert main.main(["validate", str(path)]) == 0
     assert "data.train: checked 42 rows of a.csv" in capsys.readouterr().out
-    monkeypatch.setattr(data_cells, "LARGEST", 10)
+    monkeypatch.setattr(data_cells, "MAX_CHECKED_BYTES", 10)
     assert main.main(["validate", str(path)]) == 0
     assert (
         "data.train: checked the header of a.csv; its 0 MB are checked when training starts" in capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_ten_thousand_rows_are_read_without_numpy(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD * 250)
     code = (
-        "import sys, time; from runtime.cli.main import main; start = time.process_time(); main(['validate', sys.argv[1]]); "
+        "import sys, time; from drivetrain.cli.main import main; start = time.process_time(); main(['validate', sys.argv[1]]); "
         "print(time.process_time() - start, *{'numpy', 'torch', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)

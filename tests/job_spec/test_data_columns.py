@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.errors import DataError
-from runtime.job_spec import load as job_spec
+from drivetrain.cli import main
+from drivetrain.errors import DataError
+from drivetrain.job_spec import load_job as job_spec
 from tests.paths import ROOT
 
 TABLE = "name: a\ntask: tabular-classification\ndata: {{train: {train}, target: {target}}}\n"
@@ -88,13 +88,13 @@ def test_a_file_that_is_no_table_with_commas(tmp_path: Path, text: str, told: st
     ids=["byte order mark", "line break", "comma", "one column"],
 )
 def test_headers_that_are_read_as_pyarrow_does(tmp_path: Path, text: str) -> None:
-    from runtime.data.formats import csv_header
-    from runtime.data.formats.csv_dialect import CsvFiles
-    from runtime.data.formats.csv_file import CsvReader
+    from drivetrain.data.formats import csv_layout
+    from drivetrain.data.formats.csv_dialect import CsvFiles
+    from drivetrain.data.formats.csv_file import CsvReader
 
     path = tmp_path / "rows.csv"
     path.write_text(text, newline="")
-    assert csv_header.names(path, "data.train", CsvFiles()) == CsvReader(path, "data.train", CsvFiles()).names()
+    assert csv_layout.read_names(path, "data.train", CsvFiles()) == CsvReader(path, "data.train", CsvFiles()).names()
     (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
     job_spec.load(tmp_path / "job.yaml")
 
@@ -156,7 +156,7 @@ def test_validate_loads_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,b,label\n1,2,x\n2,3,y\n")
     (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
     code = (
-        "import sys; from runtime.cli import main; "
+        "import sys; from drivetrain.cli import main; "
         f"code = main.main(['validate', {str(tmp_path / 'job.yaml')!r}]); "
         "print(code, [name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
+from drivetrain.cli.main import main
 
 IMAGES = "task: image-classification\ndata: {train: folder, "
 TABLE = "task: tabular-classification\ndata: {train: rows.csv, "

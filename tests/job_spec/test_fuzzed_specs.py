@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli.main import main
+from drivetrain.cli.main import main
 from tests import examples
-from tests.job_spec.test_bad_specs import SPLINTERS, broken
+from tests.job_spec.broken_specs import SPLINTERS, broken
 
 SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))

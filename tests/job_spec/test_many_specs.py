@@ -19,11 +19,11 @@ import pytest
 import torch
 import yaml
 
-from runtime.errors import DataError, NumericsError, SpecError
-from runtime.job_spec import load as job_spec
-from runtime.models import saved_model
+from drivetrain.errors import DataError, NumericsError, SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import saved_model
 from tests import own_job
-from tests.supervisor.test_custom_runs import trained
+from tests.supervisor.custom_run import trained
 
 torch.set_num_threads(1)
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DRAWN", "400"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job_spec import spec_source
-from runtime.job_spec.spec_source import SpecSource
+from drivetrain.job_spec import spec_source
+from drivetrain.job_spec.spec_source import SpecSource
 
 
 @pytest.mark.parametrize(

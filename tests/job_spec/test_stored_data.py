@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
-from runtime.data.load import load as load_data
-from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
-from runtime.job_spec.load import load
-from runtime.job_spec.spec_source import fetched
-from runtime.job_spec.yaml_file import dump
+from drivetrain.cli.main import main
+from drivetrain.data.load_data import load as load_data
+from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
+from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.spec_source import fetch
+from drivetrain.job_spec.yaml_file import dump
 from tests.faults import trained
 from tests.object_store import FaultyStore
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
@@ -31,7 +31,7 @@ def test_a_table_elsewhere_is_the_same_table(tmp_path: Path, proxy: FaultyStore,
     with web(tmp_path) as address:
         opened("data").put("here.csv", here.read_bytes())
         text = "s3://bucket/data/here.csv" if where == "s3" else f"{address}/here.csv"
-        job = load(spec(tmp_path, TABLE, text), locate=fetched)
+        job = load(spec(tmp_path, TABLE, text), locate=fetch)
     assert content(job) == content(load(spec(tmp_path, TABLE, str(here))))
     assert any(note.startswith(f"data.train: {text}, fetched at 20") for note in job.notes)
 
@@ -40,13 +40,13 @@ def test_a_folder_with_splits(tmp_path: Path, proxy: FaultyStore) -> None:
     folder = photos(tmp_path / "photos")
     put_folder("photos", folder)
     path = spec(tmp_path, IMAGES, "s3://bucket/photos")
-    job = load(path, locate=fetched)
+    job = load(path, locate=fetch)
     assert content(job) == content(load(spec(tmp_path / "l", IMAGES, str(folder))))
     # What has not changed is not downloaded again, and what is gone is not read.
     opened("photos").delete(["train/dark/0.png"])
     opened("photos").put("train/dark/9.png", (folder / "val/dark/1.png").read_bytes())
     proxy.seen.clear()
-    assert len(load_data(load(path, locate=fetched)).train) == 12
+    assert len(load_data(load(path, locate=fetch)).train) == 12
     got = [name for method, name in proxy.seen if method == "GET" and name.endswith(".png")]
     assert got == ["/bucket/photos/train/dark/9.png"]
     assert load_data(job).train.title(6).endswith("dark/0.png"), "a job that has begun keeps its version"
@@ -55,11 +55,11 @@ def test_a_folder_with_splits(tmp_path: Path, proxy: FaultyStore) -> None:
 def test_a_part_of_a_folder_is_read_from_its_copy(tmp_path: Path, proxy: FaultyStore) -> None:
     """The spec of a run names the splits that its folder had: `evaluate` and `reproduce` read that spec."""
     put_folder("parts", photos(tmp_path / "photos"))
-    job = load(spec(tmp_path, IMAGES, "s3://bucket/parts"), locate=fetched)
+    job = load(spec(tmp_path, IMAGES, "s3://bucket/parts"), locate=fetch)
     stored = spec(tmp_path / "run", IMAGES, "s3://bucket/parts")
-    stored.write_text(dump(job.dumped()))
+    stored.write_text(dump(job.dump()))
     proxy.seen.clear()
-    again = load(stored, locate=fetched)
+    again = load(stored, locate=fetch)
     assert again.data.train == "s3://bucket/parts/train"
     assert content(again) == content(job)
     assert not [name for method, name in proxy.seen if method == "GET" and name.endswith(".png")]
@@ -70,14 +70,14 @@ def test_a_part_of_a_folder_is_read_from_its_copy(tmp_path: Path, proxy: FaultyS
 def test_a_file_that_needs_others_is_refused(tmp_path: Path, proxy: FaultyStore, name: str) -> None:
     opened("alone").put(name, b"x")
     with pytest.raises(DataError, match=r"(?s)data\.train: .*name it: s3://bucket/alone"):
-        load(spec(tmp_path, IMAGES, f"s3://bucket/alone/{name}"), locate=fetched)
+        load(spec(tmp_path, IMAGES, f"s3://bucket/alone/{name}"), locate=fetch)
 
 
 def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
     opened("tars").put("0001.tar", bytes(1000))
     proxy.seen.clear()
     with pytest.raises(DataError, match=r"data\.train: s3://bucket/tars has tar shards, such as 0001\.tar") as found:
-        load(spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetched)
+        load(spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetch)
     assert found.value.action == "add `stream: true` to data"
     assert not [path for method, path in proxy.seen if method == "GET" and path.endswith(".tar")]
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_fetched_names_the_key(
     tmp_path: Path, train: str, error: type[DrivetrainError], said: str
 ) -> None:
     with pytest.raises(error, match=rf"(?s)t\.yaml:4:8: data\.train: .*{said}") as found:
-        load(spec(tmp_path, TABLE, train), locate=fetched)
+        load(spec(tmp_path, TABLE, train), locate=fetch)
     assert "secret" not in str(found.value)
     assert found.value.action or found.value.problems  # type: ignore[attr-defined]
 
@@ -116,6 +116,7 @@ def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pyte
     assert "checked 80 rows of s3://bucket/v/t.csv" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_training_from_a_store_has_the_bits_of_a_local_one(tmp_path: Path, proxy: FaultyStore) -> None:
     """Data on the web or in a bucket, a network that starts from the weights of a run in a bucket."""
     store = opened("jobs")

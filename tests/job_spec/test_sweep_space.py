@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import DataError, SpecError
-from runtime.job.sweep import assignments
-from runtime.job_spec import sweep_space
-from runtime.job_spec.load import load
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job.sweep import assignments
+from drivetrain.job_spec import sweep_space
+from drivetrain.job_spec.load_job import load
 
 JOB = """name: kinds
 task: tabular-classification

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.job import dotted
-from runtime.job.formatting import printable, shown
-from runtime.job_spec.yaml_file import dump, parse, read, set_value
+from drivetrain.errors import SpecError
+from drivetrain.job import dot_key
+from drivetrain.job.formatting import format_value, printable
+from drivetrain.job_spec.yaml_file import dump, parse, read, set_value
 
 
 @pytest.mark.parametrize(
@@ -233,11 +233,11 @@ def test_a_dump_reads_well() -> None:
     ],
 )
 def test_values_in_messages(value: Any, text: str) -> None:
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 def test_key_paths_in_messages() -> None:
-    assert dotted(()) == ""
-    assert dotted(("data", "labels", 2, "x")) == "data.labels[2].x"
-    assert dotted(("a\n", 0)) == "a\\n[0]"
+    assert dot_key(()) == ""
+    assert dot_key(("data", "labels", 2, "x")) == "data.labels[2].x"
+    assert dot_key(("a\n", 0)) == "a\\n[0]"
     assert printable("\ud800" + "x" * 80, 10) == "\\ud800xxx…"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.cli import main
+from drivetrain.cli import main
 
 IMAGE = f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}"
 
@@ -34,3 +34,6 @@ class ClusterSite:
     def launch(self, *words: str) -> int:
         """Launch the job of the working folder; returns the exit code."""
         return main.main(["launch", "tiny.yaml", "--on", self.engine, "--site", "site.yaml", *self.words, *words])
+
+
+SPEC = "name: tiny\ntask: image-classification\ndata: {train: data.npz}\nlimits: {cpus: 2, memory: 4g}\n"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import detect
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.launch import container
-from tests.hardware.test_nvidia import GIB, Nvml
+from drivetrain.hardware import detect
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.launch import container
+from tests.nvml_double import GIB, Nvml
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
+from drivetrain.cli import main
+from tests.launch.cluster_site import SPEC
 from tests.paths import ROOT
-
-SPEC = "name: tiny\ntask: image-classification\ndata: {train: data.npz}\nlimits: {cpus: 2, memory: 4g}\n"
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_one_file_is_written_and_the_command_that_submits_it_printed(
         "--partition=gpu",
         "'--comment=a b'",
     ]
-    train = f"train=({sys.executable} -m runtime train {folder}/tiny.yaml --set train.epochs=2 --set limits.nodes=2 "
+    train = f"train=({sys.executable} -m drivetrain train {folder}/tiny.yaml --set train.epochs=2 --set limits.nodes=2 "
     assert train + "--set limits.processes=3 --set limits.gpus=none --plain)" in (folder / "tiny.sbatch").read_text()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli import main
-from runtime.errors import SpecError
+from drivetrain.cli import main
+from drivetrain.errors import SpecError
 
 SECRET = "a-value-that-no-file-may-hold"
 IMAGE = f"ghcr.io/owner/drivetrain/cpu@sha256:{'0' * 64}"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import project
-from tests.hardware.test_nvidia import GIB
+from drivetrain.launch import project
+from tests.nvml_double import GIB
 from tests.paths import ROOT
 
 
@@ -86,9 +86,9 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
     ).stdout.splitlines()
     allowed = (
         "docker/sbom.py",
-        "runtime/distributed/store.py",
-        "runtime/pretrained/hub_connection.py",
-        "runtime/tracking/mlflow_server.py",
+        "runtime/drivetrain/distributed/store.py",
+        "runtime/drivetrain/pretrained/hub_connection.py",
+        "runtime/drivetrain/tracking/mlflow_server.py",
         "scripts/env",
         "tests/launch/test_compose_config.py",
     )  # no image, keys of a store, the name that servers are told, what was once, and this line
@@ -108,7 +108,7 @@ def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.Monke
     """All checkouts shared `latest`: each trained with the code of the image that was built last."""
     monkeypatch.delenv(project.TAG, raising=False)
     assert project.tag(tmp_path / "a") != project.tag(tmp_path / "b")
-    line = [ROOT / "scripts" / "image-name", "ampere"]
+    line = [str(ROOT / "scripts" / "image-name"), "ampere"]
     for given in ("", "mine"):
         monkeypatch.setenv(project.TAG, given)
         done = subprocess.run(line, capture_output=True, text=True, check=True)

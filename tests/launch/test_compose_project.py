@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import docker
-from runtime.errors import Busy
-from runtime.launch import project as checkout
-from runtime.launch.compose_project import KEEP, ComposeProject
+from drivetrain.errors import Busy
+from drivetrain.launch import project as checkout
+from drivetrain.launch.compose_project import KEEP, ComposeProject
 
 
 class Engine:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.errors import SpecError
-from runtime.hardware import detect
-from runtime.hardware.facts import Hardware
-from runtime.launch import container, work_folder
-from tests.hardware.test_nvidia import RTX, Nvml
+from drivetrain.cli import main
+from drivetrain.errors import SpecError
+from drivetrain.hardware import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.launch import container
 from tests.launch.specs import job
+from tests.nvml_double import RTX, Nvml
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,11 @@ def test_native_training_on_the_cpu_says_so(
     started: list[list[str]] = []
     machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if here else None)
     monkeypatch.setattr(container, "detect", lambda runs: machine)
-    monkeypatch.setattr(container.os, "execve", lambda program, command, environment: started.append(command))
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     container._native(
         container.LaunchRequest(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
     )
-    assert started[0][1:] == ["-m", "runtime", "train", "job.yaml", *added]
+    assert started[0][1:] == ["-m", "drivetrain", "train", "job.yaml", *added]
 
 
 def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
-    monkeypatch.setattr(work_folder, "PROJECT", tmp_path)
+    monkeypatch.setattr(container, "PROJECT", tmp_path)
     for place in ("runs/digits-001", "elsewhere/digits-001"):
         (tmp_path / place).mkdir(parents=True)
         options = ["--extend", str(tmp_path / place), "--restart-schedule"]

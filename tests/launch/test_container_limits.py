@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import container_limits
-from tests.hardware.test_nvidia import GIB
+from drivetrain.launch import container_limits
 from tests.launch.specs import HOST, job
+from tests.nvml_double import GIB
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> N
 def test_root_is_informed_once_about_the_owner_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(container_limits.os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
     project: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=0, st_gid=0))
     monkeypatch.setattr(container_limits, "_has_runs_of", lambda uid, project: False)
-    container_limits.owner(project, tell=True)
+    container_limits.owner(project, report=True)
     assert "started by root" in capsys.readouterr().out
     container_limits.owner(project)
     assert capsys.readouterr().out == ""

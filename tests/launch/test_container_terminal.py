@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import docker
-from runtime.launch import container_terminal, follow_container
-from runtime.supervisor.started_runs import StartedRuns
+from drivetrain.launch import follow_container
+from drivetrain.supervisor.started_runs import StartedRuns
 from tests.paths import ROOT
 
 PIECES = [b"run runs/digits-001 starts\r\n", "\x1b[2F\x1b[J━".encode()[:-1], "━".encode()[-1:] + b"\r\n"]
@@ -90,7 +90,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_output_of_a_terminal_comes_in_the_engines_pieces(engine: Any) -> None:
-    assert list(container_terminal.output(container(engine))) == PIECES
+    assert list(follow_container.read_output(container(engine))) == PIECES
 
 
 def test_a_character_cut_in_two_stays_whole(
@@ -119,7 +119,7 @@ def test_the_size_is_handed_on_now_and_later(engine: Any, handlers: None, monkey
             for width, height in ((80, 24), (120, 40)):
                 fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
                 if not Engine.sizes:
-                    container_terminal.follow_size(container(engine))
+                    follow_container.follow_size(container(engine))
                 else:
                     signal.raise_signal(signal.SIGWINCH)
             assert Engine.sizes == [(80, 24), (120, 40)]
@@ -130,12 +130,12 @@ def test_the_size_is_handed_on_now_and_later(engine: Any, handlers: None, monkey
 
 def test_without_a_terminal_no_size_is_asked_for(engine: Any, handlers: None) -> None:
     before = signal.getsignal(signal.SIGWINCH)
-    container_terminal.follow_size(container(engine, tty=False))
+    follow_container.follow_size(container(engine, tty=False))
     assert signal.getsignal(signal.SIGWINCH) is before
     assert Engine.sizes == []
 
 
-SHOW = "import json; from runtime.launch import container_terminal as t; print(json.dumps(t.service({'LoggingDriver': 'json-file'})))"
+SHOW = "import json; from drivetrain.launch import follow_container as t; print(json.dumps(t.terminal_settings({'LoggingDriver': 'json-file'})))"
 
 
 def shown(**environment: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.cli import main
-from runtime.launch import container, docker_engine
+from drivetrain.cli import main
+from drivetrain.launch import container, docker_engine
 from tests.paths import ROOT
 
 

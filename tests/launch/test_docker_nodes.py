@@ -15,9 +15,9 @@ import pytest
 
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
-from tests.paths import ROOT
-from tests.slurm_cluster import until
-from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
+from tests.paths import IMPORTS, ROOT
+from tests.supervisor.tiny_run import rows, same, train
+from tests.waiting import until
 
 SPEC = (
     "name: tiny  # costs $5 'a day'\ntask: image-classification\ndata: {train: /data/images.npz}\nlimits: {cpus: 2}\n"
@@ -50,7 +50,7 @@ def engines(folder: Path, starts: dict[str, list[str]]) -> dict[str, str]:
     for context, words in starts.items():
         (home / f"{context}.json").write_text(json.dumps(words))
     path = f"{bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "ENGINES": str(home), "PYTHONPATH": str(ROOT)}
+    return os.environ | {"PATH": path, "ENGINES": str(home), "PYTHONPATH": IMPORTS}
 
 
 def test_a_script_runs_one_hardened_container_on_each_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_an_engine_that_does_not_answer_is_left_out_if_the_job_allows_it(
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
-def test_a_stopped_script_resumes_and_a_lost_node_costs_no_bit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_stopped_script_resumes_and_a_lost_node_costs_no_bit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = job.parent
     monkeypatch.chdir(home)
     job.write_text(job.read_text().replace("images.npz", f"{home}/images.npz").replace("epochs: 4", "epochs: 60"))

@@ -8,27 +8,11 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import container, engine_traits
-from runtime.launch.engine_traits import EngineTraits
-from runtime.launch.run_secrets import RunSecrets
+from drivetrain.launch import container, engine_traits
+from drivetrain.launch.engine_traits import EngineTraits
+from drivetrain.launch.run_secrets import RunSecrets
+from tests.launch.engine_answers import ROOTFUL, ROOTLESS
 
-ROOTFUL = {
-    "SecurityOptions": ["name=seccomp,profile=default"],
-    "MemoryLimit": True,
-    "CpuCfsQuota": True,
-    "PidsLimit": True,
-    "CgroupVersion": "1",
-    "DockerRootDir": "/var/lib/docker",
-    "OperatingSystem": "Debian GNU/Linux 12 (bookworm)",
-}
-"""Recorded from engine 20.10, as are the differences of the rootless one."""
-ROOTLESS = ROOTFUL | {
-    "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"],
-    "MemoryLimit": False,
-    "CpuCfsQuota": False,
-    "PidsLimit": False,
-    "DockerRootDir": "/home/user/.local/share/docker",
-}
 NONE = ("cpus", "memory", "pids")
 
 
@@ -71,10 +55,10 @@ def test_a_rootless_engine_has_what_systemd_delegates(tmp_path: Path, monkeypatc
     service = tmp_path / "user.slice/user-7.slice/user@7.service"
     service.mkdir(parents=True)
     (service / "cgroup.controllers").write_text("memory pids\n")
-    assert engine_traits._delegated(7, tmp_path) == {"memory", "pids"}
-    assert engine_traits._delegated(8, tmp_path) is None
+    assert engine_traits._read_delegated(7, tmp_path) == {"memory", "pids"}
+    assert engine_traits._read_delegated(8, tmp_path) is None
     # Asked of this machine for an engine on it, and for no other.
-    monkeypatch.setattr(engine_traits, "_delegated", lambda user: frozenset({"memory", "pids"}))
+    monkeypatch.setattr(engine_traits, "_read_delegated", lambda user: frozenset({"memory", "pids"}))
     assert engine_traits.find(claims | {"Name": socket.gethostname()}).unenforced == ("cpus",)
     assert engine_traits.find(claims | {"Name": "elsewhere"}).unenforced == ()
 

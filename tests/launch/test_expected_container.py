@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.hardware import facts
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.launch import expected_container, run_in_image
+from drivetrain.cli import main
+from drivetrain.hardware import facts
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.launch import expected_container, run_in_image
 from tests.paths import ROOT
 
 GIB = 1 << 30
@@ -47,7 +47,7 @@ def machine(name: str) -> facts.Hardware:
 
 
 def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, limited: Limited) -> None:
-    found, line = expected_container.expected(machine("laptop"), limited("{}"))
+    found, line = expected_container.expect_hardware(machine("laptop"), limited("{}"))
     assert line == (
         "torch is not installed here: this is the plan for the container of the image cpu, in which `train` runs"
     )
@@ -67,15 +67,15 @@ def test_limits_come_from_the_job_then_from_env(
     monkeypatch.setattr(expected_container, "PROJECT", tmp_path)
     (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=3g\nDRIVETRAIN_SHM=64m\n")
     host = machine("laptop")
-    found, _ = expected_container.expected(host, limited("{}"))
+    found, _ = expected_container.expect_hardware(host, limited("{}"))
     assert (found.memory.limit, found.storage.shm) == (3 * GIB, 64 << 20)
-    found, _ = expected_container.expected(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
+    found, _ = expected_container.expect_hardware(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
     assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, 2 * GIB, 128 << 20)
 
 
 def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, limited: Limited) -> None:
     host = machine("t4")
-    found, line = expected_container.expected(host, limited("{}"))
+    found, line = expected_container.expect_hardware(host, limited("{}"))
     assert (found.image, found.gpus, found.storage.shm) == ("legacy", host.gpus, 2 * GIB)
     assert (found.cpu.budget, found.memory.limit) == (host.cpu.host - 1, host.memory.host - 2 * GIB >> 20 << 20)
     assert found.libraries.iomp5 is None
@@ -83,14 +83,14 @@ def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, limited: Limited
 
 
 def test_an_arm_image_has_no_iomp5(no_torch: None, limited: Limited) -> None:
-    found, _ = expected_container.expected(machine("graviton3"), limited("{}"))
+    found, _ = expected_container.expect_hardware(machine("graviton3"), limited("{}"))
     assert found.libraries.iomp5 is None
 
 
 def test_with_torch_the_plan_is_of_this_machine(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
     host = machine("laptop")
-    assert expected_container.expected(host, limited("{}")) == (host, "")
+    assert expected_container.expect_hardware(host, limited("{}")) == (host, "")
 
 
 def test_without_a_docker_client_the_plan_is_of_the_host(
@@ -98,7 +98,7 @@ def test_without_a_docker_client_the_plan_is_of_the_host(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     host = machine("laptop")
-    found, line = expected_container.expected(host, limited("{}"))
+    found, line = expected_container.expect_hardware(host, limited("{}"))
     assert found == host
     assert line.endswith("this is the plan of this host, without a container")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import follow_container
-from runtime.launch.project import PROJECT
-from runtime.supervisor.started_runs import StartedRuns
-from runtime.system.signals import WATCHED
-from tests.hardware.test_nvidia import GIB
+from drivetrain.launch import follow_container
+from drivetrain.launch.project import PROJECT
+from drivetrain.supervisor.started_runs import StartedRuns
+from drivetrain.system.signals import WATCHED
+from tests.nvml_double import GIB
 
 LOG = [
     b"plan for digits\n",
@@ -154,15 +154,15 @@ def test_exit_code_of_a_container_is_explained(
 
 @pytest.mark.parametrize(("limit", "told"), [(50 << 20, "limits.memory=1g"), (4 << 30, "optimize.micro_batch=8")])
 def test_where_the_libraries_alone_do_not_fit_no_smaller_batch_is_advised(limit: int, told: str) -> None:
-    text = follow_container.ended(137, {"State": {"OOMKilled": True}, "HostConfig": {"Memory": limit}})
+    text = follow_container.explain_end(137, {"State": {"OOMKilled": True}, "HostConfig": {"Memory": limit}})
     assert told in text.partition("  do: ")[2]
 
 
 TRAINER = """
 import os, sys
 from pathlib import Path
-from runtime.supervisor import supervisor as supervise
-supervise._trainers = lambda *given, **named: 137
+from drivetrain.supervisor import supervisor as supervise
+supervise.run_trainers = lambda *given, **named: 137
 sys.exit(supervise.train(supervise.TrainRequest(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
 """
 
@@ -211,7 +211,7 @@ def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.Mo
     handlers: dict[int, Any] = {}
     sent: list[str] = []
     ended = Ended(0)
-    monkeypatch.setattr(follow_container.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     follow_container.follow(ended, runs)
 
     def kill(signal: str) -> None:

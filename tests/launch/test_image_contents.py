@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main
-from runtime.errors import DeviceError
-from runtime.launch import docker_engine, image_contents, published_image
+from drivetrain.cli import main
+from drivetrain.errors import DeviceError
+from drivetrain.launch import docker_engine, image_contents, published_image
 from tests.paths import ROOT
 
 
@@ -32,7 +32,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "name",
     [
-        "runtime/training/loop.py",
+        "runtime/drivetrain/training/loop.py",
         "docker/requirements-cpu.txt",
         "docker/openmp-cpu.txt",
         "docker/Dockerfile",
@@ -52,21 +52,21 @@ def test_any_change_of_what_the_image_is_made_of_is_seen(checkout: Path, name: s
 
 def test_new_moved_and_removed_files_are_seen(checkout: Path) -> None:
     labels = {image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu", checkout))}
-    new = checkout / "runtime" / "new.py"
+    new = checkout / "runtime" / "drivetrain" / "new.py"
     new.write_text("")
     assert image_contents.differs(labels, "cpu", checkout)
     new.unlink()
     assert not image_contents.differs(labels, "cpu", checkout)
-    (checkout / "runtime" / "errors.py").rename(checkout / "runtime" / "errors2.py")
+    (checkout / "runtime" / "drivetrain" / "errors.py").rename(checkout / "runtime" / "drivetrain" / "errors2.py")
     assert image_contents.differs(labels, "cpu", checkout)
 
 
 def test_what_is_not_in_the_image_changes_nothing(checkout: Path) -> None:
     labels = {image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu", checkout))}
-    (checkout / "runtime" / "__pycache__").mkdir()
+    (checkout / "runtime" / "drivetrain" / "__pycache__").mkdir()
     for name in (
-        "runtime/__pycache__/a.pyc",
-        "runtime/.errors.py.swp",
+        "runtime/drivetrain/__pycache__/a.pyc",
+        "runtime/drivetrain/.errors.py.swp",
         "docker/requirements-legacy.txt",
         "scripts/env",
     ):
@@ -150,8 +150,8 @@ def test_a_container_refuses_a_checkout_with_other_code(
     record = tmp_path / "contents.json"
     record.write_text(json.dumps(image_contents.hashes("cpu", checkout)))
     image_contents.check_in_container("cpu", record, checkout)
-    (checkout / "runtime" / "errors.py").write_text("")
-    with pytest.raises(DeviceError, match=r"of this checkout: runtime/errors\.py changed since"):
+    (checkout / "runtime" / "drivetrain" / "errors.py").write_text("")
+    with pytest.raises(DeviceError, match=r"of this checkout: runtime/drivetrain/errors\.py changed since"):
         image_contents.check_in_container("cpu", record, checkout)
     monkeypatch.setattr(image_contents.check_in_container, "__defaults__", (record, checkout))
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from runtime.errors import DeviceError, SpecError
-from tests.hardware.test_nvidia import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
+from drivetrain.errors import DeviceError, SpecError
 from tests.launch.specs import word
+from tests.nvml_double import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 from tests.recorded import write
 
 FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 GiB free

@@ -22,8 +22,8 @@ import yaml
 
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
-from tests.slurm_cluster import until
-from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
+from tests.supervisor.tiny_run import rows, same, train
+from tests.waiting import until
 
 SPEC = "name: Tiny_1\ntask: image-classification\ndata: {train: /data/images.npz}\nenvironment: [HF_TOKEN]\n"
 SECTION: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_the_schemas_take_the_manifest_and_refuse_typing_errors(folder: Path) ->
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
-def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with the arguments and variables of the pods, and no others; a drained node stops both."""
     home = job.parent
     monkeypatch.chdir(home)
@@ -204,7 +204,7 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
                         *("env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"),
                         *(f"{name}={value}" for name, value in given.items()),
                         f"JOB_COMPLETION_INDEX={number}",
-                        *(sys.executable, "-m", "runtime", *words),
+                        *(sys.executable, "-m", "drivetrain", *words),
                     ],
                     home / f"pod-{number}.log",
                 )

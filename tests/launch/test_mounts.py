@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.launch import compose_project, container, mounts, network, work_folder
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.launch import compose_project, container, mounts, network
 from tests import own_job
 from tests.paths import ROOT
 
@@ -200,7 +200,7 @@ def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.Monk
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     (folder / "jobs").mkdir(parents=True)
-    for module in (mounts, container, work_folder):
+    for module in (mounts, container):
         monkeypatch.setattr(module, "PROJECT", folder)
     monkeypatch.chdir(folder)
     return folder
@@ -292,7 +292,7 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     service = container._override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
     assert service["command"] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
-    assert work_folder.path_inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
+    assert container.path_inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
 
 
 def test_compose_reads_what_it_is_given() -> None:
@@ -337,9 +337,9 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
 )
 def test_a_network_is_granted_only_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
     job: Job = job_spec.load(written(tmp_path, IMAGES + text))
-    assert network.told(job) == (expected.startswith("network: on"), expected)
-    assert network.told(job, asked=True)[0]
+    assert network.decide(job) == (expected.startswith("network: on"), expected)
+    assert network.decide(job, requested=True)[0]
 
 
 def test_user_code_gets_a_network_with_a_note(tmp_path: Path) -> None:
-    assert network.told(own_job.job(tmp_path))[1].endswith("; --network turns it on for your own code")
+    assert network.decide(own_job.job(tmp_path))[1].endswith("; --network turns it on for your own code")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import DeviceError, DrivetrainError
-from runtime.hardware import detect
-from runtime.launch import container, docker_engine, nvidia_toolkit
-from tests.hardware.test_nvidia import RTX, Nvml
+from drivetrain.errors import DeviceError, DrivetrainError
+from drivetrain.hardware import detect
+from drivetrain.launch import container, docker_engine, nvidia_toolkit
 from tests.launch.specs import HOST
+from tests.nvml_double import RTX, Nvml
 from tests.paths import ROOT
 
 CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo systemctl restart docker"
@@ -69,13 +69,13 @@ def test_the_container_toolkit(
     ],
 )
 def test_the_engines_messages_are_explained(words: str, given: str) -> None:
-    found = nvidia_toolkit.refused(words)
+    found = nvidia_toolkit.explain_refusal(words)
     assert found is not None
     assert found.given.startswith(given)
 
 
 def test_other_messages_are_left_to_the_engine() -> None:
-    assert nvidia_toolkit.refused("no space left on device") is None
+    assert nvidia_toolkit.explain_refusal("no space left on device") is None
 
 
 def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.launch import output_folder
-from tests.launch.cluster_site import IMAGE, ClusterSite
-from tests.launch.test_cluster_launch import SPEC
+from drivetrain.errors import SpecError
+from drivetrain.launch import mounts
+from tests.launch.cluster_site import IMAGE, SPEC, ClusterSite
 
 ENGINES = {
     "slurm": {"shared": ["/"]},
@@ -62,4 +61,4 @@ def test_an_output_folder_has_no_control_character(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a\nb")
     for folder in ("a\nb", "link"):
         with pytest.raises(SpecError, match="contains a control character"):
-            output_folder.mount(tmp_path / folder / "out")
+            mounts.mount_output(tmp_path / folder / "out")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.launch import image_contents, published_image
-from runtime.system.version import VERSION
+from drivetrain.errors import SpecError
+from drivetrain.launch import image_contents, published_image
+from drivetrain.system.version import VERSION
 
 
 def origin(monkeypatch: pytest.MonkeyPatch, folder: Path, address: str | None) -> None:
@@ -52,7 +53,7 @@ def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
         def get_all(self, name: str) -> list[str] | None:
             return told.get(name)
 
-    monkeypatch.setattr(published_image.importlib.metadata, "metadata", lambda name: Metadata())
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: Metadata())
     assert published_image.registry({}) == "ghcr.io/someone"
     assert published_image.tags("cpu") == VERSION
     told.clear()

@@ -23,9 +23,10 @@ import psutil
 import pytest
 
 from tests import slurm_cluster
-from tests.paths import ROOT
-from tests.slurm_cluster import SlurmCluster, until
-from tests.supervisor.test_supervisor import TEXT, command, images, rows, same
+from tests.paths import IMPORTS, ROOT
+from tests.slurm_cluster import SlurmCluster
+from tests.supervisor.tiny_run import TEXT, command, images, rows, same
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.nightly,
@@ -56,9 +57,9 @@ def script(job: Path, nodes: int = 2, *options: str, **site: object) -> Path:
     """The batch script of a job in its folder, with more options and keys of the site."""
     section: dict[str, object] = {"shared": [str(job.parent), str(ROOT), sys.prefix], "grace": "20s", **site}
     (job.parent / "site.yaml").write_text(json.dumps({"slurm": section}))
-    words = [sys.executable, "-m", "runtime", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
+    words = [sys.executable, "-m", "drivetrain", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
     words += ["--site", "site.yaml", *options]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": IMPORTS}
     done = subprocess.run(words, cwd=job.parent, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return job.parent / "tiny.sbatch"
@@ -170,10 +171,7 @@ def test_twenty_jobs_one_after_another(slurm: SlurmCluster, job: Path) -> None:
     assert len(list((job.parent / "runs").glob("tiny-*"))) == 20
 
 
-SLOW_LEADER = (
-    "[ $SLURM_NODEID != 0 ] || export FAULT=runtime.training.saver:Saver.final:2:slow; "
-    f'exec {sys.executable} -m tests.faults.driver "$@"'
-)
+SLOW_LEADER = f'[ $SLURM_NODEID != 0 ] || export FAULT="last checkpoint:2:slow"; exec {sys.executable} -m tests.faults.driver "$@"'
 
 
 def test_a_slow_save_of_the_leader_is_waited_for(slurm: SlurmCluster, job: Path, reference: Path) -> None:
@@ -204,8 +202,8 @@ CONTAINER = os.environ.get("DRIVETRAIN_ROOT_FOLDER", "")
 def test_each_node_trains_in_a_container(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Of our image, with its Python and torch; Slurm's variables reach it, and the signal of a time limit."""
     binds = [word for folder in (job.parent, ROOT) for word in ("--bind", str(folder))]
-    words = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={ROOT}", CONTAINER, "--"]
-    number = slurm.submit(script(job, command=[*words, "python", "-m", "runtime"]))
+    words = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={IMPORTS}", CONTAINER, "--"]
+    number = slurm.submit(script(job, command=[*words, "python", "-m", "drivetrain"]))
     until(lambda: trains(job, 10), 300)
     slurm.run("scancel", "--signal=TERM", number)
     until(lambda: "exit 75; queued again" in log(job, number), 120)

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main
-from runtime.cli.commands import COMMANDS
-from runtime.errors import DeviceError, SpecError, StorageError
-from runtime.launch import compose_flags, container, container_limits, docker_engine, run_in_image
-from runtime.supervisor import named_run
+from drivetrain.cli import main
+from drivetrain.cli.commands import COMMANDS
+from drivetrain.errors import DeviceError, SpecError, StorageError
+from drivetrain.launch import compose_project, container, container_limits, docker_engine, run_in_image
+from drivetrain.launch.project import PROJECT
+from drivetrain.supervisor import named_run
 from tests.paths import ROOT
 
-HERE = run_in_image.PROJECT
+HERE = PROJECT
 
 
 @pytest.fixture
@@ -57,18 +58,18 @@ def after(line: list[str], option: str) -> list[str]:
 
 
 def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
-    assert {command for command in COMMANDS if run_in_image.wanted(command)} == set(run_in_image.COMMANDS)
+    assert {command for command in COMMANDS if run_in_image.is_needed(command)} == set(run_in_image.COMMANDS)
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
-    assert not run_in_image.wanted("predict")
+    assert not run_in_image.is_needed("predict")
     monkeypatch.delenv("DRIVETRAIN_IMAGE")
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
-    assert not run_in_image.wanted("predict")
+    assert not run_in_image.is_needed("predict")
 
 
 def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
     """`predict` beside a running `make setup` ended with No module named 'numpy'."""
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == "numpy" else object())
-    assert run_in_image.wanted("predict")
+    assert run_in_image.is_needed("predict")
 
 
 def test_predict_runs_in_the_image(
@@ -300,7 +301,7 @@ def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
 
 def test_the_container_is_hardened_as_compose_says() -> None:
     """compose/base.yaml alone says it: as `docker compose config` reads it, with the variables that are given."""
-    options = compose_flags.flags({"DRIVETRAIN_MEMORY": "3g", "DRIVETRAIN_CPUS": "1.5"})
+    options = compose_project.compose_flags({"DRIVETRAIN_MEMORY": "3g", "DRIVETRAIN_CPUS": "1.5"})
     assert options == [
         "--init",
         "--read-only",
@@ -314,7 +315,7 @@ def test_the_container_is_hardened_as_compose_says() -> None:
 
 
 NOISY = """
-from runtime.launch.run_in_image import _wait
+from drivetrain.launch.run_in_image import _wait
 raise SystemExit(_wait(["sh", "-c", r"printf 'caf\\303\\251\\033]0;owned\\007\\n'; printf '\\033[2Jno\\n' >&2; exit 3"]))
 """
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import SpecError
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.launch import run_secrets
-from runtime.storage import store_variables
-from runtime.supervisor import supervisor
-from runtime.supervisor.train_request import TrainRequest
-from runtime.system import secrets
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.launch import run_secrets
+from drivetrain.storage import store_variables
+from drivetrain.supervisor import supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system import secrets
 from tests.paths import ROOT
 
 IMAGES = "name: a\ntask: image-classification\ndata: {train: x}\n"
@@ -80,7 +80,7 @@ def test_a_file_of_credentials_follows_and_its_variable_names_it(tmp_path: Path,
     environ = {"DRIVETRAIN_IMAGE": "cpu"}
     secrets.take(environ, inside)
     assert environ[name] == str(inside / f"{name}.file")
-    assert secrets.masked("401 for a-token", environ, inside) == "401 for ***"
+    assert secrets.mask("401 for a-token", environ, inside) == "401 for ***"
     with pytest.raises(SpecError) as caught:
         collected(copied, True, **{name: "/nowhere"})
     assert str(caught.value) == (
@@ -127,7 +127,7 @@ def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/nowhere"}
     (tmp_path / "drivetrain-secrets-4194999").mkdir()  # larger than any number of a process
     (tmp_path / f"drivetrain-secrets-{os.getpid()}").mkdir()  # of a killed process that had the same number
-    with run_secrets.written({"A": b"1", "ca": b"2"}, {}, 1000, environ) as written:
+    with run_secrets.write_for_block({"A": b"1", "ca": b"2"}, {}, 1000, environ) as written:
         assert written.folder.parent == tmp_path
         assert stat.S_IMODE(written.folder.stat().st_mode) == 0o700
         for target, source in written.mounts().items():
@@ -137,7 +137,7 @@ def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
             assert found.st_uid == (os.getuid() or 1000)
         assert [path.name for path in tmp_path.iterdir()] == [written.folder.name], "what a killed starter left is gone"
     assert list(tmp_path.iterdir()) == []
-    with run_secrets.written({}, {}, 1000, environ) as written:
+    with run_secrets.write_for_block({}, {}, 1000, environ) as written:
         assert written.volumes() == []
         assert list(tmp_path.iterdir()) == []
 
@@ -183,4 +183,4 @@ def test_an_image_takes_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixtur
     secrets.take(environ, tmp_path)
     ca = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), str(tmp_path / "ca"))
     assert environ == {"DRIVETRAIN_IMAGE": "cpu", "SET": "mine", "HF_TOKEN": "t0ken123", **ca}
-    assert secrets.masked("401 for t0ken123", environ, tmp_path) == "401 for ***"
+    assert secrets.mask("401 for t0ken123", environ, tmp_path) == "401 for ***"

@@ -17,8 +17,8 @@ import yaml
 
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
-from tests.slurm_cluster import until
-from tests.supervisor.test_supervisor import job, rows, same, train  # noqa: F401
+from tests.supervisor.tiny_run import rows, same, train
+from tests.waiting import until
 
 SPEC = "name: tiny\ntask: image-classification\ndata: {train: /data/images.npz}\nenvironment: [HF_TOKEN]\n"
 SECTION: dict[str, Any] = {
@@ -59,7 +59,7 @@ def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, caps
     assert "setup" not in made
     assert "  run: |" not in made["run"]
     assert made["run"].splitlines()[-1] == (
-        "exec python -m runtime train /tmp/drivetrain-job/tiny.yaml --set limits.nodes=2 --set limits.gpus=all "
+        "exec python -m drivetrain train /tmp/drivetrain-job/tiny.yaml --set limits.nodes=2 --set limits.gpus=all "
         "--runs /data/runs"
     )
 
@@ -142,12 +142,12 @@ def test_skypilot_takes_the_task_and_refuses_typing_errors(folder: Path) -> None
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
-def test_the_nodes_train_with_what_skypilot_gives_them(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_nodes_train_with_what_skypilot_gives_them(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run block twice, with SkyPilot's variables and no others; stopped once, and run again as recovery does."""
     home = job.parent
     monkeypatch.chdir(home)
     job.write_text(job.read_text().replace("images.npz", f"{home}/images.npz").replace("epochs: 4", "epochs: 60"))
-    command = [sys.executable, "-m", "runtime"]
+    command = [sys.executable, "-m", "drivetrain"]
     write(home, runs=str(home / "runs"), volumes={str(home): "datasets"}, resources={}, command=command)
     assert launch("--nodes", "2") == 0
     block = yaml.safe_load((home / "tiny.sky.yaml").read_text())["run"]

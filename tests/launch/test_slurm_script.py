@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch.clusters.slurm_script import BODY
+from drivetrain.launch.clusters.slurm import BODY
 
 SRUN = """\
 #!/bin/bash

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Batch, Head
-from runtime.errors import SpecError
-from runtime.models import saved_model
-from runtime.models.buffers import Buffers, unshare
-from runtime.training.losses import objective
-from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
+from drivetrain.data.dataset import Batch, Head
+from drivetrain.errors import SpecError
+from drivetrain.models import saved_model
+from drivetrain.models.buffers import Buffers, unshare
+from drivetrain.training.losses import objective
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import StepOptions
 from tests.own_job import MODEL, write
-from tests.supervisor.test_custom_runs import trained
+from tests.supervisor.custom_run import trained
 
 torch.set_num_threads(1)
 
@@ -120,7 +120,7 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
     """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
     net, twin = started(way), started(way)
     step, other = step_of(net), step_of(twin)
-    step = step.configured(report_memory=lambda text: None)
+    step = step.with_options(report_memory=lambda text: None)
     step.use_micro_batch(4)
     other.use_micro_batch(4)
     calls: list[int] = []
@@ -148,7 +148,7 @@ def test_the_same_tensors_come_back() -> None:
     """What else holds a buffer, a compiled kernel for example, goes on seeing it."""
     net = started(assigned)
     kept, made = net.kept, Buffers(net)
-    with made.unchanged():
+    with made.keep_unchanged():
         net(batch(0).inputs[0])
         assert net.kept is not kept
     assert net.kept is kept

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime import optimizations
-from runtime.hardware import facts as hardware
-from runtime.job.workload import Workload
-from runtime.models.fast_dropout import ENOUGH, DropoutFromBits, as_before
-from runtime.optimizations import packed_dropout
+from drivetrain import optimizations
+from drivetrain.hardware import facts as hardware
+from drivetrain.job.workload import Workload
+from drivetrain.models.fast_dropout import ENOUGH, DropoutFromBits, restore_layers
+from drivetrain.optimizations import packed_dropout
 from tests import tiny
 from tests.paths import MACHINES
 
@@ -140,5 +140,5 @@ def test_tensor_subclasses_use_torchs_dropout() -> None:
 def test_the_users_network_is_returned_unchanged() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     network[1].__class__ = DropoutFromBits
-    as_before(network)
+    restore_layers(network)
     assert type(network[1]) is nn.Dropout

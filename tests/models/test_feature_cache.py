@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,86 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.load import load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.models import feature_cache as prefix
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.optimizations import Value, feature_cache, prefix_precision
-from runtime.plan import plan
-from runtime.training import run
-from runtime.training.checkpoints.resume import PROMISE
-from runtime.training.evaluation.validation import evaluate
-from runtime.training.evaluation.worst_mistakes import FILE
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.data.load_data import load
+from drivetrain.models import feature_cache as prefix
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.optimizations import feature_cache, prefix_precision
+from drivetrain.plan import plan
+from drivetrain.training import run
+from drivetrain.training.checkpoints.resume import PROMISE
+from drivetrain.training.evaluation.validation import evaluate
+from drivetrain.training.evaluation.worst_mistakes import FILE
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import reports, tiny
-from tests.supervisor import test_supervisor
-
-FROZEN = "freeze: {embeddings: true, layers: 1}}"
-ENCODER = f"{reports.ENCODER[:-1]}, dropout: 0.1, "
-IMAGES = """
-name: cached
-task: image-classification
-data: {{train: a.npz, validation: 0.25, image_size: 16}}
-model: {model}
-train: {{epochs: 2, batch_size: 16}}
-"""
-NETWORKS = {
-    "encoder, one layer of two": (f"{ENCODER}{FROZEN}", "the embeddings and 1 of 2 layers"),
-    "encoder, first token": (f"{ENCODER}pooling: cls, {FROZEN}", "the embeddings and 1 of 2 layers"),
-    "whole encoder": (ENCODER + "freeze: {names: [encoder]}}", "the whole encoder"),
-    "distilbert": ("distilbert", "the embeddings and 1 of 2 layers"),
-    "roberta": ("roberta", "the embeddings and 1 of 2 layers"),
-    "small-cnn": (
-        "{name: small-cnn, width: 4, freeze: {names: [features.0, features.1, features.3]}}",
-        "4 of 22 layers",
-    ),
-    "resnet18": ("{name: resnet18, width: 4, freeze: {names: [stem, stages.0, stages.1]}}", "5 of 10 parts"),
-    "resnet18, its end alone": (
-        "{name: resnet18, width: 4, dropout: 0.2, freeze: {names: [stem, stages]}}",
-        "10 of 10 parts",
-    ),
-}
-
-
-def job(folder: Path, name: str, more: str = "") -> Job:
-    model = NETWORKS[name][0]
-    if not model.startswith("{name: small") and not model.startswith("{name: resnet"):
-        reports.write(folder)
-        if not model.startswith("{"):
-            saved = reports.pretrained(folder, model)
-            model = f"{{source: transformers, name: {saved}, {FROZEN}"
-        return reports.job(folder, model=model, data=", max_length: 40")
-    images, labels = torch.randn(80, 3, 16, 16).add(1).numpy(), torch.arange(80).remainder(3).numpy()
-    np.savez(folder / "a.npz", images=images, labels=labels)
-    (folder / "job.yaml").write_text(IMAGES.format(model=model) + more)
-    return job_spec.load(folder / "job.yaml")
-
-
-def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
-    """A run with everything off but, perhaps, the cache."""
-    here, data = tiny.machine(), load(asked)
-    network = build(asked, data)
-    plain = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
-    values = (settings or {}) | {"feature_cache": on}
-    return run.assemble(asked, here, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer())
-
-
-class Recorder(torch.optim.SGD):
-    """Keeps the gradients and changes nothing."""
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
-
-
-def gradient(done: run.Run, epoch: int = 0) -> torch.Tensor:
-    done.train_mode()
-    recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
-    done.step = replace(done.step, optimizer=recorder)
-    batch = next(iter(done.batches.epoch(epoch)))
-    done.step(done.mixed(done.prepared(batch, epoch)), done.step_seed())
-    return recorder.seen
+from tests.models.cached_features import NETWORKS, gradient, job, made
+from tests.paths import ROOT
+from tests.supervisor import tiny_run
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -174,7 +109,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
 
 
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = feature_cache._computed
+    real = feature_cache._compute
 
     def small(*given: object) -> object:
         if len(given[-2]) > 3:  # type: ignore[arg-type]
@@ -183,7 +118,7 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
 
     asked = job(tmp_path, "resnet18")
     wanted = tiny.losses(made(tmp_path, asked, True), 2)
-    monkeypatch.setattr(feature_cache, "_computed", small)
+    monkeypatch.setattr(feature_cache, "_compute", small)
     assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
 
 
@@ -203,7 +138,7 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     reports.write(tmp_path, 300)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    done = test_supervisor.train(path)
+    done = tiny_run.train(path)
     assert done.returncode == 0, done.stderr
     row = next(
         r
@@ -214,17 +149,17 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     assert row["reason"].startswith(
         "the embeddings and 2 of 3 layers are computed once instead of in each of 6 epochs: saves "
     )
-    slow = subprocess.Popen(test_supervisor.command(path), cwd=test_supervisor.ROOT, stdout=subprocess.DEVNULL)
+    slow = subprocess.Popen(tiny_run.command(path), cwd=ROOT, stdout=subprocess.DEVNULL)
     run_folder = tmp_path / "runs/tiny-002"
-    test_supervisor.wait_for(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
     slow.kill()
     slow.wait()
-    resumed = test_supervisor.train(path)
+    resumed = tiny_run.train(path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes" in resumed.stdout
     assert "computed once for" in resumed.stdout
-    assert test_supervisor.same(tmp_path / "runs/tiny-001", run_folder)
-    assert test_supervisor.rows(tmp_path / "runs/tiny-001") == test_supervisor.rows(run_folder)
+    assert tiny_run.same(tmp_path / "runs/tiny-001", run_folder)
+    assert tiny_run.rows(tmp_path / "runs/tiny-001") == tiny_run.rows(run_folder)
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
@@ -242,7 +177,7 @@ def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: st
 @pytest.mark.nightly
 def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     job(tmp_path, "resnet18", "optimize: {cpu_threads: 1, feature_cache: true}\n")
-    done = test_supervisor.train(tmp_path / "job.yaml")
+    done = tiny_run.train(tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     assert "not shown" not in done.stdout + done.stderr
     mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
@@ -252,8 +187,8 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
 
 def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> None:
     """Its bits are no longer those of a run that kept them."""
-    from runtime.system.files import write_json
-    from runtime.tuning import prepare
+    from drivetrain.system.files import write_json
+    from drivetrain.tuning import prepare
 
     asked = job(tmp_path, "resnet18")
     network = build(asked, load(asked))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.models import inspection
-from runtime.optimizations import feature_cache
-from runtime.training.evaluation.validation import evaluate
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import inspection
+from drivetrain.optimizations import feature_cache
+from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
-from tests.models.test_feature_cache import gradient, job, made
+from tests.models.cached_features import gradient, job, made
 
 AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
 

@@ -11,41 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.load import load
-from runtime.data.loader.batches import in_order
-from runtime.errors import SpecError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.models.build import Model, build
-from runtime.training import recorded_inputs
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models.build import Model, build
+from drivetrain.training import recorded_inputs
+from tests.models.followed_weights import FIRST, follow, outputs, relabelled
 from tests.tiny import plain
-from tests.trained import CASES, COMMON, Case, seen, trained
-
-FIRST = "run"
-"""The folder of the first run, relative to the job."""
-
-
-def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes: tuple[str, str]) -> Job:
-    """The job of a case with another `model:`, in the same folder."""
-    text = re.sub(r"^model:.*$", "", case.text, flags=re.MULTILINE) + f"model: {model}\n"
-    for before, after in changes:
-        assert before in text
-        text = text.replace(before, after)
-    (folder / "next.yaml").write_text(f"name: next\n{text}{COMMON}")
-    return job_spec.load(folder / "next.yaml")
-
-
-@torch.inference_mode()
-def outputs(job: Job, made: Model) -> dict[str, torch.Tensor]:
-    """The outputs of an untrained network on the validation data of its job."""
-    dataset = load(job)
-    made.module.eval()
-    parts: dict[str, list[torch.Tensor]] = {name: [] for name in dataset.heads}
-    for batch in in_order(dataset.validation, 7):
-        found = made.module(*dataset.prepare(batch.inputs, batch.ids, None))
-        for name, kept in parts.items():
-            kept.append(found if isinstance(found, torch.Tensor) else found[name])
-    return {name: torch.cat(kept) for name, kept in parts.items()}
+from tests.trained import CASES, Case, seen, trained
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -80,14 +53,6 @@ def same(first: Model, second: Model) -> list[str]:
     """The names of the tensors that both have with the same values."""
     ours, theirs = first.module.state_dict(), second.module.state_dict()
     return [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]
-
-
-def relabelled(folder: Path) -> None:
-    """Give every class of the image arrays another name."""
-    for part in ("train", "held"):
-        with np.load(folder / f"{part}.npz") as data:
-            images, labels = data["images"], data["labels"]
-        np.savez(folder / f"{part}.npz", images=images, labels=labels + 1)
 
 
 def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Path) -> None:
@@ -263,11 +228,11 @@ def test_a_resumed_run_notices_another_start(tmp_path: Path) -> None:
     home.mkdir()
     run = plain(job, home)
     recorded_inputs.begin(run, print, resumes=False)
-    settled = recorded_inputs.stored(home)
+    settled = recorded_inputs.read_stored(home)
     assert settled
-    again = recorded_inputs.unchanged(job, home, settled, SpecError)
+    again = recorded_inputs.load_unchanged(job, home, settled, SpecError)
     assert again.heads == run.dataset.heads
     weights = tmp_path / FIRST / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"1234")
     with pytest.raises(SpecError, match=r"model\.safetensors .*model\.name"):
-        recorded_inputs.unchanged(job, home, settled, SpecError)
+        recorded_inputs.load_unchanged(job, home, settled, SpecError)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.errors import SpecError
-from runtime.models import inspection, layout_trial
-from runtime.plan import plan
+from drivetrain.errors import SpecError
+from drivetrain.models import forward, inspection, strided_convolution
+from drivetrain.models.networks import cnn
+from drivetrain.plan import plan
 from tests import tiny
 
 
@@ -41,7 +42,7 @@ def test_what_fails_in_one_layout_alone_is_found(flatten: Callable[[Tensor], Ten
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    found = layout_trial.obstacle(network, tiny.dataset())
+    found = inspection.layout_obstacle(network, tiny.dataset())
     assert says in found
     assert bool(found) is bool(says)
     assert torch.equal(torch.rand(1), expected)
@@ -62,16 +63,16 @@ def test_a_backward_pass_counts_too() -> None:
             return gradient * ctx.saved_tensors[0].view(-1).sign().view(gradient.shape)
 
     def strict(x: Tensor) -> Tensor:
-        result: Tensor = Strict.apply(x)  # type: ignore[no-untyped-call]
+        result: Tensor = Strict.apply(x)
         return result.flatten(1)
 
-    assert "view size" in layout_trial.obstacle(Flattened(strict), tiny.dataset())
+    assert "view size" in inspection.layout_obstacle(Flattened(strict), tiny.dataset())
 
 
 def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_trial, "_problem", lambda *_: "tried")
-    assert layout_trial.obstacle(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), tiny.dataset()) == ""
-    assert layout_trial.obstacle(tiny.build(tiny.job(), tiny.dataset()).module, tiny.dataset()) == ""
+    monkeypatch.setattr(inspection, "_layout_problem", lambda *_: "tried")
+    assert inspection.layout_obstacle(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), tiny.dataset()) == ""
+    assert inspection.layout_obstacle(tiny.build(tiny.job(), tiny.dataset()).module, tiny.dataset()) == ""
 
 
 def test_the_plan_takes_the_layout_that_works() -> None:
@@ -83,3 +84,31 @@ def test_the_plan_takes_the_layout_that_works() -> None:
         plan.resolve(tiny.job(optimize="channels_last: true"), tiny.machine(), facts)
     works = inspection.inspect_workload(tiny.dataset(), Flattened(lambda x: x.flatten(1)))
     assert plan.resolve(tiny.job(), tiny.machine(), works).value("channels_last") is True
+
+
+def test_narrow_strided_convolutions_are_tried_in_the_safe_way() -> None:
+    """Their usual kernel writes past the end of its memory in this layout: the process would die in the trial."""
+
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.strided, self.last, self.seen = nn.Conv2d(1, 3, 1, stride=2), nn.Linear(48, 3), list[str]()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.seen += strided_convolution.rewritten(self)
+            result: Tensor = self.last(self.strided(inputs).flatten(1))
+            return result
+
+    network = Narrow()
+    assert inspection.layout_obstacle(network, tiny.dataset()) == ""
+    assert set(network.seen) == {"strided"}
+    assert strided_convolution.rewritten(network) == []
+    strided_convolution.rewrite(network)
+    assert inspection.layout_obstacle(network, tiny.dataset()) == ""
+    assert strided_convolution.rewritten(network) == ["strided"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "small-cnn"])
+def test_layers_of_this_package_are_not_those_of_a_user(name: str) -> None:
+    assert not forward.has_own_layers(cnn.build(name, channels=1, classes=3, image_size=8))
+    assert forward.has_own_layers(Flattened(viewed))

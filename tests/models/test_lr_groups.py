@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import SpecError
-from runtime.training import trained_layers
+from drivetrain.errors import SpecError
+from drivetrain.training import trained_layers
 from tests import tiny
-from tests.training.test_optimizer import KINDS
-from tests.training.test_training_options import fitted, rows
+from tests.training.fitted_run import fitted, rows
+from tests.training.optimizer_kinds import KINDS
 
 torch.set_num_threads(1)
 GROUPS = "lr_groups: {'features.[0-6]': 0.05, features: 0.3}"
@@ -41,7 +41,7 @@ def test_every_layer_follows_the_schedule_at_its_factor(spec: str, tmp_path: Pat
             for group in by_hand.param_groups:
                 group["lr"] = 0.01 * theirs.rates.schedule(theirs.counters.step) * group["factor"]
             loss = torch.nn.functional.cross_entropy(theirs.model(*batch.inputs), batch.targets[""])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             by_hand.step()
             by_hand.zero_grad()
             theirs.counters.step += 1

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.data.custom import user_code
-from runtime.data.custom.load import load
-from runtime.errors import CheckpointError
-from runtime.job_spec.spec_source import SpecSource
-from runtime.models import saved_model
-from runtime.models.build import build
+from drivetrain.data.custom import user_code
+from drivetrain.data.custom.custom_data import load
+from drivetrain.errors import CheckpointError
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.models import saved_model
+from drivetrain.models.build import build
 from tests import own_job
 
 torch.set_num_threads(1)
@@ -151,7 +151,7 @@ def test_an_argument_outside_of_the_folder_is_stored_too(tmp_path: Path) -> None
 
 
 def test_texts_and_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.data.custom.argument_files.LARGEST", 10)
+    monkeypatch.setattr("drivetrain.data.custom.code_files.MAX_COPY_BYTES", 10)
     (tmp_path / "large.bin").write_bytes(b"x" * 11)
     code = user_code.Code(tmp_path)
     given = {"a": "large.bin", "b": ["resnet18", 3, ""], "c": "\0", "d": "x" * 5000, "e": "."}

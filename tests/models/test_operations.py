@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from runtime.job.model import Freeze
-from runtime.job.workload import format_flop
-from runtime.models import operations
-from runtime.models.build import Model
-from runtime.models.networks import cnn
+from drivetrain.job.model import Freeze
+from drivetrain.job.workload import format_flop
+from drivetrain.models import operations
+from drivetrain.models.build import Model
+from drivetrain.models.networks import cnn
 
 
 def network(name: str, **more: Any) -> Model:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.load import load
-from runtime.errors import DataError, SpecError
-from runtime.models.build import build
-from tests.models.test_initial_weights import FIRST, follow, outputs, relabelled
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError, SpecError
+from drivetrain.models.build import build
+from tests.models.followed_weights import FIRST, follow, outputs, relabelled
 from tests.trained import CASES, trained
 
 FROM = f"{{from: {FIRST}}}"

@@ -9,58 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.models import packed_attention, packing_trial, recompute
-from runtime.models.fast_dropout import DropoutFromBits
-from runtime.models.networks import text_encoder
-from runtime.system import torch_settings
-from tests import reports
-
-LENGTHS = [3, 40, 7, 7, 1, 25]
-FAMILIES = reports.FAMILIES | dict.fromkeys(("camembert", "xlm-roberta"), reports.SIZES)
-FAMILIES |= {"electra": reports.SIZES | {"embedding_size": 16}, "electra that widens": reports.FAMILIES["electra"]}
-RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
-
-
-def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
-    torch.manual_seed(0)
-    config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
-    made = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
-    assert isinstance(made, text_encoder.TextNetwork)
-    return made.train()
-
-
-def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    torch.manual_seed(1)
-    return torch.randint(5, 50, mask.shape) * mask, mask
-
-
-def learned(made: nn.Module, call: Any, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """All outputs, and the gradient of a loss over them."""
-    made.zero_grad()
-    torch.manual_seed(2)
-    outputs = torch.cat(list(call(*given).values()), dim=1)
-    outputs.float().square().sum().backward()
-    return outputs.detach(), torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
-
-
-def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
-    for ours, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=off, atol=off * float(theirs.abs().max()))
+from drivetrain.models import inspection, packed_attention, recompute
+from drivetrain.models.fast_dropout import DropoutFromBits
+from drivetrain.system import torch_settings
+from tests.models.packed_texts import LENGTHS, batch, learned, network, same
 
 
 def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
     made, given = network(), batch()
     before = made.encoder.config._attn_implementation
-    with torch_settings.kept():
+    with torch_settings.keep_switches():
         learned(made, made.packed, given)
-        assert made.encoder.config._attn_implementation == packed_attention.NAME != before
+        assert made.encoder.config._attn_implementation == packed_attention.ATTENTION_NAME != before
     assert made.encoder.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
-@pytest.mark.parametrize("family", packed_attention.KINDS)
+@pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
 def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
     made, given = network(family, pooling), batch(lengths)
     padded = learned(made, made, given)
@@ -70,9 +36,9 @@ def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: l
 
 def test_frozen_lower_layers_do_not_matter() -> None:
     made, given = network(), batch()
-    for part in (made.embeddings, made.layers[0]):  # type: ignore[index]
+    for part in (made.embeddings, made.layers[0]):
         part.requires_grad_(False)
-    division = made.divided(*given)
+    division = made.split_at_frozen(*given)
     assert division
     entering = division.prefix(*given)
     upper = division.rest.__self__  # type: ignore[attr-defined]
@@ -81,30 +47,30 @@ def test_frozen_lower_layers_do_not_matter() -> None:
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
 def test_an_encoder_that_cannot_be_packed_is_detected(family: str) -> None:
-    assert packing_trial.token_bytes(network(family)) == 0
-    assert packing_trial.token_bytes(nn.Linear(2, 2)) == 0
+    assert inspection.token_bytes(network(family)) == 0
+    assert inspection.token_bytes(nn.Linear(2, 2)) == 0
 
 
 def test_an_encoder_that_computes_differently_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packing_trial.token_bytes(network()) > 0
-    monkeypatch.setattr(packed_attention, "_taken", lambda rows, index: rows[index.flip(0)])
-    assert packing_trial.token_bytes(network()) == 0
+    assert inspection.token_bytes(network()) > 0
+    monkeypatch.setattr(packed_attention, "_gather_rows", lambda rows, index: rows[index.flip(0)])
+    assert inspection.token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_detected(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
     made = network(family)
-    assert packing_trial.token_bytes(made) > 0
-    made.encoder.config.is_decoder = True  # type: ignore[union-attr]
-    assert packing_trial.token_bytes(made) == 0
+    assert inspection.token_bytes(made) > 0
+    made.encoder.config.is_decoder = True
+    assert inspection.token_bytes(made) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
     made, given = network(pooling="cls"), batch([3, 2, 0])
     outputs = made.packed(*given)
     assert isinstance(outputs, dict)
-    for name, found in made.packed(*(x[:2] for x in given)).items():  # type: ignore[union-attr]
+    for name, found in made.packed(*(x[:2] for x in given)).items():
         torch.testing.assert_close(outputs[name][:2], found)
 
 
@@ -112,7 +78,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
     made = network(dropout=0.5)
     made.heads.eval()
     state = torch.get_rng_state()
-    packing_trial.token_bytes(made)
+    inspection.token_bytes(made)
     assert torch.equal(torch.get_rng_state(), state)
     assert made.encoder.training
     assert not made.heads.training
@@ -132,19 +98,19 @@ def test_bytes_of_a_token() -> None:
         made.packed(*batch([32] * 64))
     held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
     # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
-    assert 0.4 < packing_trial.token_bytes(made) / (held / 2048) < 1.1
+    assert 0.4 < inspection.token_bytes(made) / (held / 2048) < 1.1
 
 
 def test_a_row() -> None:
-    found = packed_attention.row(batch([2, 4, 4])[1])
-    assert found.index.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+    found = packed_attention.lay_out(batch([2, 4, 4])[1])
+    assert found.token_positions.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
     assert found.size == 64
     (group,) = found.groups
     assert (group.start, group.end, group.texts, group.longest) == (0, 10, 3, 4)
-    assert group.index.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert group.token_positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert group.real is not None
     assert group.real[:, 0, 0].tolist() == [[True] * 4, [True] * 4, [True, True, False, False]]
-    assert packed_attention.row(batch([4] * 40)[1]).groups[0].real is None
+    assert packed_attention.lay_out(batch([4] * 40)[1]).groups[0].real is None
 
 
 def test_recomputed_layers_are_the_same() -> None:
@@ -171,7 +137,9 @@ def test_dropout_of_attention_has_the_mean_of_none(kind: Any, real: list[list[bo
     module.dropout = kind(0.25)
     query, key, value = (torch.randn(2, 200, 5, 8) for _ in range(3))
     wanted = functional.scaled_dot_product_attention(query, key, value, group)
-    drawn = torch.stack([packed_attention._dropping(module, query, key, value, group, 0.25, None) for _ in range(400)])
+    drawn = torch.stack(
+        [packed_attention._attend_with_dropout(module, query, key, value, group, 0.25, None) for _ in range(400)]
+    )
     assert not torch.equal(drawn[0], drawn[1])
     spread = drawn.std(dim=0) / 20
     assert float(((drawn.mean(dim=0) - wanted) / spread.clamp(min=1e-6)).abs().mean()) < 1.0

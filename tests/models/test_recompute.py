@@ -13,43 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.errors import SpecError
-from runtime.hardware import facts
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection
-from runtime.models import recompute as blocks
-from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
-from runtime.plan import plan
-from runtime.training import effective_settings
-from runtime.tuning import variants
+from drivetrain.errors import SpecError
+from drivetrain.hardware import facts
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection
+from drivetrain.models import recompute as blocks
+from drivetrain.models.networks import cnn, cnn_lstm, mlp, text_encoder
+from drivetrain.plan import plan
+from drivetrain.training import effective_settings
+from drivetrain.tuning import variants
 from tests import tiny
+from tests.models.recomputed_networks import ENCODER, encoder, resnet
 from tests.paths import MACHINES
 
 torch.set_num_threads(1)
-ENCODER = {
-    "model_type": "bert",
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 64,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-}
-
-
-def encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    torch.manual_seed(0)
-    network = text_encoder.build(config=ENCODER, outputs={"": 3}, pooling="mean", dropout=0.1)
-    return network, (torch.randint(0, 50, (4, 64)), torch.ones(4, 64, dtype=torch.int64))
-
-
-def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    torch.manual_seed(0)
-    network = cnn.build("resnet18", channels=3, classes=3, image_size=32, width=8, dropout=0.2)
-    return network, (torch.randn(4, 3, 64, 64),)
 
 
 class Living(TorchDispatchMode):
@@ -126,14 +104,14 @@ class Drifting(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.scale.mul_(1.5)  # type: ignore[operator]
-        return self.inner(x) * self.scale  # type: ignore[no-any-return]
+        self.scale.mul_(1.5)
+        return self.inner(x) * self.scale
 
 
 def test_the_second_pass_sees_the_buffers_of_the_first() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(*(Drifting() for _ in range(3)))
-    assert len(blocks.repeated(network)) == 3
+    assert len(blocks.find_repeated_blocks(network)) == 3
     x = torch.randn(4, 4)
     plain, saving = (passed(network, (x,), recompute) for recompute in (False, True))
     assert all(map(torch.equal, plain["gradient"], saving["gradient"]))
@@ -148,7 +126,7 @@ class Greedy(nn.Module):
         self.inner = nn.Sequential(nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.mul_(2))  # type: ignore[no-any-return]
+        return self.inner(x.mul_(2))
 
 
 def test_a_block_that_modifies_its_input_is_named() -> None:
@@ -202,7 +180,7 @@ def test_evaluation_is_left_alone() -> None:
     ],
 )
 def test_what_counts_as_a_block(network: nn.Module, count: int) -> None:
-    assert len(blocks.repeated(network)) == count
+    assert len(blocks.find_repeated_blocks(network)) == count
 
 
 RESNET = """
@@ -222,7 +200,7 @@ def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
             job_spec.check(parse(RESNET, "tiny.yaml")),
             settings={"gradient_checkpointing": value, "micro_batch": 8},
         )
-        assert effective_settings.seen(made)["gradient_checkpointing"]["seen"] is value
+        assert effective_settings.compare_with_plan(made)["gradient_checkpointing"]["seen"] is value
         found.append((tiny.losses(made, 5), made.model.state_dict()))
     (losses, weights), (others, twins) = found
     assert losses == others

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from runtime.errors import CheckpointError
-from runtime.models import safetensors_file
+from drivetrain.errors import CheckpointError
+from drivetrain.models import safetensors_file
 
 
 def mixed() -> dict[str, Tensor]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import runtime
-from runtime.models import strided_convolution
-from runtime.supervisor.run_lifecycle import RunLifecycle
+import drivetrain
+from drivetrain.models import strided_convolution
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from tests import heap
 from tests.convolutions import answers, cases
 
@@ -23,6 +23,7 @@ WORST = [
 """Those that write past a workspace on AVX2 (the first ones) or AVX-512 (the larger ones)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cap", "threads"),
     [
@@ -94,6 +95,7 @@ def test_attributes_that_a_user_network_reads_stay() -> None:
     assert torch.equal(network(x), before)
 
 
+@pytest.mark.slow
 def test_compiled_and_in_bf16() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
     x = torch.randn(1, 3, 6, 6)
@@ -113,7 +115,7 @@ def test_as_before() -> None:
     strided_convolution.rewrite(network)
     copied = copy.deepcopy(network)
     assert copied[1].forward.args[0] is copied[1]
-    strided_convolution.as_before(network)
+    strided_convolution.restore_layers(network)
     assert strided_convolution.rewritten(network) == []
     assert [set(vars(module)) for module in network] == known
     assert network[0].stride == network[1].stride == (2, 2)
@@ -137,7 +139,7 @@ def test_a_narrow_resnet_trains_and_notes_the_rewritten_convolutions(tmp_path: P
     images = np.random.default_rng(0).integers(0, 256, (48, 16, 16)).astype(np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     (tmp_path / "job.yaml").write_text(JOB)
-    words = ["runtime", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
+    words = ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
     done = heap.run(words, heap.environment("AVX2"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "convolution: stages.1.0.shortcut.0, stages.2.0.shortcut.0: stride 1 over every n-th pixel" in done.stdout
@@ -149,7 +151,7 @@ def test_a_programs_network_is_returned_unchanged(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.Flatten(), nn.Linear(64, 2))
     data = torch.randn(32, 3, 8, 8), torch.arange(32) % 2
-    runtime.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})
+    drivetrain.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})
     assert "convolution" in (tmp_path / "library-001" / "events.jsonl").read_text()
     assert network[0].stride == (2, 2)
     assert strided_convolution.rewritten(network) == []

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.errors import SpecError
-from runtime.job.model import Freeze
-from runtime.models import dry_run, forward
-from runtime.models.build import Model
-from runtime.training.evaluation.validation import evaluate
+from drivetrain.errors import SpecError
+from drivetrain.job.model import Freeze
+from drivetrain.models import dry_run, forward
+from drivetrain.models.build import Model
+from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 
 

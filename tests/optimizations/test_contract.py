@@ -9,10 +9,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from runtime import optimizations
-from runtime.hardware import facts as hardware
-from runtime.models.inspection import inspect_workload
-from runtime.optimizations import Effect, Optimization, Stage
+from drivetrain import optimizations
+from drivetrain.hardware import facts as hardware
+from drivetrain.models.inspection import inspect_workload
+from drivetrain.optimizations import Effect, Optimization, Stage
 from tests import paths, tiny
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))
@@ -23,7 +23,7 @@ TOLERANCE = {Effect.EXACT: 0.0, Effect.ROUNDING: 2e-2}
 
 @pytest.fixture(params=ALL, ids=[o.name for o in ALL])
 def optimization(request: pytest.FixtureRequest) -> Optimization:
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 def test_has_its_sentence(optimization: Optimization) -> None:

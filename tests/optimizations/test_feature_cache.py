@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.job.workload import Workload
-from runtime.job_spec import load as job_spec
-from runtime.optimizations import feature_cache, prefix_precision
-from runtime.plan import plan
+from drivetrain.errors import SpecError
+from drivetrain.job.workload import Workload
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.optimizations import feature_cache, prefix_precision
+from drivetrain.plan import plan
 from tests import tiny
 
 ENCODED = Workload(
@@ -57,7 +58,7 @@ def test_changing_inputs_and_one_epoch() -> None:
     )
     asked = job_spec.check(tiny.parse(text, "tiny.yaml"))
     assert "data.augment.mixup changes the inputs" in str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True))
-    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):
+    with pytest.raises(SpecError, match=r"data\.augment\.mixup changes the inputs"):
         plan.resolve(
             job_spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine()
         )
@@ -84,7 +85,7 @@ def test_what_changes_the_inputs(augment: str, told: str) -> None:
 
 def test_views_without_anything_random_are_refused() -> None:
     text = tiny.TEXT.format(epochs=3, train="", model="").replace("train: x}", "train: x, augment: {views: 2}}")
-    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.views: is 2, and no image is augmented by itself"):
+    with pytest.raises(SpecError, match=r"data\.augment\.views: is 2, and no image is augmented by itself"):
         job_spec.check(tiny.parse(text, "tiny.yaml"))
 
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Batch
-from runtime.errors import SpecError
-from runtime.hardware import facts, gpu_selection
-from runtime.hardware.facts import Hardware
-from runtime.job import Job
-from runtime.job.workload import Workload
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
-from runtime.plan import plan
-from runtime.system import torch_settings
-from runtime.training import step_result, torch_setup
-from runtime.training.step import Step
+from drivetrain.data.dataset import Batch
+from drivetrain.errors import SpecError
+from drivetrain.hardware import facts, gpu_selection
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
+from drivetrain.plan import plan
+from drivetrain.system import torch_settings
+from drivetrain.training import step_result, torch_setup
+from drivetrain.training.step import Step
 from tests import tiny
 from tests.paths import MACHINES
 
@@ -141,6 +141,12 @@ REFUSED = [
     ("h200", "", "cuda_graphs: true, compile: false", "which the job turns off"),
     ("h200", "", "cuda_graphs: true, micro_batch: 8", "accumulates gradients"),
     ("p100", "", "cuda_graphs: true", "torch.compile needs 7.0"),
+    ("laptop", "", "step_graph: true", "CUDA graphs need a GPU"),
+    ("p100", "", "step_graph: true", "recorded from 7.0 on"),
+    ("h200", TEXT, "step_graph: true", "samples have different lengths"),
+    ("h200", "", "step_graph: true, micro_batch: 8", "computes a batch in parts"),
+    ("h200", "", "step_graph: true, cuda_graphs: true", "records the network by itself"),
+    ("h200", "", "step_graph: true, fused_optimizer: false", "the host decides"),
     ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention needs 8.0"),
     ("laptop", TEXT, "attention: math", "a CPU has only one attention kernel"),
     ("laptop", "", "pinned_transfer: true", "no GPU to copy batches to"),
@@ -156,6 +162,16 @@ def test_refusals(where: str, task: str, asked: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_whole_steps_are_tried_without_compile() -> None:
+    from drivetrain.optimizations import step_graph
+
+    made = plan.resolve(job(optimize="step_graph: true, compile: false"), machine("t4"), CNN)
+    assert (made.value("compile"), made.value("step_graph")) == (False, True)
+    for workload in (CNN, LARGE):
+        assert step_graph.candidates(job(), machine("h200"), workload) == [False, True]
+    assert step_graph.candidates(job(), machine("gtx960"), CNN) == [False]
+
+
 def test_the_allocator_is_set_before_the_trainer_starts() -> None:
     here = machine("a100")
     assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
@@ -164,7 +180,7 @@ def test_the_allocator_is_set_before_the_trainer_starts() -> None:
 
 
 def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> None:
-    from runtime.optimizations import cuda_graphs
+    from drivetrain.optimizations import cuda_graphs
 
     made = plan.resolve(job(optimize="cuda_graphs: true"), machine("t4"), CNN)
     assert (made.value("compile"), made.value("cuda_graphs")) == (True, True)
@@ -178,7 +194,7 @@ def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> No
 )
 def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
     gpu = machine("gtx1080").gpus[0]
-    assert gpu_selection.allowed_bytes(gpu, asked) == expected
+    assert gpu_selection.count_allowed_bytes(gpu, asked) == expected
     assert gpu_selection.available_bytes(gpu, asked) == min(expected, gpu.free)
 
 

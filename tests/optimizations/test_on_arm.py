@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.facts import Hardware, Libraries, load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.optimizations import cpu_threads, openmp_runtime, precision
-from runtime.plan import plan as plans
+from drivetrain.hardware.facts import Hardware, Libraries, load
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.optimizations import cpu_threads, openmp_runtime, precision
+from drivetrain.plan import plan as plans
 from tests import paths
 from tests.paths import ROOT
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime import optimizations
-from runtime.data.load import load
-from runtime.hardware import facts as hardware
-from runtime.job import Job
-from runtime.job.model import Freeze
-from runtime.models.build import build
-from runtime.models.inspection import inspect_workload
-from runtime.optimizations import Effect, Optimization, Stage, Value
-from runtime.plan import plan
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain import optimizations
+from drivetrain.data.load_data import load
+from drivetrain.hardware import facts as hardware
+from drivetrain.job import Job
+from drivetrain.job.model import Freeze
+from drivetrain.models.build import build
+from drivetrain.models.inspection import inspect_workload
+from drivetrain.optimizations import Effect, Optimization, Stage, Value
+from drivetrain.plan import plan
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import paths, tiny
 from tests.data.streaming import shards, text_shards
 

@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Batch
-from runtime.data.text import length_buckets
-from runtime.job.workload import Workload
-from runtime.optimizations import Effect, unpadding
-from runtime.training import run
-from runtime.training.evaluation.validation import evaluate
-from runtime.training.step_result import StepResult
+from drivetrain.data.dataset import Batch
+from drivetrain.data.load_data import load
+from drivetrain.data.text import length_buckets, max_length
+from drivetrain.job import Job
+from drivetrain.job.text import PASS_TOKENS
+from drivetrain.job.workload import Workload
+from drivetrain.models import inspection, packed_attention
+from drivetrain.models.build import build
+from drivetrain.optimizations import Effect, unpadding
+from drivetrain.plan import plan
+from drivetrain.training import run
+from drivetrain.training.evaluation.validation import evaluate
+from drivetrain.training.step import Step
+from drivetrain.training.step_result import StepResult
 from tests import reports, tiny
-from tests.models.test_feature_cache import Recorder, made
+from tests.models.cached_features import Recorder, made
 from tests.paths import MACHINES
 
 STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
 
 
 BERT = Workload(ragged=True, blocks=12, token_work=6 * 85e6)
+PACKABLE = replace(BERT, token_bytes=600_000, tokens=30.0, padding=0.7)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_length_buckets(lengths: list[int], most: int, tokens: int, expected: li
     sizes = np.array(lengths)
     found = length_buckets.pieces(sizes, most, tokens)
     assert [part.tolist() for part in found] == expected
-    assert length_buckets.computed(sizes, most, tokens) == sum(
+    assert length_buckets.count_computed(sizes, most, tokens) == sum(
         len(rows) * max(lengths[r] for r in rows) for rows in expected
     )
 
@@ -140,7 +148,21 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int |
             "not packed: one sequence needs up to 32.0 GiB",
         ),
         ("compiled", Workload(ragged=True, token_bytes=9), False, 512, "not packed: the job sets compile"),
-        ("text", BERT, True, 65536, "saves more than the 471 tokens of one more pass"),
+        ("text", None, True, "packed", "one sequence without padding"),
+        ("text", BERT, True, 65536, "saves more than the 471 tokens of one more pass; not packed: this encoder mixes"),
+        (
+            "text",
+            PACKABLE,
+            True,
+            "packed",
+            "1,120 tokens of padding beside 480 real ones in a batch would take 22.8 ms",
+        ),
+        ("text", replace(PACKABLE, blocks=2), True, "packed", "22.8 ms, and packing takes the host 0.07 ms more"),
+        ("text", replace(PACKABLE, blocks=2, token_work=9e5), True, "off", "would take 0.0403 ms, and packing takes"),
+        ("text", replace(PACKABLE, padding=0.0), True, "off", "0 tokens of padding"),
+        ("text", replace(PACKABLE, token_bytes=1 << 24), True, 65536, "not packed: one sequence needs up to 32.0 GiB"),
+        ("math", PACKABLE, True, 65536, "not packed: attention: math has no kernel for texts of different lengths"),
+        ("flash", PACKABLE, True, 65536, "not packed: attention: flash has no kernel for fp32"),
         ("text", Workload(ragged=True, layers={"BatchNorm1d": 1}), False, "off", "BatchNorm would see other batches"),
         ("text", Workload(ragged=False), False, "off", "all samples have the same size"),
         ("image", None, False, "off", "all samples have the same size"),
@@ -175,6 +197,8 @@ def test_it_is_chosen_for_texts(
     asked = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
     if task == "compiled":
         asked = asked.model_copy(update={"optimize": {"compile": True}})
+    if task in ("math", "flash"):
+        asked = asked.model_copy(update={"optimize": {"attention": task, "precision": "fp32"}})
     name = "t4" if gpu else "vm-2core-cgroup1"
     here = tiny.facts.load(MACHINES / f"{name}.json")
     choice = unpadding.choose(asked, here, facts)
@@ -191,12 +215,101 @@ def test_on_a_gpu_a_batch_is_cut_only_where_that_pays(name: str, texts: int, mos
     lengths = np.clip(np.exp(np.random.default_rng(0).normal(np.log(25), 1.0, texts)), 4, 512).astype(np.int64)
     cost = unpadding.pass_tokens(tiny.facts.load(MACHINES / f"{name}.json"), BERT)
     parts = length_buckets.pieces(lengths, texts, unpadding.GPU_TOKENS, cost)
-    computed = length_buckets.computed(lengths, texts, unpadding.GPU_TOKENS, cost)
+    computed = length_buckets.count_computed(lengths, texts, unpadding.GPU_TOKENS, cost)
     padded = texts * int(lengths.max())
     assert computed + len(parts) * cost <= padded + cost
     assert computed <= most * lengths.sum()
     if texts == 256:
         assert padded > 8 * lengths.sum()
+
+
+SAMPLE, SKEWED = "sample texts", "log-normal"
+
+
+def drawn(asked: Job, which: str) -> tuple[np.ndarray, Workload]:
+    """Lengths of training texts in random order, and what the plan knows of them and the network of the job."""
+    data = load(asked)
+    facts = inspection.inspect_workload(data, build(asked, data).module)
+    if which == SAMPLE:
+        return np.random.default_rng(0).permutation(data.train.lengths), facts  # type: ignore[attr-defined]
+    normal = np.random.default_rng(0).normal(np.log(25), np.log(127 / 25) / 1.645, 1024)  # median 25, p95 127
+    lengths = np.clip(np.exp(normal), 4, 512).astype(np.int64)
+    shares = max_length.padding(lengths, 512, asked.train.batch, 0)
+    return lengths, replace(facts, tokens=float(lengths.mean()), padding=shares.longest)
+
+
+def computed_tokens(step: Step, lengths: np.ndarray) -> int:
+    """Tokens that the layers compute in one step."""
+    mask = (torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]).long()
+    parts = list(step.micro_batches(Batch(np.arange(len(lengths)), (mask, mask), {}, lengths)))
+    if step.options.packed:
+        return sum(
+            packed_attention.lay_out(part.inputs[-1], packed_attention.efficient_attention).size for part in parts
+        )
+    return sum(part.inputs[0].numel() for part in parts)
+
+
+@pytest.mark.parametrize("which", [SAMPLE, SKEWED])
+@pytest.mark.parametrize("batch", [16, 32, 64])
+def test_on_gpus_hardly_any_padding_is_computed_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, batch: int
+) -> None:
+    """Computed tokens over real ones, of the default encoder and of one like BERT-base, by plan and step as they are."""
+    monkeypatch.setattr(inspection, "packing_obstacle", lambda network, dtype: "")
+    reports.write(tmp_path, 1000)
+    asked = reports.job(tmp_path, model="{name: encoder}")
+    asked = asked.model_copy(update={"train": asked.train.model_copy(update={"batch_size": batch})})
+    lengths, small = drawn(asked, which)
+    large = replace(
+        small, parameters=110_000_000, trainable=110_000_000, token_bytes=600_000, blocks=12, token_work=6 * 85e6
+    )
+    plain = made(tmp_path, asked, False)
+    for machine in ("t4", "t4-driver580", "rtx3060-driver550", "rtx3060-driver580", "h100"):
+        plain.hardware = tiny.facts.load(MACHINES / f"{machine}.json")
+        for facts in (small, large):
+            value = plan.resolve(asked, plain.hardware, facts).value("unpadding")
+            ours = replace(plain)
+            unpadding.apply(ours, value)
+            groups = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
+            ratio = sum(computed_tokens(ours.step, group) for group in groups) / lengths.sum()
+            padded = sum(len(group) * int(group.max()) for group in groups) / lengths.sum()
+            assert (value, ratio <= 1.15) == ("packed", True), (machine, ratio)
+            assert padded > 2.9
+
+
+def test_rows_on_a_gpu_are_as_long_as_memory_allows() -> None:
+    asked = tiny.job()
+    sizes = [
+        unpadding.row_tokens(
+            asked, tiny.facts.load(MACHINES / f"{name}.json"), replace(PACKABLE, parameters=n, trainable=n)
+        )
+        for name, n in (
+            ("vm-2core-cgroup1", 110_000_000),
+            ("t4", 110_000_000),
+            ("t4", 750_000_000),
+            ("h100", 110_000_000),
+        )
+    ]
+    assert sizes[0] == sizes[2] == unpadding.ROW < sizes[1] < sizes[3] <= unpadding.GPU_TOKENS
+
+
+@pytest.mark.parametrize("obstacle", ["", "no kernel image is available"])
+def test_a_gpu_without_the_kernels_cuts_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    def kernel(*given: object) -> torch.Tensor:
+        raise RuntimeError(f"CUDA error: {obstacle}\nCompile with")
+
+    monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel if obstacle else None)
+    reports.write(tmp_path)
+    ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
+    ours.hardware = tiny.facts.load(MACHINES / "t4.json")
+    events: list[str] = []
+    monkeypatch.setattr(ours.events, "add", lambda kind, text: events.append(text))
+    unpadding.apply(ours, unpadding.PACKED)
+    assert unpadding.effective(ours) == (unpadding.GPU_TOKENS if obstacle else unpadding.PACKED)
+    told = ["batches are cut by length, not packed: CUDA error: no kernel image is available (cpu)"]
+    assert events == (told if obstacle else [])
 
 
 def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:
@@ -206,7 +319,7 @@ def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> No
     unpadding.apply(ours, unpadding.GPU_TOKENS)
     splitter = ours.step.options.splitter
     assert isinstance(splitter, length_buckets.TokenSplitter)
-    assert splitter.pass_cost > 1000 * length_buckets.PASS_TOKENS  # a tiny encoder: a pass costs far more than tokens
+    assert splitter.pass_cost > 1000 * PASS_TOKENS  # a tiny encoder: a pass costs far more than tokens
     assert len(list(ours.step.micro_batches(next(iter(ours.batches.epoch(0)))))) == 1
 
 

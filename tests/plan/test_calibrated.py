@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runtime import optimizations
-from runtime.hardware import facts
-from runtime.hardware.calibration import Probe
-from runtime.hardware.facts import Hardware
-from runtime.job import Job
-from runtime.job.workload import Workload
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.plan import calibrated as deciding
-from runtime.plan import plan as plans
-from runtime.plan.chip_profiles import PROFILES, Preference
-from runtime.plan.evidence import Measurement
-from runtime.plan.plan import Decision
-from runtime.plan.plan_table import render
+from drivetrain import optimizations
+from drivetrain.hardware import facts
+from drivetrain.hardware.calibration import Probe
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.plan import calibrated as deciding
+from drivetrain.plan import plan as plans
+from drivetrain.plan.chip_profiles import PROFILES, Preference
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import Decision
+from drivetrain.plan.plan_table import render
 from tests import calibrated, paths
 
 CNN = Workload(layers={"Conv2d": 3, "Linear": 1, "Dropout": 1}, parameters=120_000, trainable=120_000, samples=100)
@@ -88,7 +88,7 @@ def test_the_precedence() -> None:
 
 def test_it_comes_before_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"precision": Preference("fp32", "another machine of this kind")}
-    monkeypatch.setattr("runtime.plan.chip_profiles.PROFILES", (replace(PROFILES[-1], preferences=wanted),))
+    monkeypatch.setattr("drivetrain.plan.chip_profiles.PROFILES", (replace(PROFILES[-1], preferences=wanted),))
     assert row("precision", job(), here()).source == "profile"
     assert row("precision", job(), calibrated.machine(here(), calibrated.probes(1.6))).source == "calibrated"
 

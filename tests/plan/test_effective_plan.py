@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.distributed import world
-from runtime.errors import Replanned
-from runtime.hardware import cgroup
-from runtime.models.build import build
-from runtime.models.inspection import inspect_workload
-from runtime.plan import effective_plan, final_plan, plan
-from runtime.supervisor import supervisor
-from runtime.supervisor.train_request import TrainRequest
-from runtime.system import signals
-from runtime.system.files import read_json, write_json
-from runtime.training.checkpoints import resume
+from drivetrain.distributed import world
+from drivetrain.errors import Replanned
+from drivetrain.models.build import build
+from drivetrain.models.inspection import inspect_workload
+from drivetrain.plan import effective_plan, final_plan, plan
+from drivetrain.system import signals
+from drivetrain.system.files import read_json, write_json
+from drivetrain.training.checkpoints import resume
 from tests import tiny
+from tests.plan.attempted_trainers import KILLED, Trainers, attempted, folder, row
 
-KILLED = 137
-
-
-class Trainers:
-    """Stands in for the trainers of one run: each leaves a plan and a checkpoint behind, and ends as it is told."""
-
-    def __init__(self, run: Path, *ends: int, **settled: Any) -> None:
-        self.run, self.ends, self.settled = run, list(ends), settled
-        self.kills, self.smaller = 0, dict[int, int]()
-        """`smaller`: by attempt, the micro-batch that the trainer itself has gone down to."""
-        self.plans, self.words = list[plan.Plan](), list[list[str]]()
-        self.begins = True
-
-    def __call__(
-        self, request: Any, count: int, environment: Any, forward: Any, run: Any, words: Sequence[str] = (), **more: Any
-    ) -> int:
-        given = plan.load(self.run / "plan.json")
-        self.plans.append(given)
-        self.words.append(list(words))
-        if len(self.plans) == 1 and self.begins:
-            rows = [
-                replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
-                for row in given.decisions
-            ]
-            given = replace(given, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}})
-            write_json(self.run / "plan.json", given.to_json())
-        if self.begins:
-            folder = self.run / "checkpoints" / "step-4"
-            folder.mkdir(parents=True, exist_ok=True)
-            value = given.value("micro_batch")
-            left = self.smaller.get(len(self.plans), None if value == "off" else value)
-            write_json(folder / "state.json", {"micro_batch": left})
-        code = self.ends[len(self.plans) - 1]
-        self.kills += code == KILLED
-        return code
+__all__ = ["folder"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,27 +30,6 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "tiny.yaml").write_text("name: tiny\n")
-    run = tmp_path / "tiny-001"
-    run.mkdir()
-    return run
-
-
-def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
-    machine, job = tiny.machine(), tiny.job(optimize=optimize)
-    monkeypatch.setattr(supervisor, "_trainers", trainers)
-    monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
-    run = supervisor.run_folder.RunFolder(trainers.run, False, -1)
-    request = TrainRequest(trainers.run.parent / "tiny.yaml")
-    return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
-
-
-def row(of: plan.Plan, name: str) -> plan.Decision:
-    return next(row for row in of.decisions if row.name == name)
 
 
 def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,17 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from runtime import optimizations
-from runtime.errors import SpecError
-from runtime.hardware import facts
-from runtime.hardware.facts import Hardware
-from runtime.job import Job
-from runtime.job.workload import Workload
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.plan import final_plan, plan, show_plan
-from runtime.plan.evidence import Measurement
-from runtime.plan.plan_table import render, render_changes
+from drivetrain import optimizations
+from drivetrain.errors import SpecError
+from drivetrain.hardware import facts
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.plan import final_plan, plan, show_plan
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan_table import render, render_changes
 from tests.paths import MACHINES
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
@@ -94,7 +94,7 @@ def test_where_the_allocator_has_expandable_segments(name: str, segments: bool) 
 
 def test_plain_is_everything_off() -> None:
     made = plan.resolve(job(), machine("h200"), plain=True)
-    from runtime import optimizations
+    from drivetrain import optimizations
 
     assert made.values() == optimizations.off_values()
     assert {d.source for d in made.decisions} == {"plain"}
@@ -182,9 +182,7 @@ def test_threads_on_hyperthreads_of_one_core_are_provisional_where_they_can_be_m
     row = plan.resolve(job(), here).row("cpu_threads")
     assert (row.value, row.provisional) == (1, True)
     assert row.reason.endswith("; long runs measure 2, too")
-    final = final_plan.refined(plan.resolve(job(), here), job(), here, Workload(layers={"Conv2d": 3})).row(
-        "cpu_threads"
-    )
+    final = final_plan.refine(plan.resolve(job(), here), job(), here, Workload(layers={"Conv2d": 3})).row("cpu_threads")
     assert (final.value, final.source, final.provisional) == (1, "choice", False)
     for asked in ("optimize: {measure: off}", "optimize: {cpu_threads: 1}"):
         assert not plan.resolve(job(asked), here).row("cpu_threads").provisional
@@ -243,11 +241,11 @@ def test_what_does_not_apply_is_one_line() -> None:
     """On a CPU nobody reads about GPUs, unless the job asked for it or the reader asks for all."""
     wanted, here = job(), machine()
     made = plan.resolve(wanted, here)
-    text, whole = shown(render(made, wanted, here)), shown(render(made, wanted, here, whole=True))
+    text, whole = shown(render(made, wanted, here)), shown(render(made, wanted, here, show_all=True))
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in whole
-    assert "11 settings do not apply (no GPU: 6, nothing frozen: 2, one process here: 2, no padding: 1)" in text
+    assert "12 settings do not apply (no GPU: 7, nothing frozen: 2, one process here: 2, no padding: 1)" in text
     assert "`drivetrain plan JOB --all` shows them" in text
     assert "do not apply" not in whole
     assert all(row.name in whole for row in made.decisions)
@@ -274,7 +272,7 @@ def test_a_resumed_run_keeps_its_reasons() -> None:
     first = plan.resolve(job(), machine())
     again = plan.resolve(job(), machine(), replay=first.values())
     assert {row.source for row in again.decisions} == {"file"}
-    assert plan.carried(again, first).decisions == first.decisions
+    assert plan.carry_reasons(again, first).decisions == first.decisions
 
 
 def test_a_plan_with_other_values_keeps_its_reasons() -> None:
@@ -291,14 +289,14 @@ def test_a_plan_with_other_values_keeps_its_reasons() -> None:
 def test_enabled_optimizations_in_the_order_of_application() -> None:
     off = optimizations.off_values()
     made = plan.resolve(job(), machine()).with_values(off | {"micro_batch": 4, "denormals": True})
-    assert [row.name for row in made.enabled()] == ["denormals", "micro_batch"]
+    assert [row.name for row in made.list_enabled()] == ["denormals", "micro_batch"]
     assert made.only(["micro_batch"]).values() == off | {"micro_batch": 4}
-    assert made.only(()).enabled() == ()
+    assert made.only(()).list_enabled() == ()
 
 
 def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
     made = plan.resolve(job(), machine())
-    row = replace(made.row("micro_batch"), evidence="0.9x", provisional=True).learned(2, "memory", "it ran out")
+    row = replace(made.row("micro_batch"), evidence="0.9x", provisional=True).learn(2, "memory", "it ran out")
     assert (row.value, row.source, row.reason, row.evidence, row.provisional) == (
         2,
         "memory",
@@ -317,12 +315,12 @@ def test_a_plan_is_refined_by_what_was_measured_and_by_what_is_known() -> None:
     """Open decisions take what was measured; requested values and those that a failure has taught stay."""
     wanted, here = job("optimize: {cpu_threads: 1}"), machine()
     stored = plan.resolve(wanted, here)
-    stored = stored.with_rows([stored.row("denormals").learned(False, "crash", "it died")])
+    stored = stored.with_rows([stored.row("denormals").learn(False, "crash", "it died")])
     found = {
         "channels_last": Measurement(False, "0.9x", "2026-01-01"),
         "denormals": Measurement(True, "1.1x", "2026-01-01"),
     }
-    made = final_plan.refined(stored, wanted, here, Workload(layers={"Conv2d": 3}), found)
+    made = final_plan.refine(stored, wanted, here, Workload(layers={"Conv2d": 3}), found)
     rows = {row.name: (row.value, row.source) for row in made.decisions}
     assert rows["channels_last"] == (False, "measured")
     assert rows["cpu_threads"] == (1, "job")

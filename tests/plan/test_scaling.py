@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from runtime.plan.scaling import FABRIC, GOOD, LATENCY, OneMachine, Scaling, lines
-from runtime.system.units import format_rate, parse_rate
+from drivetrain.plan.scaling import FABRIC, GOOD, LATENCY, OneMachine, Scaling, lines
+from drivetrain.system.units import format_rate, parse_rate
 
 HALF_GBIT, FAST = 500e6, 20e9
 MEASURED = [
@@ -83,6 +84,22 @@ def test_gpus_of_one_node_do_not_need_the_link() -> None:
     node = Scaling(OneMachine("", 64, 8.0, 0.0, 400_000_000), 1, 8, on_cpu=False)
     assert node.step(1e6) == node.step(1e12)
     assert 1.0 < node.step(1e9) < 1.01
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_more_gpus_and_slower_links_never_make_a_step_shorter(is_divided: bool) -> None:
+    """With the same samples for each GPU, eight GPUs a node."""
+    nodes = [(1, 1), (1, 8), (2, 8), (8, 8), (64, 8)]
+    steps = []
+    for machines, per_node in nodes:
+        gpus = machines * per_node
+        one = OneMachine("", 32 * gpus, 0.064 * gpus, 0.0, 440_000_000, 1_760_000_000)
+        made = Scaling(one, machines, per_node, on_cpu=False, sharded=is_divided)
+        steps.append([made.step(link) for link in (1e10, 1e11, 4e11)])
+    for row, after in itertools.pairwise(steps):
+        assert row == sorted(row, reverse=True)
+        assert all(longer >= shorter for shorter, longer in zip(row, after, strict=True))
+    assert steps[0] == pytest.approx([0.064] * 3)
 
 
 def test_divided_weights_travel_three_times_and_are_held_in_parts() -> None:

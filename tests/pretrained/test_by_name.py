@@ -13,13 +13,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.cli.main import main
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.launch import docker_engine
-from runtime.models import saved_model
-from runtime.pretrained import folder as pretrained
-from runtime.system.units import format_bytes
+from drivetrain.cli.main import main
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.launch import docker_engine
+from drivetrain.models import saved_model
+from drivetrain.pretrained import folder as pretrained
+from drivetrain.system.units import format_bytes
 from tests import hub_server, reports, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
@@ -30,10 +30,7 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with a small BERT, an empty cache, and reports in this folder."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    """A hub with a small BERT, and reports in this folder."""
     reports.write(tmp_path)
     with hub_server.serving(Hub(hub_server.files_of(reports.pretrained(tmp_path)))) as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
@@ -52,7 +49,7 @@ def pickled(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
 def test_it_starts_with_the_weights_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     made = tiny.plain(reports.job(tmp_path, model=MODEL), tmp_path)
     wanted = safetensors.torch.load(hub.files["model.safetensors"])
-    own = made.model.encoder.state_dict()  # type: ignore[union-attr, operator]
+    own = made.model.encoder.state_dict()
     assert all(torch.equal(own[name], wanted[name]) for name in own)
     assert any(note.startswith(f"encoder bert from {NAME} at {COMMIT[:12]}; ") for note in made.dataset.notes)
     assert len(hub.paths("/revision/")) == 1, "asked once, although data and network both need it"
@@ -115,7 +112,7 @@ def test_a_revision_of_a_folder(hub: Hub, tmp_path: Path) -> None:
 
 
 def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "runtime", *map(str, words)]
+    line = [sys.executable, "-m", "drivetrain", *map(str, words)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -123,6 +120,7 @@ def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return command("train", folder / "job.yaml", "--runs", folder / "runs", *more)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

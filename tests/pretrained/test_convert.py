@@ -14,8 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.errors import DataError
-from runtime.pretrained import convert, unpickle_process
+from drivetrain.errors import DataError
+from drivetrain.pretrained import convert, unpickle_process
 from tests.paths import ROOT
 
 A, B = torch.arange(6.0).view(2, 3), torch.ones(3)
@@ -54,7 +54,7 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> None:
-    found, left = unpickle_process.named(data)
+    found, left = unpickle_process.name_tensors(data)
     assert (set(found), left) == (names, left_out)
 
 
@@ -70,7 +70,7 @@ def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> No
 )
 def test_factories_that_return_no_network(data: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
-        unpickle_process.named(data)
+        unpickle_process.name_tensors(data)
     assert "torch.save(model.state_dict(), FILE)" in caught.value.action
 
 
@@ -138,7 +138,7 @@ def test_a_malicious_file_is_refused_from_end_to_end(tmp_path: Path) -> None:
 def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        unpickle_process.named(unpickle_process._read(torch, tmp_path / "model.bin"))
+        unpickle_process.name_tensors(unpickle_process._read(torch, tmp_path / "model.bin"))
     assert caught.value.possible
     assert caught.value.action
 
@@ -158,7 +158,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def apart(code: str) -> subprocess.CompletedProcess[str]:
     """Run a line in a process that has shut itself off."""
-    line = f"import os, socket, subprocess\nfrom runtime.pretrained import unpickle_process\n{code}"
+    line = f"import os, socket, subprocess\nfrom drivetrain.pretrained import unpickle_process\n{code}"
     return subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
 
 

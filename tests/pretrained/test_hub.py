@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -17,66 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.pretrained import hub as hubs
-from runtime.pretrained import hub_connection, hub_download, hub_listing
-from runtime.pretrained.hub import Fetched, fetch
-from runtime.pretrained.hub_error import HubError
-from tests import hub_double
+from drivetrain.pretrained import families, hub_connection, hub_download, hub_listing
+from drivetrain.pretrained.hub import fetch
+from drivetrain.pretrained.hub_download import HubFile
+from drivetrain.pretrained.hub_error import HubError
 from tests.hub_double import COMMIT
-from tests.hub_server import NAME, Fault, Hub, serving
-
-FILES = {
-    "config.json": b'{"model_type": "bert"}',
-    "tokenizer.json": b"{}",
-    "model.safetensors": bytes(range(256)) * 4000,
-    "modeling_own.py": b"raise SystemExit('run')",
-    "tf_model.h5": b"other weights",
-    "README.md": b"words",
-}
-NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
-OTHER = "89abcdef0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache of this test, no token and no proxy of the user, and short pauses."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(FILES))) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
-
-
-@pytest.fixture
-def lines() -> list[str]:
-    return []
-
-
-def got(lines: list[str] | None = None, revision: str = "main") -> Fetched:
-    return fetch(NAME, revision, (lines if lines is not None else []).append)
-
-
-def refused(lines: list[str] | None = None, revision: str = "main") -> HubError:
-    with pytest.raises(HubError) as caught:
-        got(lines, revision)
-    return caught.value
-
-
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "hub" / "models--casa--beto"
-
-
-def unfinished(tmp_path: Path) -> list[str]:
-    """What is left that is not complete."""
-    return sorted(path.name for path in root(tmp_path).rglob("*") if path.name.endswith(".part"))
+from tests.hub_server import NAME, Fault, Hub
+from tests.pretrained.hub_network import FILES, NEEDED, OTHER, got, refused, root, unfinished
 
 
 def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[str], tmp_path: Path) -> None:
@@ -189,15 +135,6 @@ def test_refusals(
     assert len(hub.asked) == 1, "the same answer would come again"
 
 
-def test_a_private_network_needs_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub.token = "t0ken123"
-    assert "everybody sees" in refused().given
-    (tmp_path / "home").mkdir(exist_ok=True)
-    (tmp_path / "home" / "token").write_text("t0ken123\n")
-    assert got().new
-    assert all(headers["Authorization"] == "Bearer t0ken123" for _, headers in hub.asked[1:])
-
-
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of the client, which are not waited for."""
     slept: list[float] = []
@@ -268,7 +205,7 @@ def test_a_truncated_file_ends_and_the_next_call_resumes_it(hub: Hub, tmp_path: 
 def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
     whole = hub.files["model.safetensors"]
     hub.files["model.safetensors"] = whole[:1000]
-    listed = hubs.HubFile("model.safetensors", len(whole), hashlib.sha256(whole).hexdigest())
+    listed = HubFile("model.safetensors", len(whole), hashlib.sha256(whole).hexdigest())
     with pytest.raises(HubError, match=r"ends after 0.0 of 1.0 MB: the hub answers 416"):
         direct(hub, listed)
 
@@ -291,38 +228,12 @@ def test_a_wrong_hash_is_fetched_again_and_then_refused(hub: Hub, lines: list[st
     assert not list(root(tmp_path).rglob("snapshots/*"))
 
 
-def direct(hub: Hub, listed: hubs.HubFile) -> None:
+def direct(hub: Hub, listed: HubFile) -> None:
     connection = hub_connection.connect(lambda line: None)
     place = Path(os.environ["HF_HOME"])
     place.mkdir(exist_ok=True)
     url = f"{hub.endpoint}/{NAME}/resolve/{COMMIT}/{listed.name}"
     hub_download.download(connection, url, listed, place / "x", hub_download.Progress(listed.size, lambda line: None))
-
-
-def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.token = "t0ken123"
-    monkeypatch.setenv("HF_TOKEN", hub.token)
-    with serving(Hub(dict(FILES))) as other:
-        hub.elsewhere = other.endpoint
-        assert got().new
-    assert len(other.asked) == 3
-    assert all("Authorization" not in headers for _, headers in other.asked)
-    assert all("Authorization" in headers for _, headers in hub.asked)
-
-
-def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    monkeypatch.setenv("HF_TOKEN", "t0ken123")
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
-    assert hub_connection.connect(lines.append).token == ""
-    assert lines == ["hub: http://hub.example is not encrypted, so the token of HF_TOKEN is not sent"]
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
-    assert hub_connection.connect(lines.append).token == "t0ken123"
-
-
-@pytest.mark.parametrize("address", ["ftp://127.0.0.1/x", "file:///etc/passwd"])
-def test_a_redirect_to_something_else_than_the_web(hub: Hub, address: str) -> None:
-    hub.faults = [Fault(status=302, headers={"Location": address})]
-    assert refused().given
 
 
 def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +288,7 @@ def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
         {"type": "file", "path": "a.json", "size": "1", "oid": "0" * 40},
         {"type": "directory", "path": "b", "oid": "0" * 40},
     ]
-    assert [file for row in rows for file in hub_listing.listed_file(row, nested=True)] == []  # type: ignore[arg-type]
+    assert [file for row in rows for file in hub_listing.read_listed_file(row, nested=True)] == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -402,27 +313,9 @@ def test_shards(hub: Hub) -> None:
     assert {file.name for file in got().snapshot.files} >= {*parts, "model.safetensors.index.json"}
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
-def test_behind_a_proxy_with_a_password_and_its_own_certificates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in NEEDED:
-        (model / name).write_bytes(FILES[name])
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_TOKEN", "t0ken123")
-    with hub_double.running(tmp_path / "tls", NAME, model, "t0ken123", "pa55word") as proxied:
-        monkeypatch.setenv("HF_ENDPOINT", proxied.endpoint)
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxied.port}")
-        error = refused()
-        assert "407" in error.given
-        assert "http://USER:PASSWORD@HOST:PORT" in error.action
-        monkeypatch.setenv("https_proxy", f"http://someone:pa55word@127.0.0.1:{proxied.port}")
-        error = refused()
-        assert "certificate verify failed" in error.given
-        assert "SSL_CERT_FILE=FILE" in error.action
-        monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
-        assert sorted(got().new) == NEEDED
-        assert "pa55word" not in error.given + error.action
+def test_the_pooling_of_sentence_transformers_comes_along_and_other_folders_do_not(hub: Hub) -> None:
+    hub.files |= {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}', "onnx/config.json": b"{}"}
+    snapshot = got().snapshot
+    assert families.read_pooling(snapshot.folder) == "mean"
+    assert not (snapshot.folder / "onnx").exists()
+    assert got().snapshot == snapshot, "complete"

@@ -1,6 +1,5 @@
 """The cache of networks from the hub: shared with other programs and processes, damaged, killed, on odd file systems."""
 
-# ruff: noqa: F811 -- fixtures are imported by name
 from __future__ import annotations
 
 import errno
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.pretrained import hub_download
-from runtime.pretrained.hub import fetch
+from drivetrain.errors import StorageError
+from drivetrain.pretrained import hub_download
+from drivetrain.pretrained.hub import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
-from tests.pretrained.test_hub import FILES, NEEDED, OTHER, got, hub, lines, quick, refused, root, unfinished  # noqa: F401
+from tests.pretrained.hub_network import FILES, NEEDED, got, refused, root, unfinished
 
 
 def cached(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -88,7 +87,7 @@ def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.
         got()
 
 
-FETCH = f"from runtime.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
+FETCH = f"from drivetrain.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
 
 
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:

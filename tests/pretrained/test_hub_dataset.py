@@ -2,130 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import pyarrow
 import pytest
 from PIL import Image
-from pyarrow import parquet
 
-from runtime.cli.main import main
-from runtime.data.load import load
-from runtime.errors import DrivetrainError, SpecError
-from runtime.job import Job
-from runtime.job.hub_address import HubAddress, parse
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.spec_source import SpecSource
-from runtime.launch import network
-from runtime.pretrained import hub_connection, hub_download
+from drivetrain.cli.main import main
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.job.hub_address import HubAddress, parse
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.launch import network
 from tests.hub_double import COMMIT
-from tests.hub_server import Fault, Hub, serving
-
-NAME = "casa/frases"
-OTHER = "89abcdef0123456789abcdef0123456789abcdef"
-SPEC = """
-name: frases
-task: text-classification
-data: {{train: '{train}', text: text, labels: label{more}}}
-model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
-train: {{epochs: 2, batch_size: 8}}
-checkpoint: {{every: epoch}}
-optimize: {{cpu_threads: 1}}
-"""
-README = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*
-  - split: test
-    path: data/test-*
-dataset_info:
-  features:
-  - name: text
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '0': neg
-          '1': pos
----
-# Frases
-"""
-
-
-def table(rows: int, start: int = 0, **features: object) -> bytes:
-    """Rows of a text and a class number, as Parquet."""
-    made = pyarrow.table(
-        {
-            "text": [f"{'malo' if i % 2 else 'bueno'} caso {i}" for i in range(start, start + rows)],
-            "label": [i % 2 for i in range(start, start + rows)],
-        }
-    )
-    if features:
-        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    out = io.BytesIO()
-    parquet.write_table(made, out)
-    return out.getvalue()
-
-
-FILES = {
-    "README.md": README.encode(),
-    ".gitattributes": b"x",
-    "data/train-00000-of-00002.parquet": table(24),
-    "data/train-00001-of-00002.parquet": table(16, 24),
-    "data/test-00000-of-00001.parquet": table(10, 100),
-    "notes.csv": b"a,b\n1,2\n",
-}
-NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache of this test, no token of the user, and short pauses."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+from tests.hub_server import Hub
+from tests.pretrained.hub_dataset import FILES, NAME, NEEDED, OTHER, README, found, refused, root, spec, table
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
-
-
-def spec(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Path:
-    path = folder / "job.yaml"
-    path.write_text(SPEC.format(train=train, more=more))
-    return path
-
-
-def found(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Job:
-    """The job, with its data downloaded."""
-    return SpecSource(spec(folder, train, more)).load()
-
-
-def refused(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> SpecError:
-    with pytest.raises(SpecError) as caught:
-        found(folder, train, more)
-    return caught.value
-
-
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "hub" / "datasets--casa--frases"
+def hub(dataset_hub: Hub) -> Hub:
+    return dataset_hub
 
 
 def test_addresses() -> None:
@@ -304,84 +203,6 @@ def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "given"),
-    [
-        (401, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (401)"),
-        (404, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (404)"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "the hub has no such revision of it"),
-        (403, {"X-Error-Code": "GatedRepo"}, "the hub answers 403: this dataset is gated"),
-        (429, {"Retry-After": "3600"}, "the hub answers 429, too many requests, and asks to wait 3,600 s"),
-        (500, {}, "the hub answers 500, an error of its own"),
-    ],
-)
-def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], given: str) -> None:
-    hub.faults = [Fault(status=status, headers=headers)]
-    error = str(refused(tmp_path))
-    assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {given}" in error
-    assert "model" not in error
-
-
-def test_a_private_dataset_needs_the_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.token = "t0ken123"
-    assert "write environment: [HF_TOKEN] into the job" in str(refused(tmp_path))
-    monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert found(tmp_path).unfetched() == []
-
-
-def test_a_busy_hub_passes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
-    hub.faults = [Fault(path="/tree/", status=429, headers={"Retry-After": "7"}, times=1)]
-    assert found(tmp_path).unfetched() == []
-    assert slept == [7.0]
-
-
-def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) -> None:
-    part = "train-00001"
-    hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
-    assert "ends after 0.0 of 0.0 MB" in str(refused(tmp_path))
-    assert not (root(tmp_path) / "snapshots").exists()
-    hub.faults, hub.asked[:] = [], []
-    assert len(load(found(tmp_path)).train) == 36
-    assert [headers.get("Range") for path, headers in hub.asked if part in path] == ["bytes=100-"]
-    assert not hub.paths("train-00000"), "what was complete is not fetched again"
-
-
-def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.faults = [Fault(path="test-00000", spoil=True, times=1)]
-    found(tmp_path)
-    assert (
-        "test-00000-of-00001.parquet has another hash than the hub says; downloading it again"
-        in capsys.readouterr().out
-    )
-    shutil.rmtree(root(tmp_path))
-    hub.faults = [Fault(path="README.md", spoil=True)]
-    assert "README.md has another hash than the hub says, in two downloads" in str(refused(tmp_path))
-
-
-def test_a_slow_link_is_told(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hub_download, "EVERY", 0.05)
-    hub.faults = [Fault(path="train-00000", pause=0.05)]
-    found(tmp_path)
-    assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)
-
-
-def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    error = str(refused(tmp_path))
-    assert f"at revision main is not in the cache {tmp_path / 'home' / 'hub'}, and HF_HUB_OFFLINE is set" in error
-    assert f"where there is a network, `drivetrain fetch {tmp_path}/job.yaml` fills the cache" in error
-    assert hub.asked == []
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    found(tmp_path)
-    shutil.rmtree(root(tmp_path) / "drivetrain")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert len(load(found(tmp_path)).train) == 36, "as if another program had fetched it"
-
-
 def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(spec(tmp_path))]) == 0
     assert (
@@ -389,7 +210,7 @@ def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureF
         in capsys.readouterr().out
     )
     assert hub.asked == []
-    assert network.told(job_spec.load(spec(tmp_path))) == (
+    assert network.decide(job_spec.load(spec(tmp_path))) == (
         True,
         f"network: on, for data.train: hf://datasets/{NAME} is on the Hugging Face hub",
     )
@@ -415,7 +236,16 @@ def test_fetch_and_update(
 
 
 def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "runtime", "train", str(folder / "job.yaml"), "--runs", str(folder / "runs"), *more]
+    line = [
+        sys.executable,
+        "-m",
+        "drivetrain",
+        "train",
+        str(folder / "job.yaml"),
+        "--runs",
+        str(folder / "runs"),
+        *more,
+    ]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -436,25 +266,6 @@ def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"continues with the commit that it began with: data.train=hf://datasets/{NAME}@{COMMIT}" in done.stdout
     assert f"@{OTHER}/train.csv" in str(found(tmp_path).data), "a new run begins with what the branch has now"
-
-
-def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
-    hub.faults = [Fault(path="train-00000", pause=0.02)]
-    path, failed = spec(tmp_path), list[DrivetrainError]()
-
-    def load_it() -> None:
-        try:
-            SpecSource(path).load()
-        except DrivetrainError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=load_it) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
-    assert len(hub.paths("train-00000")) == 1
 
 
 def test_a_folder_of_images_by_split(hub: Hub, tmp_path: Path) -> None:

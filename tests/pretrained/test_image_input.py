@@ -14,18 +14,18 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import load_new
-from runtime.data.images import decode
-from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
-from runtime.data.images.resize import Resize
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.models import saved_model
-from runtime.pretrained import image_input
-from runtime.pretrained.expected_input import Expected
-from runtime.pretrained.folder import Pretrained, quiet
+from drivetrain.data import load_new
+from drivetrain.data.images import decode
+from drivetrain.data.images.preprocess import ImagePreprocessing, from_preprocessing
+from drivetrain.data.images.resize import Resize
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.models import saved_model
+from drivetrain.pretrained import image_input
+from drivetrain.pretrained.expected_input import ExpectedInput
+from drivetrain.pretrained.folder import Pretrained, quiet
 from tests import trained
-from tests.models.networks import test_hf_vision as vision
+from tests.models.networks import vision_jobs as vision
 
 SIZES = ((180, 120), (90, 200), (128, 128))
 
@@ -42,7 +42,7 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
     assert found.size
     assert found.mean
     assert found.std
-    shape = Resize(found.fit or "crop", found.interpolation, found.share)
+    shape = Resize(found.fit or "crop", found.interpolation, found.crop_share)
     pixels = torch.from_numpy(decode.pixels(str(path), found.size, 3, shape).copy())[None]
     preparer = ImagePreprocessing(
         found.size, 3, (), 0, 255, found.mean, found.std, resize=shape, reverses_channels=found.reverses_channels
@@ -111,7 +111,7 @@ def test_pixels_are_those_of_the_image_processor(
 
 
 def test_without_a_description_nothing_is_assumed() -> None:
-    assert image_input.of_processor({}, 3, None) == Expected(None, 3, None, None)
+    assert image_input.of_processor({}, 3, None) == ExpectedInput(None, 3, None, None)
     assert image_input.of_processor({"size": {"longest_edge": 9}, "do_resize": True}, 3, 32).fit is None
     assert image_input.of_processor({"size": {"height": 8, "width": 9}}, 3, None).size is None
 

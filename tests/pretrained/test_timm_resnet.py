@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.data import load_new
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.launch import network
-from runtime.models import saved_model, timm_resnet
-from runtime.models.networks import cnn
-from runtime.training import recorded_inputs
+from drivetrain.data import load_new
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.launch import network
+from drivetrain.models import saved_model, timm_resnet
+from drivetrain.models.networks import cnn
+from drivetrain.training import recorded_inputs
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
@@ -101,7 +101,7 @@ def features(x: Tensor, known: dict[str, Tensor]) -> Tensor:
 def test_the_features_are_those_of_timm(name: str) -> None:
     known = weights(name)
     ours = cnn.build(name, channels=3, classes=5, image_size=224, stem="large").eval()
-    renamed = timm_resnet.renamed(known)
+    renamed = timm_resnet.rename_tensors(known)
     own = ours.state_dict()
     assert own.keys() - renamed.keys() == {"classifier.weight", "classifier.bias"}
     assert len(renamed) == len(known) - 2, "all but their classifier"
@@ -109,7 +109,7 @@ def test_the_features_are_those_of_timm(name: str) -> None:
     pixels = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         wanted = features(pixels, known)
-        torch.testing.assert_close(ours.stages(ours.stem(pixels)).mean(dim=(2, 3)), wanted, rtol=1e-5, atol=1e-5)  # type: ignore[operator, union-attr]
+        torch.testing.assert_close(ours.stages(ours.stem(pixels)).mean(dim=(2, 3)), wanted, rtol=1e-5, atol=1e-5)
     assert float(wanted.std()) > 0.01
 
 
@@ -137,9 +137,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(folder / "home"))
     with hub_server.serving(Hub(hub_server.files_of(saved(folder)), "timm/resnet18.a1_in1k")) as made:
         shutil.rmtree(folder / "weights")
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
@@ -148,13 +145,13 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> None:
     asked = job(folder)
-    assert network.told(asked) == (
+    assert network.decide(asked) == (
         True,
         "network: on, for model.pretrained: timm/resnet18.a1_in1k is not a local folder, so it is looked up on the "
         "Hugging Face hub",
     )
     made = tiny.plain(asked, folder)
-    renamed, own = timm_resnet.renamed(weights("resnet18")), made.model.state_dict()
+    renamed, own = timm_resnet.rename_tensors(weights("resnet18")), made.model.state_dict()
     assert all(torch.equal(own[name], value) for name, value in renamed.items())
     assert made.network.notes == [
         f"starts from timm/resnet18.a1_in1k at {COMMIT[:12]}; initialized anew: classifier.bias, classifier.weight"
@@ -184,7 +181,9 @@ def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
     )
     done = trained.trained(trained.Case(files, "", spec), tmp_path)
     wanted = trained.seen(done)[""]
-    read = {key: names for key, _, names in recorded_inputs._named(recorded_inputs._places(done.job), done.readable)}
+    read = {
+        key: names for key, _, names in recorded_inputs._list_files(recorded_inputs._places(done.job), done.readable)
+    }
     assert read["model.pretrained"] == ["config.json", "model.safetensors"], "a resumed run notices other weights"
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "weights")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
-from runtime.report.sections.compared_runs import differences, flat
+from drivetrain.cli.main import main
+from drivetrain.report.sections.compared_runs import differences, flatten
 from tests.report_folder import change, make, rows
 from tests.report_page import page_of
 
@@ -105,5 +105,5 @@ def test_no_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_differences_and_flat() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "d": [1]}
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "d": [1]}
     assert differences([{"a": 1, "b": 2}, {"a": 1, "c": 3}]) == [("b", "2", "-"), ("c", "-", "3")]

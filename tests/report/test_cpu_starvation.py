@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runtime.report.record import read
-from runtime.report.sections.advice import advice
-from runtime.report.summary import summarize
-from runtime.report.write import write
-from runtime.system import cpu_starvation
-from runtime.tracking.live.dashboard import screen
-from runtime.tracking.live.run_reader import RunReader
+from drivetrain.report.record import read
+from drivetrain.report.sections.advice import advice
+from drivetrain.report.summary import summarize
+from drivetrain.report.write import write
+from drivetrain.system import cpu_starvation
+from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.run_reader import RunReader
 from tests.report_folder import make, rows, running
 
 

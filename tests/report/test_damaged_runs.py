@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.report.write import write
+from drivetrain.report.write import write
 from tests.report_folder import change, make, metrics, rows, telemetry
 from tests.report_page import page_of
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from runtime.report.confusion import confusions
-from runtime.report.formatting import aligned, duration, number, share, short, shown, tick
-from runtime.report.log_series import Series, collect, mean, thin
-from runtime.tracking.live.sparkline import bars
+from drivetrain.report.confusion import confusions
+from drivetrain.report.formatting import align, duration, format_json, number, share, short, tick
+from drivetrain.report.log_series import Series, collect, mean, thin
+from drivetrain.tracking.live.sparkline import bars
 
 
 def series(*ys: float) -> Series:
@@ -118,10 +118,10 @@ def test_an_invalid_confusion_matrix_is_left_out(value: object) -> None:
         (number(0.98611), "0.9861"),
         (number(1797), "1,797"),
         (number(12345.6), "12,346"),
-        (aligned((0.9, 0.9167, 1.0)), ["0.9000", "0.9167", "1.0000"]),
-        (aligned((12.3456, 0.5, math.nan)), ["12.35", "0.50", "not finite"]),
-        (aligned((0.25, 1e-9)), ["0.2500", "1e-09"]),
-        (aligned((1.0, 2.0)), ["1", "2"]),
+        (align((0.9, 0.9167, 1.0)), ["0.9000", "0.9167", "1.0000"]),
+        (align((12.3456, 0.5, math.nan)), ["12.35", "0.50", "not finite"]),
+        (align((0.25, 1e-9)), ["0.2500", "1e-09"]),
+        (align((1.0, 2.0)), ["1", "2"]),
         (number(None), "unknown"),
         (number(math.nan), "not finite"),
         (duration(0.4), "0.40 s"),
@@ -137,10 +137,10 @@ def test_an_invalid_confusion_matrix_is_left_out(value: object) -> None:
         (tick(0.25), "0.25"),
         (short("abcdefghij", 7), "abcd…ij"),
         (short("abc", 7), "abc"),
-        (shown(True), "true"),
-        (shown(None), "nothing"),
-        (shown([1, "a"]), '[1, "a"]'),
-        (shown("a\x00b"), "a\ufffdb"),
+        (format_json(True), "true"),
+        (format_json(None), "nothing"),
+        (format_json([1, "a"]), '[1, "a"]'),
+        (format_json("a\x00b"), "a\ufffdb"),
     ],
 )
 def test_wording(written: str, expected: str) -> None:

@@ -10,12 +10,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from runtime.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
-from runtime.report.log_series import Series
-from runtime.report.render.axes_svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Plot, fitted
-from runtime.report.render.curves_svg import SHADES, curves
-from runtime.report.render.page import _bar
-from runtime.report.render.scatter_svg import scatter
+from drivetrain.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
+from drivetrain.report.log_series import Series
+from drivetrain.report.render.page import _bar
+from drivetrain.report.render.plot_svg import BOTTOM, LEFT, RIGHT, SHADES, TOP, Axis, Plot, curves, fit_axis, scatter
 from tests.paths import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -37,7 +35,7 @@ def labels(text: str) -> list[str]:
 
 
 def test_a_report_loads_no_large_library() -> None:
-    code = "import sys, runtime.report.__main__, runtime.report.render.page; print({'matplotlib', 'numpy', 'torch'} & set(sys.modules))"
+    code = "import sys, drivetrain.report.__main__, drivetrain.report.render.page; print({'matplotlib', 'numpy', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -88,7 +86,7 @@ def test_values_are_where_the_ticks_say() -> None:
 )
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_an_axis_for_any_values(values: list[float], logarithmic: bool) -> None:
-    axis = fitted(values, 0.05, logarithmic=logarithmic)
+    axis = fit_axis(values, 0.05, logarithmic=logarithmic)
     assert axis.low < axis.high
     assert all(math.isfinite(axis.share(value)) for value in values if value > 0 or not logarithmic)
     ticks = axis.ticks(5)

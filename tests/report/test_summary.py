@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.report.log_series import Series
-from runtime.report.record import Record
-from runtime.report.sections.body import data_section
-from runtime.report.summary import summarize
+from drivetrain.report.log_series import Series
+from drivetrain.report.record import Record
+from drivetrain.report.sections.body import data_section
+from drivetrain.report.summary import summarize
 
 NAMES = [f"validation/{head}/{name}" for head in ("modo", "causa") for name in ("accuracy", "f1")]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import optimizations
-from runtime.report.__main__ import main
-from runtime.report.write import write
+from drivetrain import optimizations
+from drivetrain.report.__main__ import main
+from drivetrain.report.write import write
 from tests.paths import ROOT
 from tests.report_folder import BEST_METRICS, STEPS, change, confusion, make, rows
 from tests.report_page import page_of
@@ -178,9 +178,7 @@ def test_command_errors(
 
 
 def test_command_needs_no_torch_and_no_home(run: Path) -> None:
-    code = (
-        "import sys; from runtime.report.__main__ import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
-    )
+    code = "import sys; from drivetrain.report.__main__ import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MPL", "XDG"))} | {"HOME": "/dev/null"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(run)],

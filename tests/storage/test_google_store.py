@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from runtime.storage.object_store import ObjectStore, Patience
-from runtime.storage.remote_address import parse
-from runtime.supervisor.remote_copy.writer_lock import WriterLock
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import parse
+from drivetrain.supervisor.remote_copy.writer_lock import WriterLock
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.storage import object_store
-from runtime.storage.object_store import ObjectStore, Patience
-from runtime.storage.remote_address import parse
-from runtime.storage.store_errors import RemoteError, Trouble
+from drivetrain.errors import StorageError
+from drivetrain.storage import object_store
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import parse
+from drivetrain.storage.store_errors import RemoteError, Trouble
 from tests.object_store import KEY, SECRET, Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import faulty_store
 

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from runtime.storage import redirects
-from runtime.storage.object_store import ObjectStore
-from runtime.storage.remote_address import parse
-from runtime.storage.store_errors import RemoteError
+from drivetrain.storage import redirects
+from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.remote_address import parse
+from drivetrain.storage.store_errors import RemoteError
 
 Start = Callable[[str], tuple[str, list[str]]]
 
@@ -103,4 +104,4 @@ def test_all_addresses_of_a_host_have_to_be_public(
 ) -> None:
     rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
-    assert redirects._is_public(redirects.urlsplit("http://files.example/a")) is public
+    assert redirects._is_public(urlsplit("http://files.example/a")) is public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.storage.remote_address import BadAddress, is_remote, parse
+from drivetrain.storage.remote_address import BadAddress, is_remote, parse
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.job_spec.load import load
-from runtime.job_spec.spec_source import SpecSource, fetched
-from runtime.storage import stored_copy, stored_version
-from runtime.storage.object_store import ObjectStore, StoredObject
-from runtime.storage.remote_address import parse
-from runtime.storage.store_errors import RemoteError
+from drivetrain.errors import StorageError
+from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.spec_source import SpecSource, fetch
+from drivetrain.storage import stored_copy, stored_version
+from drivetrain.storage.object_store import ObjectStore, StoredObject
+from drivetrain.storage.remote_address import parse
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.system.files import read_json
 from tests.object_store import Fault, FaultyStore
 from tests.paths import ROOT
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
@@ -37,10 +38,10 @@ def test_it_is_fetched_once_and_again_when_it_has_changed(
 ) -> None:
     opened("once").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/once/t.csv")
-    first = load(path, locate=fetched)
+    first = load(path, locate=fetch)
     assert "downloading" in capsys.readouterr().out
     proxy.seen.clear()
-    assert content(load(path, locate=fetched)) == content(first)
+    assert content(load(path, locate=fetch)) == content(first)
     assert [method for method, _ in proxy.seen] == ["HEAD"]
     # The processes of a run read one version, whatever the store has meanwhile.
     opened("once").put("t.csv", table(tmp_path / "t.csv", seed=1).read_bytes())
@@ -48,8 +49,8 @@ def test_it_is_fetched_once_and_again_when_it_has_changed(
     child = SpecSource(path, is_child=True).load()
     assert not proxy.seen
     assert content(child) == content(first)
-    assert content(load(path, locate=fetched)) != content(first)
-    assert content(load(path, locate=fetched)) == content(load(spec(tmp_path / "l", TABLE, str(tmp_path / "t.csv"))))
+    assert content(load(path, locate=fetch)) != content(first)
+    assert content(load(path, locate=fetch)) == content(load(spec(tmp_path / "l", TABLE, str(tmp_path / "t.csv"))))
 
 
 def test_a_download_that_is_killed_goes_on(tmp_path: Path, proxy: FaultyStore) -> None:
@@ -57,10 +58,10 @@ def test_a_download_that_is_killed_goes_on(tmp_path: Path, proxy: FaultyStore) -
     path = spec(tmp_path, IMAGES, "s3://bucket/killed")
     proxy.fault = lambda number, method, name: Fault("gone") if name.endswith("val/dark/3.png") else None
     with pytest.raises(RemoteError):
-        load(path, locate=fetched)
+        load(path, locate=fetch)
     proxy.fault = lambda number, method, name: None
     proxy.seen.clear()
-    load(path, locate=fetched)
+    load(path, locate=fetch)
     got = {name for method, name in proxy.seen if method == "GET" and name.endswith(".png")}
     assert "/bucket/killed/val/dark/3.png" in got
     assert len(got) < 36
@@ -71,11 +72,11 @@ def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest
     path = spec(tmp_path, TABLE, "s3://bucket/away/t.csv")
     proxy.away = True
     with pytest.raises(StorageError, match=r"t\.yaml:4:8: data\.train: .*the store does not answer"):
-        load(path, locate=fetched)
+        load(path, locate=fetch)
     proxy.away = False
-    first = load(path, locate=fetched)
+    first = load(path, locate=fetch)
     proxy.away = True
-    assert content(load(path, locate=fetched)) == content(first)
+    assert content(load(path, locate=fetch)) == content(first)
     assert "so the copy of 20" in capsys.readouterr().out
 
 
@@ -85,29 +86,29 @@ def test_a_copy_is_enough_where_the_network_is_closed(
     """As after `drivetrain fetch` by a machine with a role: nothing says who asks."""
     opened("closed").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/closed/t.csv")
-    first = content(load(path, locate=fetched))
+    first = content(load(path, locate=fetch))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    assert content(load(path, locate=fetched)) == first
+    assert content(load(path, locate=fetch)) == first
 
 
 def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> None:
     opened("denied").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/denied/t.csv")
-    load(path, locate=fetched)
+    load(path, locate=fetch)
     proxy.fault = lambda number, method, name: Fault("denied")
     with pytest.raises(RemoteError, match="refuses it"):
-        load(path, locate=fetched)
+        load(path, locate=fetch)
 
 
 def test_a_damaged_copy_is_fetched_again(tmp_path: Path, proxy: FaultyStore) -> None:
     opened("damaged").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/damaged/t.csv")
-    first = content(load(path, locate=fetched))
+    first = content(load(path, locate=fetch))
     copy = next((tmp_path / "cache/fetched").rglob("t.csv"))
     copy.write_text("a,b,y\n")
-    assert content(load(path, locate=fetched)) == first
+    assert content(load(path, locate=fetch)) == first
 
 
 def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, proxy: FaultyStore) -> None:
@@ -117,7 +118,7 @@ def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, proxy: Faul
     for name in ("marked/", "marked/train/", "marked/train/dark/"):
         request = urllib.request.Request(f"{proxy.endpoint}/bucket/{name}", b"", method="PUT")
         urllib.request.urlopen(request).close()
-    job = load(spec(tmp_path, IMAGES, "s3://bucket/marked"), locate=fetched)
+    job = load(spec(tmp_path, IMAGES, "s3://bucket/marked"), locate=fetch)
     assert content(job) == content(load(spec(tmp_path / "l", IMAGES, str(folder))))
 
 
@@ -125,7 +126,7 @@ def test_what_a_job_reads_is_not_removed(tmp_path: Path, proxy: FaultyStore) -> 
     """A version that another process reads stays; one that nobody reads goes; one that comes back is not fetched again."""
     first, second = table(tmp_path / "1.csv").read_bytes(), table(tmp_path / "2.csv", seed=1).read_bytes()
     path = spec(tmp_path, TABLE, "s3://bucket/held/t.csv")
-    code = "import sys; from runtime.job_spec.spec_source import SpecSource; from pathlib import Path; SpecSource(Path(sys.argv[1])).load()"
+    code = "import sys; from drivetrain.job_spec.spec_source import SpecSource; from pathlib import Path; SpecSource(Path(sys.argv[1])).load()"
 
     def other(hold: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-c", f"{code}; print('READY', flush=True); {hold}", str(path)]
@@ -179,7 +180,7 @@ def test_the_record_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest
     (place / "copy.json").write_text(
         json.dumps({"version": "old", "name": "photos", "files": [asdict(each) for each in files]})
     )
-    read, count = stored_version.read_json, []
+    read, count = read_json, []
     monkeypatch.setattr(stored_version, "read_json", lambda path: count.append(path) or read(path))
     stored_version._take_over(files, place, part)
     assert len(count) == 1
@@ -189,5 +190,5 @@ def test_a_web_address_as_a_browser_gives_it(tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
     here = table(tmp_path / "a folder/my file.csv")
     with web(tmp_path) as address:
-        job = load(spec(tmp_path, TABLE, f"{address}/a%20folder/my%20file.csv"), locate=fetched)
+        job = load(spec(tmp_path, TABLE, f"{address}/a%20folder/my%20file.csv"), locate=fetch)
     assert content(job) == content(load(spec(tmp_path, TABLE, str(here))))

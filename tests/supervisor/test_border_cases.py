@@ -1,4 +1,4 @@
-"""Differential tests at the border to a program's own code: `runtime.train` against a loop written here.
+"""Differential tests at the border to a program's own code: `drivetrain.train` against a loop written here.
 
 Every case is trained by both: the batches and seeds of the loop are those that the library promises (order by seed and
 epoch, draws of a sample by seed, epoch and sample), and the rest is plain torch.
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
-import runtime
-from runtime.data import stateless_random
-from runtime.errors import Stopped
+import drivetrain
+from drivetrain.data import stateless_random
+from drivetrain.errors import Stopped
 
 SAMPLES, BATCH, EPOCHS, SEED = 72, 16, 3, 4
 
@@ -128,7 +128,7 @@ def by_hand(case: Case) -> dict[str, Tensor]:
                 rows.append(data[index])
             inputs, targets = torch.utils.data.default_collate(rows)
             mine.optimizer.zero_grad()
-            nn.functional.cross_entropy(mine.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(mine.model(inputs), targets).backward()
             mine.optimizer.step()
             if mine.scheduler:
                 mine.scheduler.step()
@@ -138,7 +138,7 @@ def by_hand(case: Case) -> dict[str, Tensor]:
 
 
 def by_library(case: Case, folder: Path, micro_batch: int | str, stop: int) -> dict[str, Tensor]:
-    """The weights after `runtime.train`, stopped by a signal at a step, if it is not 0, and resumed."""
+    """The weights after `drivetrain.train`, stopped by a signal at a step, if it is not 0, and resumed."""
     for at in (stop, 0) if stop else (0,):
         mine = Objects(case)
 
@@ -148,7 +148,7 @@ def by_library(case: Case, folder: Path, micro_batch: int | str, stop: int) -> d
                 os.kill(os.getpid(), signal.SIGTERM)
 
         try:
-            runtime.train(
+            drivetrain.train(
                 mine.model,
                 case.data(),
                 Calm(),

@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cli import main
-from runtime.data import load_new
-from runtime.data.custom import user_code
-from runtime.data.load import load
-from runtime.errors import CheckpointError, DataError, SpecError
-from runtime.inference import dummy_inputs, predictions
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.spec_source import SpecSource
-from runtime.models import code_consent, forward, saved_model
-from runtime.plan import plan
-from runtime.supervisor import run_folder, trainer_process
-from runtime.system.files import sha256, write_json
+from drivetrain.cli import main
+from drivetrain.data import load_new
+from drivetrain.data.custom import user_code
+from drivetrain.data.load_data import load
+from drivetrain.errors import CheckpointError, DataError, SpecError
+from drivetrain.inference import dummy_inputs, predictions
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.models import code_consent, forward, saved_model
+from drivetrain.system.files import sha256, write_json
 from tests.own_job import DATA, LOSS, MODEL, write
-from tests.tiny import Quiet, machine
+from tests.supervisor.custom_run import trained
 
 torch.set_num_threads(1)
 
@@ -38,19 +35,6 @@ FILES = {
     "parts/layers.py": "from torch import nn\n\ndef hidden(width):\n    return nn.LazyLinear(width)\n",
     "my_data.py": DATA + READER,
 }
-
-
-def trained(path: Path, *assignments: str) -> Path:
-    """The folder of a run that was trained in this process."""
-    made: Job = job_spec.load(path, assignments)
-    place = run_folder.open_run(path.parent / "runs", made)
-    here = machine()
-    write_json(place.path / "hardware.json", here.to_json())
-    write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
-    write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(place.path, made, Quiet(), SpecSource(path, assignments)) == 0
-    write_json(place.path / "state.json", {"status": "done", "source": str(path)})
-    return place.path
 
 
 @pytest.fixture(scope="module")
@@ -245,14 +229,14 @@ def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
 def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    assert not code_consent.given(tmp_path / "config.json", environ)
+    assert not code_consent.has_consent(tmp_path / "config.json", environ)
     assert code_consent.keep(tmp_path / "config.json", environ) is None
-    assert code_consent.given(tmp_path / "config.json", environ)
+    assert code_consent.has_consent(tmp_path / "config.json", environ)
     place = code_consent.folder(environ)
     assert place is not None
     assert place.stat().st_mode & 0o777 == 0o700
     place.chmod(0o777)
-    assert not code_consent.given(tmp_path / "config.json", environ)
+    assert not code_consent.has_consent(tmp_path / "config.json", environ)
     assert code_consent.keep(tmp_path / "config.json", environ) == f"{place} is writable by other users"
     assert code_consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
 

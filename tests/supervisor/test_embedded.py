@@ -18,35 +18,21 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 
-import runtime
-from runtime.errors import CheckpointError, DataError, SpecError, Stopped
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import Libraries
-from runtime.models import saved_model
-from runtime.plan.plan import load
-from runtime.supervisor import embedded, embedded_run
-from runtime.supervisor.run_lifecycle import RunLifecycle
-from tests.paths import ROOT
+import drivetrain
+from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Libraries
+from drivetrain.job.job import CLASS_METRICS
+from drivetrain.models import saved_model
+from drivetrain.plan.plan import load
+from drivetrain.supervisor import embedded, embedded_run
+from tests.paths import IMPORTS, ROOT
+from tests.supervisor.circle_training import Points, circle, network, no_report, same
+
+__all__ = ["no_report"]
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report takes a process of its own; the script at the end writes one."""
-    monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
-
-
-def circle(samples: int, seed: int = 0) -> TensorDataset:
-    points = torch.rand(samples, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return TensorDataset(points, (points.norm(dim=1) < 0.75).long())
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
 def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> embedded.Result:
@@ -57,13 +43,9 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
         "optimizer": {"lr": 1e-2},
         "optimize": {"cpu_threads": 1, "measure": "off"},
     }
-    return runtime.train(model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings)
-
-
-def same(one: embedded.Result, two: embedded.Result) -> bool:
-    """Whether two trainings ended with the same bits."""
-    first, second = one.model.state_dict(), two.model.state_dict()
-    return one.best == two.best and all(torch.equal(first[name], second[name]) for name in first)
+    return drivetrain.train(
+        model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings
+    )
 
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
@@ -90,7 +72,7 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     points, kinds = circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
-    assert set(result.metrics) == {"validation/loss", "validation/accuracy", "validation/f1"}
+    assert set(result.metrics) == {f"validation/{name}" for name in (*CLASS_METRICS, "auc", "average_precision")}
     assert result.stopped == "all 3 epochs trained"
     state = json.loads((result.folder / "state.json").read_text())
     assert (state["status"], state["exit_code"], state["source"]) == ("done", 0, __file__)
@@ -130,24 +112,6 @@ def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-class Points(Dataset[Any]):
-    """A map-style dataset that presses Ctrl-C at one of its items, once."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.x, self.y = circle(120).tensors
-        self.stop_at, self.asked = stop_at, 0
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.asked += 1
-        if self.asked == self.stop_at:
-            self.stop_at = None
-            os.kill(os.getpid(), signal.SIGINT)
-        return self.x[index], self.y[index]
-
-
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.softmax(dim=1) - nn.functional.one_hot(targets, 2)).pow(2).sum(dim=1)
 
@@ -158,7 +122,7 @@ def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> No
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=Points(stop_at=200), **settings)
     assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
-    assert raised.value.action == "call runtime.train again with the same name to resume"
+    assert raised.value.action == "call drivetrain.train again with the same name to resume"
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
     resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
@@ -188,9 +152,9 @@ def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
     model = network()
-    first = model[0].requires_grad_(False).weight.clone()  # type: ignore[index]
+    first = model[0].requires_grad_(False).weight.clone()
     result = train(tmp_path, model, epochs=1)
-    assert torch.equal(result.model[0].weight, first)  # type: ignore[index]
+    assert torch.equal(result.model[0].weight, first)
 
 
 def mean(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -253,8 +217,8 @@ def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> No
 
 def test_facts_and_plan_alone_load_no_torch() -> None:
     code = (
-        "import sys, runtime; facts = runtime.facts_here(); "
-        "plan = runtime.plan_for('jobs/digits.yaml', hardware='tests/machines/t4.json'); "
+        "import sys, drivetrain; facts = drivetrain.facts_here(); "
+        "plan = drivetrain.plan_for('jobs/digits.yaml', hardware='tests/machines/t4.json'); "
         "print(facts.cpu.budget, plan.value('precision'), plan.image); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -263,7 +227,7 @@ def test_facts_and_plan_alone_load_no_torch() -> None:
 
 
 def test_the_monitor_alone(tmp_path: Path) -> None:
-    with runtime.Monitor(tmp_path, interval=0.01) as monitor:
+    with drivetrain.Monitor(tmp_path, interval=0.01) as monitor:
         torch.zeros(1000)
     sample = monitor.latest()
     assert sample is not None
@@ -272,8 +236,8 @@ def test_the_monitor_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_attribute_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="module 'runtime' has no attribute 'trian'"):
-        runtime.trian  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'drivetrain' has no attribute 'trian'"):
+        drivetrain.trian  # noqa: B018
 
 
 def test_the_example_script_trains(tmp_path: Path) -> None:
@@ -284,7 +248,7 @@ def test_the_example_script_trains(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": IMPORTS},
         preexec_fn=lambda: os.sched_setaffinity(0, {one}),
     )
     assert done.returncode == 0, done.stderr

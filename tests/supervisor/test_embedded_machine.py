@@ -15,20 +15,21 @@ import pytest
 import torch
 from torch import nn
 
-import runtime
-from runtime.errors import DeviceError, SpecError
-from runtime.hardware.detect import detect
-from runtime.plan.plan import load
-from runtime.supervisor import embedded, embedded_run, host_process
+import drivetrain
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.hardware import device_check
+from drivetrain.hardware.detect import detect
+from drivetrain.plan.plan import load
+from drivetrain.supervisor import embedded, embedded_run, host_process
 from tests import tiny
-from tests.hardware.test_device_check import CPU, card, machine, with_gpus
-from tests.paths import ROOT
-from tests.supervisor.test_embedded import circle, network
+from tests.hardware.checked_machines import CPU, card, machine, with_gpus
+from tests.paths import IMPORTS, ROOT
+from tests.supervisor.circle_training import circle, network
 
 
 def train(folder: Path, model: nn.Module | None = None, **more: Any) -> embedded.Result:
     given: dict[str, Any] = {"epochs": 1, "batch_size": 20} | more
-    return runtime.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **given)
+    return drivetrain.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **given)
 
 
 def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
@@ -50,7 +51,7 @@ def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch
 
 def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = (card(0), card(1))
-    assert len(host_process.machine(_used(cards, monkeypatch), _job()).gpus) == 1
+    assert len(host_process.select_gpu(_used(cards, monkeypatch), _job()).gpus) == 1
     said = refused(tmp_path, limits={"processes": 2})
     assert "limits.processes: is 2 in a call from Python, which is one process" in said
     for gpus in ("all", [0, 1]):
@@ -69,18 +70,18 @@ def _used(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
     named = tuple(replace(each, uuid=f"GPU-{each.index}a") for each in cards)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
-    monkeypatch.setattr(host_process.device_check, "check_build", lambda found: None)
+    monkeypatch.setattr(device_check, "check_build", lambda found: None)
     return with_gpus(*named)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     here = _used((card(0), card(1)), monkeypatch, first)
-    assert [gpu.index for gpu in host_process.machine(here, _job()).gpus] == [first]
-    assert [gpu.index for gpu in host_process.machine(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
+    assert [gpu.index for gpu in host_process.select_gpu(here, _job()).gpus] == [first]
+    assert [gpu.index for gpu in host_process.select_gpu(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=rf"limits.gpus is \[{1 - first}\], but this process uses GPU {first} "):
-        host_process.machine(here, _job([1 - first]))  # type: ignore[arg-type]
-    assert host_process.machine(here, _job("none")).gpus == ()
+        host_process.select_gpu(here, _job([1 - first]))  # type: ignore[arg-type]
+    assert host_process.select_gpu(here, _job("none")).gpus == ()
 
 
 def test_micro_batch_auto_is_searched(
@@ -114,9 +115,9 @@ def test_a_learning_rate_error_names_the_python_argument(tmp_path: Path, key: st
 QUIET = """
 import sys
 sys.path.insert(0, {root!r})
-import runtime
-from tests.supervisor.test_embedded import circle, network
-runtime.train(network(), circle(40), circle(20, seed=1), runs={runs!r}, epochs=1, batch_size=20, quiet=True)
+import drivetrain
+from tests.supervisor.circle_training import circle, network
+drivetrain.train(network(), circle(40), circle(20, seed=1), runs={runs!r}, epochs=1, batch_size=20, quiet=True)
 """
 
 
@@ -128,7 +129,7 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": IMPORTS},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "library-001" / "report.html").exists()

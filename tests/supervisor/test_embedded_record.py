@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset
 
-import runtime
-from runtime.errors import CheckpointError, Stopped, UserCodeError
-from runtime.supervisor import embedded_record
-from runtime.system.files import write_json
-from runtime.training.callbacks import Callbacks
-from runtime.training.evaluation.user_metrics import UserMetrics
-from runtime.training.user_parts import UserParts
+import drivetrain
+from drivetrain.errors import CheckpointError, Stopped, UserCodeError
+from drivetrain.supervisor import embedded_record
+from drivetrain.system.files import write_json
+from drivetrain.training.user_parts import Callbacks, UserMetrics, UserParts
 
 torch.set_num_threads(1)
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -205,13 +203,13 @@ def test_another_python_compiles_other_bytecode(tmp_path: Path) -> None:
 
 
 def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
-    def stop(info: runtime.TrainingInfo) -> None:
+    def stop(info: drivetrain.TrainingInfo) -> None:
         if info.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def train(loss: object, **more: Any) -> runtime.Result:
+    def train(loss: object, **more: Any) -> drivetrain.Result:
         data = (X, Y), (X, Y)
-        return runtime.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)
+        return drivetrain.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)
 
     with pytest.raises(Stopped):
         train(weighted(1.0), on_step=stop)

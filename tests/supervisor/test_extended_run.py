@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.cli import main
-from runtime.job import extension
-from runtime.supervisor import named_run
+from drivetrain.cli import main
+from drivetrain.job import extension
+from drivetrain.supervisor import named_run
 from tests import mlflow_double
 from tests.faults import trained
 
@@ -72,7 +72,7 @@ def refused(job: Path, capsys: pytest.CaptureFixture[str], *options: str, code: 
 def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_path: Path) -> None:
     before = contents(first(job))
     options = ("--extend", str(first(job)), *sets(LONG))
-    said = trained.finish(job, *options, expected=137, FAULT=f"runtime.training.loop:_advance:{3 * STEPS}:kill")
+    said = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
     assert "the result will be that of one run up to epoch 14 under the same plan, as exactly as after a resume" in said
     assert trained.run(job).name == "small-002"
     assert trained.last(trained.run(job)).name == "step-70"
@@ -91,7 +91,7 @@ def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) 
     job, once = trained.written(tmp_path / "job"), trained.written(tmp_path / "once")
     trained.finish(job, *sets("train.steps=20"))
     options = (*sets("train.steps=43"), "--extend", str(first(job)))
-    trained.finish(job, *options, expected=137, FAULT="runtime.training.loop:_advance:6:kill")
+    trained.finish(job, *options, expected=137, FAULT="batch:6:kill")
     trained.finish(job, *options)
     trained.finish(once, *sets("train.steps=43"))
     one, two = trained.last(trained.run(job)), trained.last(trained.run(once))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from tests.paths import ROOT
+from drivetrain.cli import main
+from tests.paths import IMPORTS
 
 HOSTILE = "a\nrun runs/../../x starts\x1b]0;owned\x07\x1b[2J\u202e"
 JOB = """
@@ -39,10 +39,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts(folder / "others.csv", f"{HOSTILE}?")
     (folder / "job.yaml").write_text(JOB)
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "train", "job.yaml", "--plain"],
+        [sys.executable, "-m", "drivetrain", "train", "job.yaml", "--plain"],
         cwd=folder,
         # An encoding that lacks most characters: what cannot be written must not end the command.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"},
+        env={**os.environ, "PYTHONPATH": IMPORTS, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,
     )

@@ -15,15 +15,15 @@ TRAINER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from runtime.supervisor import supervisor
-from runtime.supervisor.train_request import TrainRequest
+from drivetrain.supervisor import supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
 real = supervisor.detect
 def detect(runs):
     machine = real(runs)
     return replace(machine, memory=replace(machine.memory, limit=8 << 30))
 supervisor.detect = detect
 supervisor.is_killed_as_one = lambda: sys.argv[3] == "1"
-supervisor._trainers = lambda *given, **named: 137
+supervisor.run_trainers = lambda *given, **named: 137
 sys.exit(supervisor.train(TrainRequest(Path(sys.argv[1]), tuple(sys.argv[4:]), Path(sys.argv[2]))))
 """
 

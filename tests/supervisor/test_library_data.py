@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -25,25 +24,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import runtime
-from runtime.errors import DataError, DrivetrainError, SpecError, Stopped
-from runtime.supervisor import embedded
+import drivetrain
+from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
+from drivetrain.supervisor import embedded
 from tests.paths import ROOT
-from tests.supervisor.test_embedded import Points, circle, network, no_report, same
+from tests.supervisor.circle_training import Points, Rows, X, Y, circle, network, no_report, same
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
-X, Y = circle(120).tensors
-
-
-class Rows(Dataset[Any]):
-    """The points one by one."""
-
-    def __len__(self) -> int:
-        return len(X)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return X[index], Y[index]
 
 
 class Stream(IterableDataset[Any]):
@@ -94,7 +82,7 @@ def train(folder: Path, data: Any, held: Any = None, **settings: Any) -> embedde
     given: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
     given["optimize"] = {"cpu_threads": 1, "measure": "off"}
     model = settings.pop("model", None) or network()
-    return runtime.train(model, data, circle(40, seed=1) if held is None else held, runs=folder, **given | settings)
+    return drivetrain.train(model, data, circle(40, seed=1) if held is None else held, runs=folder, **given | settings)
 
 
 def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
@@ -172,17 +160,16 @@ def test_stopped_in_an_epoch_and_resumed_to_the_same_weights(form: str, tmp_path
 KILLED = """
 import sys
 sys.path.insert(0, {root!r})
-import os, signal, runtime, torch
+import os, signal, drivetrain, torch
 from torch.utils.data import DataLoader
-from tests.supervisor.test_library_data import Rows
-from tests.supervisor.test_embedded import circle, network
+from tests.supervisor.circle_training import Rows, circle, network
 def kill(info):
     if info.step == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 model = network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
-runtime.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1), runs={runs!r}, epochs=2,
+drivetrain.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1), runs={runs!r}, epochs=2,
               names=["out", "in"], optimize={{"cpu_threads": 1, "measure": "off"}}, checkpoint={{"every": "3 steps"}},
               optimizer=optimizer, schedule=schedule, schedule_every="step", on_step=kill)
 """

@@ -1,4 +1,4 @@
-"""What `runtime.train` does to objects of a program: what a loop of its own would do, said where it differs."""
+"""What `drivetrain.train` does to objects of a program: what a loop of its own would do, said where it differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import runtime
+import drivetrain
 
 PLAIN: dict[str, Any] = {"measure": "off", "precision": "fp32"}
 
@@ -29,7 +29,7 @@ def train(model: nn.Module, folder: Path, **more: Any) -> Any:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 32, "new": True, "optimize": PLAIN, "schedule": "constant"}
     if not isinstance(more.get("optimizer"), torch.optim.Optimizer):
         settings["optimizer"] = {"name": "sgd", "lr": 0.1}
-    return runtime.train(model, samples(), samples(), name="objects", runs=folder, **settings | more)
+    return drivetrain.train(model, samples(), samples(), name="objects", runs=folder, **settings | more)
 
 
 def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +37,7 @@ def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: py
     model = network()
     model[0].requires_grad_(False)
     train(model, tmp_path)
-    assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
+    assert int(model[0][1].num_batches_tracked) > 0
     line = "frozen, and still in training mode: 0.1 normalizes by each batch"
     assert f"\nmodel: {line}" in capsys.readouterr().out
     assert line in (tmp_path / "objects-001" / "events.jsonl").read_text()
@@ -45,10 +45,10 @@ def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: py
 
 def test_a_layer_in_evaluation_mode_stays_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = network()
-    model[0][1].eval()  # type: ignore[index]
+    model[0][1].eval()
     train(model, tmp_path)
-    assert int(model[0][1].num_batches_tracked) == 0  # type: ignore[index]
-    assert torch.equal(model[0][1].running_mean, torch.zeros(16))  # type: ignore[index]
+    assert int(model[0][1].num_batches_tracked) == 0
+    assert torch.equal(model[0][1].running_mean, torch.zeros(16))
     assert "model: 0.1 in evaluation mode, as the program has set it" in capsys.readouterr().out
 
 
@@ -62,7 +62,7 @@ def test_a_network_that_is_all_in_evaluation_mode_is_trained(
     assert (
         "is in evaluation mode, and trained in training mode" in (tmp_path / "objects-001" / "events.jsonl").read_text()
     )
-    assert int(model[0][1].num_batches_tracked) > 0  # type: ignore[index]
+    assert int(model[0][1].num_batches_tracked) > 0
 
 
 @pytest.mark.parametrize(("more", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])

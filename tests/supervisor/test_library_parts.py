@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-import runtime
-from runtime.errors import CheckpointError, SpecError, UserCodeError
-from runtime.supervisor import embedded
-from tests.supervisor.test_embedded import circle, network, no_report, same
+import drivetrain
+from drivetrain.errors import CheckpointError, SpecError, UserCodeError
+from drivetrain.supervisor import embedded
+from tests.supervisor.circle_training import circle, network, no_report, same
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
     given: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
-    return runtime.train(
+    return drivetrain.train(
         network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **given | settings
     )
 
@@ -34,11 +34,11 @@ def rows(result: embedded.Result) -> list[dict[str, Any]]:
 
 def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tmp_path: Path) -> None:
     model = network()
-    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]  # type: ignore[index]
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
-    before = model[0].weight.clone()  # type: ignore[index]
+    before = model[0].weight.clone()
     result = train(tmp_path / "object", model, optimizer=optimizer)
-    assert torch.equal(model[0].weight, before)  # type: ignore[index]
+    assert torch.equal(model[0].weight, before)
     assert {row["lr"] for row in rows(result)} == {0.0}
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
     stored = (result.folder / "job.yaml").read_text()
@@ -56,7 +56,7 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
 
 def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
     model, hand = network().eval(), network().eval()
-    nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]  # type: ignore[index]
+    nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]
     order: list[Any] = []
     x, y = circle(120).tensors
 
@@ -70,7 +70,7 @@ def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) 
 
     optimizer = torch.optim.AdamW(nets[0].parameters(), lr=1e-2)
     loader = torch.utils.data.DataLoader(Ordered(), 32, shuffle=True)
-    runtime.train(
+    drivetrain.train(
         nets[0],
         loader,
         circle(40, seed=1),
@@ -178,10 +178,10 @@ def test_a_name_or_an_object_can_say_it(tmp_path: Path, name: str) -> None:
 def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Path) -> None:
     steps, epochs, ends = [], [], []
 
-    def on_epoch(info: runtime.TrainingInfo) -> None:
+    def on_epoch(info: drivetrain.TrainingInfo) -> None:
         epochs.append(info)
         if info.metrics["validation/loss"] < 10 and info.epoch == 2:
-            raise runtime.StopTraining("good enough")
+            raise drivetrain.StopTraining("good enough")
 
     result = train(tmp_path, epochs=5, on_step=steps.append, on_epoch=on_epoch, on_end=ends.append)
     assert result.stopped == "ended by on_epoch: good enough"
@@ -195,7 +195,7 @@ def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Pat
 
 
 def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
-    def on_step(info: runtime.TrainingInfo) -> None:
+    def on_step(info: drivetrain.TrainingInfo) -> None:
         if info.step == 6 and not fixed:
             raise KeyError("my table")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import arguments, main
-from runtime.errors import CheckpointError
-from runtime.supervisor import named_run
-from runtime.tracking.live import watch as watching
+from drivetrain.cli import arguments, main
+from drivetrain.errors import CheckpointError
+from drivetrain.supervisor import named_run
+from drivetrain.tracking.live import watch as watching
 
 
 @pytest.fixture

@@ -13,22 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.cli import main
-from runtime.data.custom import user_code, user_loss
-from runtime.distributed.world import WORLD_SIZE
-from runtime.errors import CheckpointError, SpecError
-from runtime.job_spec import spec_source
-from runtime.job_spec.spec_source import SpecSource
-from runtime.launch.clusters import cluster_job
-from runtime.supervisor import repeat as repeating
-from runtime.supervisor import supervisor
-from runtime.supervisor.repeat import RepeatRequest
-from runtime.supervisor.run_folder import RunFolder
-from runtime.supervisor.sweep import trial
-from runtime.supervisor.train_request import TrainRequest
-from runtime.system.signals import SignalForwarder
-from runtime.training import handshake
-from runtime.tuning.memory.profile import MemoryRequest
+from drivetrain.cli import main
+from drivetrain.data.custom import user_code, user_loss
+from drivetrain.distributed.world import WORLD_SIZE
+from drivetrain.errors import CheckpointError, Replanned, SpecError
+from drivetrain.job_spec import spec_source
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.launch.clusters import cluster_job
+from drivetrain.supervisor import repeat as repeating
+from drivetrain.supervisor import run_folder, supervisor
+from drivetrain.supervisor.repeat import RepeatRequest
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.supervisor.sweep import sweep
+from drivetrain.system import child_process, signals
+from drivetrain.system.signals import SignalForwarder
+from drivetrain.training import handshake
+from drivetrain.tuning.measuring_request import MemoryRequest
 from tests import own_job
 from tests.tiny import machine
 
@@ -82,11 +83,11 @@ def test_every_attempt_trains_what_was_read_at_the_start(spec: Path, monkeypatch
         request: TrainRequest, count: int, environment: object, forward: SignalForwarder, run: RunFolder, words: object
     ) -> int:
         edit(spec) if not jobs else None
-        jobs.append(job_of(child(supervisor._command(request, run.path)[4:])))
+        jobs.append(job_of(child(supervisor.trainer_command(request, run.path)[4:])))
         return 10 if len(jobs) == 1 else 0
 
-    monkeypatch.setattr(supervisor, "_trainers", train)
-    monkeypatch.setattr(supervisor.Replanned, "exit_code", 10)
+    monkeypatch.setattr(supervisor, "run_trainers", train)
+    monkeypatch.setattr(Replanned, "exit_code", 10)
     assert supervisor.train(TrainRequest(spec, runs=spec.parent / "runs", plain=True)) == 0
     assert jobs == [AS_STARTED] * 2
 
@@ -110,8 +111,8 @@ def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.Mon
         jobs.append(job_of(source))
         return 0 if len(jobs) < 2 else 3
 
-    monkeypatch.setattr(repeating.supervisor, "train", train)
-    monkeypatch.setattr(repeating.run_folder, "numbered", lambda runs, name: [runs / name])
+    monkeypatch.setattr(supervisor, "train", train)
+    monkeypatch.setattr(run_folder, "list_numbered", lambda runs, name: [runs / name])
     (spec.parent / "runs" / "tiny-seed0-001").mkdir(parents=True)
     (spec.parent / "runs" / "tiny-seed1-001").mkdir(parents=True)
     assert repeating.repeat(RepeatRequest(spec, runs=spec.parent / "runs", seeds=2)) == 3
@@ -129,10 +130,10 @@ def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: 
             monkeypatch.setenv(name, value)
         return main.main(command[3:])
 
-    monkeypatch.setattr(trial.child_process, "child", start)
+    monkeypatch.setattr(child_process, "child", start)
     monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
-    with supervisor.signals.forwarding() as forward:
-        trial.train(source, [], forward, lambda: None, "loss", lambda epoch, value: False, spec)
+    with signals.forwarding() as forward:
+        sweep.train_trial(source, [], forward, lambda: None, "loss", lambda epoch, value: False, spec)
     assert job_of(requests[0].source()) == AS_STARTED
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from runtime.job.job import Checkpoint
-from runtime.supervisor import preemption
-from runtime.supervisor.preemption import NoAnswer, NoticeAddress
-from runtime.system.signals import NOTICE, POLLED, WATCHED, Interrupted, Signals
+from drivetrain.job.job import Checkpoint
+from drivetrain.supervisor import preemption
+from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
+from drivetrain.system.signals import NOTICE, POLLED, WATCHED, Interrupted, Signals
 from tests.faults import trained
 
 
@@ -150,10 +150,10 @@ def test_nothing_of_an_answer_is_recorded_but_its_status(
     provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What answers may be a service that gives credentials, or that does not speak HTTP."""
-    monkeypatch.setattr(preemption, "EVERY", 0.02)
+    monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
     provider.answer = (200, '{"AccessKeyId": "secret", "Events": [1]}')
     Signals()
-    with preemption.watched(provider.url, tmp_path), pytest.raises(Interrupted):
+    with preemption.watch(provider.url, tmp_path), pytest.raises(Interrupted):
         time.sleep(60)
     assert events(tmp_path) == [f"{provider.url} answers 200: this machine will be shut down"]
     with socket.socket() as listener:
@@ -230,7 +230,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 
 def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "PATIENCE", 0.1)
+    monkeypatch.setattr(preemption, "REQUEST_TIMEOUT", 0.1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -255,10 +255,10 @@ def events(folder: Path) -> list[str]:
 def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preemption, "EVERY", 0.02)
+    monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
     provider.answer = (500, "")
     signals = Signals()
-    with preemption.watched(provider.url, tmp_path):
+    with preemption.watch(provider.url, tmp_path):
         while len(provider.asked) < 4:
             time.sleep(0.01)
         provider.answer = (200, "TRUE")
@@ -275,10 +275,11 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
 
 def test_none_starts_nothing(tmp_path: Path) -> None:
     before = threading.active_count()
-    with preemption.watched(None, tmp_path):
+    with preemption.watch(None, tmp_path):
         assert threading.active_count() == before
 
 
+@pytest.mark.nightly
 def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider, tmp_path: Path) -> None:
     """The URL may come and go between stop and resume."""
     job = trained.written(tmp_path / "job")

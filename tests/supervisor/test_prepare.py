@@ -1,4 +1,4 @@
-"""`runtime.prepare`: the step in a loop by hand gives the weights of plain PyTorch, and those of `runtime.train`."""
+"""`drivetrain.prepare`: the step in a loop by hand gives the weights of plain PyTorch, and those of `drivetrain.train`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
-from runtime.errors import DataError, DrivetrainError, NumericsError, SpecError
-from runtime.hardware import detect
-from runtime.optimizations import precision
-from tests.supervisor.test_embedded import circle, network, no_report
+import drivetrain
+from drivetrain.errors import DataError, DrivetrainError, NumericsError, SpecError
+from drivetrain.hardware import detect
+from drivetrain.optimizations import precision
+from tests.supervisor.circle_training import circle, network, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def prepared(model: nn.Module, **settings: Any) -> tuple[nn.Module, list[float]]
     given: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimize": {"cpu_threads": 1}, "quiet": True} | settings
     made = optimizer(model.train())
     torch.manual_seed(7)
-    with runtime.prepare(model, made, **given) as step:
+    with drivetrain.prepare(model, made, **given) as step:
         return model, [step(batch) for batch in BATCHES]
 
 
@@ -73,7 +73,7 @@ def _first(model: nn.Module) -> Tensor:
 def test_micro_batches_change_the_rounding_alone() -> None:
     def plain() -> nn.Module:
         made = network()
-        return nn.Sequential(made[0], made[1], made[3])  # type: ignore[index]
+        return nn.Sequential(made[0], made[1], made[3])
 
     whole, losses = prepared(plain())
     split, others = prepared(plain(), optimize={"cpu_threads": 1, "micro_batch": 12})
@@ -85,12 +85,12 @@ def test_micro_batches_change_the_rounding_alone() -> None:
 def test_it_gives_the_weights_of_train_for_the_same_batches(tmp_path: Path) -> None:
     def plain() -> nn.Module:
         made = network()
-        return nn.Sequential(made[0], made[1], made[3])  # type: ignore[index]
+        return nn.Sequential(made[0], made[1], made[3])
 
     trained = plain()
     losses: list[float] = []
     last: dict[str, Tensor] = {}
-    runtime.train(
+    drivetrain.train(
         trained,
         DataLoader(TensorDataset(X, Y), 32),
         circle(40, seed=1),
@@ -127,7 +127,7 @@ class Own(nn.Module):
 def test_a_model_that_returns_its_loss(form: str, batch: str) -> None:
     model = Own(form).train()
     torch.manual_seed(7)
-    with runtime.prepare(model, optimizer(model), optimize={"cpu_threads": 1}, quiet=True) as step:
+    with drivetrain.prepare(model, optimizer(model), optimize={"cpu_threads": 1}, quiet=True) as step:
         for x, y in BATCHES:
             step((x, y) if batch == "tuple" else {"x": x, "y": y})
     assert same(model.inner, by_hand(network()))
@@ -145,7 +145,7 @@ def test_a_loss_of_a_mapping() -> None:
     model = Named().train()
     torch.manual_seed(7)
     made = optimizer(model)
-    with runtime.prepare(
+    with drivetrain.prepare(
         model,
         made,
         loss=lambda outputs, batch: cross_entropy(outputs["logits"], batch["y"]),
@@ -160,7 +160,7 @@ def test_a_loss_of_a_mapping() -> None:
 def test_a_bad_update_is_skipped_and_three_end_the_loop() -> None:
     model = network()
     bad = (torch.full((32, 2), float("nan")), Y[:32])
-    with runtime.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
+    with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
         before = copy.deepcopy(model.state_dict())
         step(bad)
         assert step.skipped == 1
@@ -188,7 +188,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
             return outputs
 
     model = Short().train()
-    with runtime.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
+    with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
         torch.manual_seed(7)
         loss = step(BATCHES[0])
         assert step.micro_batch == 16
@@ -214,7 +214,7 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
             return outputs
 
     model = Drawing().train()
-    with runtime.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
+    with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
         drawn.clear()
         step(BATCHES[0])
     assert len(drawn) == 3
@@ -247,7 +247,7 @@ def test_plan_state_and_the_process_afterwards() -> None:
     threads = torch.get_num_threads()
     model = network()
     settings: dict[str, Any] = {"loss": cross_entropy, "quiet": True, "accumulate": 2}
-    with runtime.prepare(model, optimizer(model), **settings) as step:
+    with drivetrain.prepare(model, optimizer(model), **settings) as step:
         assert step.plan.value("precision") == "fp32"
         assert "your loop reads the data" in step.plan.row("loader_workers").reason
         step(BATCHES[0])
@@ -260,7 +260,7 @@ def test_plan_state_and_the_process_afterwards() -> None:
     assert torch.get_num_threads() == threads
     with pytest.raises(SpecError, match="called outside of its with block"):
         step(BATCHES[0])
-    with runtime.prepare(model, optimizer(model), **settings) as other:
+    with drivetrain.prepare(model, optimizer(model), **settings) as other:
         other.load_state_dict(state)
         assert other.updates == 1
         assert other.state_dict() == state
@@ -284,6 +284,6 @@ WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
 def test_a_mistake_and_its_message(settings: dict[str, Any], batch: Any, kind: type[Exception], message: str) -> None:
     model = network() if not isinstance(batch, dict) else nn.Linear(2, 2)
     given: dict[str, Any] = {"loss": cross_entropy, "quiet": True} | settings
-    with pytest.raises(kind) as raised, runtime.prepare(model, optimizer(model), **given) as step:
+    with pytest.raises(kind) as raised, drivetrain.prepare(model, optimizer(model), **given) as step:
         step(batch)
     assert message in str(raised.value)

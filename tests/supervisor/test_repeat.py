@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.data import fingerprint
-from runtime.errors import CheckpointError
-from runtime.hardware import facts
-from runtime.job_spec.spec_source import SpecSource
-from runtime.job_spec.yaml_file import parse
-from runtime.plan import plan as plans
-from runtime.supervisor import repeat as repeating
-from runtime.supervisor import same_conditions, same_inputs
-from runtime.supervisor.repeat import RepeatRequest, _notes
-from runtime.supervisor.spec_difference import spec_text
-from runtime.supervisor.train_request import TrainRequest
-from runtime.system.exit_codes import KILLED
+from drivetrain.cli import main
+from drivetrain.data import fingerprint
+from drivetrain.errors import CheckpointError
+from drivetrain.hardware import facts
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.plan import plan as plans
+from drivetrain.supervisor import run_folder, same_conditions, supervisor
+from drivetrain.supervisor.repeat import RepeatRequest, _notes
+from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system.files import sha256
+from drivetrain.system.signals import KILLED
 from tests import own_job, tiny
 from tests.faults import trained
 from tests.paths import MACHINES, ROOT
@@ -58,7 +58,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def train(request: TrainRequest) -> int:
         job = request.source().load()
-        opened = repeating.run_folder.open_run(request.runs, job, new=request.new)
+        opened = run_folder.open_run(request.runs, job, new=request.new)
         os.close(opened.lock)
         place = opened.path
         found.append(place.name)
@@ -74,7 +74,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             (place / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(found))}))
         return 0
 
-    monkeypatch.setattr(repeating.supervisor, "train", train)
+    monkeypatch.setattr(supervisor, "train", train)
     return found
 
 
@@ -85,7 +85,7 @@ def start(job: Path, *options: str) -> int:
 def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="2")
     runs = tmp_path / "runs"
-    said = repeat(job, "--seeds", "2", expected=KILLED, FAULT="runtime.training.loop:_advance:10:kill")
+    said = repeat(job, "--seeds", "2", expected=KILLED, FAULT="batch:10:kill")
     assert "seed 0 did not finish; 0 of 2 runs are done; the same command resumes" in said
     said = repeat(job, "--seeds", "2")
     assert "run " + str(runs / "small-seed0-001") + " resumes" in said
@@ -251,12 +251,12 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path, begun: list[str]) -
 
     for run in runs:
         record(run)
-    assert not same_inputs.changed(runs[0], SpecSource(job, ()).load())
-    same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
+    assert not same_conditions.find_changed_file(runs[0], SpecSource(job, ()).load())
+    same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})
     file.write_bytes(file.read_bytes() + b" ")
     record(runs[1])
     with pytest.raises(CheckpointError, match=r"seed0-001 and .*seed1-001 were trained with other data"):
-        same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
+        same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})
     assert start(job, "--seeds", "2") == 4  # the new run of seed 0 recorded nothing
     assert begun[2:] == ["small-seed0-002"]
 
@@ -268,10 +268,10 @@ def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixt
         run.mkdir()
         (run / "job.yaml").write_text(spec_text(job))
         names = ("my_data.py", "my_model.py")
-        (run / "code.json").write_text(json.dumps({n: same_inputs.sha256(tmp_path / n) for n in names}))
-        assert not same_inputs.changed(run, job)
+        (run / "code.json").write_text(json.dumps({n: sha256(tmp_path / n) for n in names}))
+        assert not same_conditions.find_changed_file(run, job)
     (tmp_path / "my_model.py").write_text(own_job.MODEL.replace("relu", "tanh"))
-    assert same_inputs.changed(runs[0], job) == str(tmp_path / "my_model.py")
-    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": same_inputs.sha256(tmp_path / "my_model.py")}))
+    assert same_conditions.find_changed_file(runs[0], job) == str(tmp_path / "my_model.py")
+    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": sha256(tmp_path / "my_model.py")}))
     with pytest.raises(CheckpointError, match=r"one and .*two were trained with other code"):
-        same_inputs.check({"seed 0": runs[0], "seed 1": runs[1]})
+        same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})

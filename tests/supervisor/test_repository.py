@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.supervisor import provenance
+from drivetrain.supervisor import provenance
 
 Git = Callable[..., str]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.supervisor import provenance, reproduce
-from runtime.supervisor.run_folder import RunFolder
-from runtime.supervisor.run_lifecycle import RunLifecycle
-from runtime.system.files import sha256
+from drivetrain.cli import main
+from drivetrain.supervisor import provenance, reproduce
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
+from drivetrain.system.files import sha256
 from tests.faults import trained
 
 SETS = ("--set", "train.epochs=3")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli.main import main
-from runtime.errors import Busy, CheckpointError, StorageError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.supervisor import follower_folder, run_folder, spec_difference
+from drivetrain.cli.main import main
+from drivetrain.errors import Busy, CheckpointError, StorageError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.supervisor import run_folder, spec_difference
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -45,7 +45,7 @@ def test_a_run_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "done")
-        follower = follower_folder.opened(tmp_path / "runs", job(tmp_path), 1)
+        follower = run_folder.open_follower(tmp_path / "runs", job(tmp_path), 1)
         os.close(follower.lock)
     finally:
         os.umask(before)
@@ -163,8 +163,8 @@ def test_another_type_or_order_is_a_change(
 ) -> None:
     asked = job(tmp_path)
     (tmp_path / "job.yaml").write_text("name: a")
-    monkeypatch.setattr(spec_difference, "_filled", lambda text, job: {"data": {"arguments": before}})
-    monkeypatch.setattr(type(asked), "dumped", lambda self: {"data": {"arguments": now}})
+    monkeypatch.setattr(spec_difference, "_fill_defaults", lambda text, job: {"data": {"arguments": before}})
+    monkeypatch.setattr(type(asked), "dump", lambda self: {"data": {"arguments": now}})
     assert spec_difference.difference(tmp_path, asked)
 
 

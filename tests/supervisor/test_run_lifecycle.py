@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.supervisor.run_folder import RunFolder
-from runtime.supervisor.run_lifecycle import RunLifecycle
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
 
 
 def lifecycle(folder: Path) -> RunLifecycle:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.supervisor import started_runs
-from runtime.supervisor.started_runs import StartedRuns
+from drivetrain.supervisor import started_runs
+from drivetrain.supervisor.started_runs import StartedRuns
 
 
 @pytest.fixture

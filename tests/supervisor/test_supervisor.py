@@ -11,62 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import safetensors.torch
 import torch
 
-from tests.paths import ROOT
-
-TEXT = """
-name: tiny
-task: image-classification
-data: {train: images.npz, validation: 0.25}
-model: {name: small-cnn, width: 4, dropout: 0.1}
-train: {epochs: 4, batch_size: 16, ema: 0.9}
-checkpoint: {every: 3 steps}
-optimize: {cpu_threads: 1}
-"""
-
-
-def images(path: Path) -> None:
-    """Write a small data set of three classes."""
-    labels = np.arange(160) % 3
-    pixels = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
-    pixels[np.arange(160), labels * 2] += 120
-    np.savez(path, images=pixels, labels=labels)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    images(tmp_path / "images.npz")
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TEXT)
-    return path
-
-
-def command(job: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs"), *options]
-
-
-def train(job: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / "model" / "model.safetensors")
-
-
-def same(first: Path, second: Path) -> bool:
-    one, two = weights(first), weights(second)
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+from tests.paths import IMPORTS, ROOT
+from tests.supervisor.tiny_run import TEXT, command, rows, same, train
+from tests.waiting import until
 
 
 def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> None:
@@ -109,7 +62,7 @@ def test_killed_and_resumed_gives_the_same_bits(job: Path) -> None:
     assert train(job).returncode == 0
     slow = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = job.parent / "runs" / "tiny-002"
-    wait_for(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0)
+    until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0)
     slow.kill()
     slow.wait()
     resumed = train(job)
@@ -124,7 +77,7 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = job.parent / "runs" / "tiny-001"
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
     running.send_signal(number)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 75, out + err
@@ -141,7 +94,7 @@ def test_a_scheduler_repeats_its_signal_to_every_process(job: Path) -> None:
     environ = {**os.environ, "SLURM_STEP_ID": "0"}
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
     run = job.parent / "runs" / "tiny-001"
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
     every = [*psutil.Process(running.pid).children(recursive=True), psutil.Process(running.pid)]
     while running.poll() is None:
         for process in every:
@@ -154,19 +107,12 @@ def test_a_scheduler_repeats_its_signal_to_every_process(job: Path) -> None:
 
 def test_a_signal_before_the_first_step(job: Path) -> None:
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists() or running.poll() is not None)
+    until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists() or running.poll() is not None)
     time.sleep(0.3)
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 75
     assert "Traceback" not in err
-
-
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the run did not get there"
-        time.sleep(0.02)
 
 
 def test_max_time_stops_with_75_and_the_run_resumes(job: Path) -> None:
@@ -215,7 +161,7 @@ def test_errors_have_their_exit_code_and_no_traceback(job: Path, options: list[s
 def test_a_second_trainer_is_refused(job: Path) -> None:
     job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists())
+    until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists())
     second = train(job)
     running.send_signal(signal.SIGTERM)
     running.wait(timeout=60)
@@ -246,11 +192,11 @@ def test_frozen_parts_do_not_move(job: Path) -> None:
 def test_the_trainer_dies_with_its_supervisor(job: Path) -> None:
     job.write_text(TEXT.replace("epochs: 4", "epochs: 4000"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: children(running.pid) and (job.parent / "runs/tiny-001/metrics.jsonl").exists())
+    until(lambda: children(running.pid) and (job.parent / "runs/tiny-001/metrics.jsonl").exists())
     (trainer,) = children(running.pid)
     running.kill()
     running.wait()
-    wait_for(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in Path(f"/proc/{trainer}/stat").read_text())
+    until(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in Path(f"/proc/{trainer}/stat").read_text())
 
 
 def children(pid: int) -> list[int]:
@@ -279,14 +225,14 @@ def test_without_asserts_and_docstrings_and_with_paths_that_begin_with_a_dash(jo
         sys.executable,
         "-OO",
         "-m",
-        "runtime",
+        "drivetrain",
         "train",
         "./-tiny.yaml",
         "--runs=./-runs",
         "--set",
         "train.epochs=1",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONOPTIMIZE": "2"}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS, "PYTHONOPTIMIZE": "2"}
     done = subprocess.run(words, cwd=job.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (job.parent / "-runs" / "tiny-001" / "report.html").exists()

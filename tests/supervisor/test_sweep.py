@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from runtime.cli import main
-from runtime.job_spec.load import load
-from runtime.job_spec.yaml_file import parse
-from runtime.supervisor.spec_difference import spec_text
-from runtime.supervisor.sweep import outcome, study, sweep, trial
-from runtime.system.exit_codes import KILLED
+from drivetrain.cli import main
+from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.report import swept
+from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.sweep import study, sweep
+from drivetrain.system import child_process
+from drivetrain.system.signals import KILLED
 from tests.faults import trained
 from tests.report_page import Page
 
@@ -40,7 +42,7 @@ sweep:
     model.hidden: [[4], [16, 16]]
 """
 METRIC = "validation/loss"
-WRITE, NOTE = outcome.swept.write, study.Study.note
+WRITE, NOTE = swept.write, study.Study.note
 
 
 class Killed(BaseException):
@@ -54,8 +56,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "kinds.yaml"
     path.write_text(JOB)
     monkeypatch.setattr(study, "FIRST", 2)
-    monkeypatch.setattr(trial.child_process, "child", trainer())
-    monkeypatch.setattr(outcome.swept, "write", lambda folder, result: None)
+    monkeypatch.setattr(child_process, "child", trainer())
+    monkeypatch.setattr(swept, "write", lambda folder, result: None)
     return path
 
 
@@ -136,7 +138,7 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
             kills.remove((number, epoch))
             raise Killed
 
-    monkeypatch.setattr(trial.child_process, "child", trainer(kill))
+    monkeypatch.setattr(child_process, "child", trainer(kill))
     for options in (("--new",), (), ()):
         with pytest.raises(Killed):
             run(job, *options)
@@ -161,10 +163,10 @@ def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.Ca
 def test_what_may_not_change_while_a_sweep_is_unfinished(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: KILLED)
+    monkeypatch.setattr(child_process, "child", lambda *given, **more: KILLED)
     assert run(job) == KILLED
     assert "0 of 6 trials are done; the same command goes on" in capsys.readouterr().out
-    monkeypatch.setattr(trial.child_process, "child", trainer())
+    monkeypatch.setattr(child_process, "child", trainer())
     assert run(job, "--plain") == 4
     assert "it was started without --plain" in capsys.readouterr().err
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
@@ -183,7 +185,7 @@ def test_changed_data_are_refused(
     for place in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
         row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
         (place / "data.json").write_text(json.dumps({"files": row}))
-    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: KILLED)
+    monkeypatch.setattr(child_process, "child", lambda *given, **more: KILLED)
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
     assert run(job) == 4
@@ -208,7 +210,7 @@ def test_values_that_the_rules_refuse_together_fail_their_trial(job: Path, capsy
 def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are not finite are a result; missing data are not."""
     codes = iter([5, 6, 3])
-    monkeypatch.setattr(trial.child_process, "child", lambda *given, **more: next(codes))
+    monkeypatch.setattr(child_process, "child", lambda *given, **more: next(codes))
     assert run(job) == 3
     assert [row[1] for row in table(job)] == ["FAIL", "FAIL", "RUNNING"]
     assert "trial 0 failed: exit code 5: the budget for non-finite steps is spent" in capsys.readouterr().out
@@ -222,7 +224,7 @@ def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome.swept, "write", WRITE)
+    monkeypatch.setattr(swept, "write", WRITE)
     assert run(job, "--set", "train.clip_norm=2") == 0
     place = job.parent / "runs" / "kinds-sweep-001"
     found = trained.read(place, "sweep.json")
@@ -245,7 +247,7 @@ def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcome.swept, "write", WRITE)
+    monkeypatch.setattr(swept, "write", WRITE)
     job.write_text(
         JOB.replace("    train.batch_size: {low: 8, high: 64, step: 8}\n", "").replace(
             "epochs: 4,", "epochs: 4, batch_size: auto,"
@@ -278,7 +280,7 @@ def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeyp
         (job.parent / "runs" / "kinds-sweep-001" / "trial0-001" / "batch_size.json").unlink(missing_ok=True)
         return code
 
-    monkeypatch.setattr(trial.child_process, "child", without_first)
+    monkeypatch.setattr(child_process, "child", without_first)
     assert run(job) == 0
     place = job.parent / "runs" / "kinds-sweep-001"
     texts = [(place / f"trial{number}-001" / "job.yaml").read_text() for number in range(6)]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.system import console
-from runtime.system.console import GuardedStream
+from drivetrain.errors import StorageError
+from drivetrain.system import console
+from drivetrain.system.console import GuardedStream
 from tests.paths import ROOT
 
 
@@ -77,7 +77,7 @@ def test_output_that_is_the_result_is_an_error() -> None:
 @pytest.mark.parametrize("command", [("facts",), ("completion", "bash"), ("schema",)], ids="-".join)
 def test_commands_whose_output_is_lost(command: tuple[str, ...]) -> None:
     """A full disk is an error; a reader that has ended, as `head` does, is none; nor is a lost stderr."""
-    words = [sys.executable, "-m", "runtime", *command]
+    words = [sys.executable, "-m", "drivetrain", *command]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == 0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.formats import jsonl_file
-from runtime.errors import DataError, SpecError
-from runtime.hardware import facts
-from runtime.plan import plan
-from runtime.supervisor import preemption
-from runtime.system import files
-from runtime.system.run_files import RunFiles
-from runtime.training.checkpoints import manifest
+from drivetrain.data.formats import jsonl_file
+from drivetrain.errors import DataError, SpecError
+from drivetrain.hardware import facts
+from drivetrain.plan import plan
+from drivetrain.supervisor import preemption
+from drivetrain.system import files
+from drivetrain.system.run_files import RunFiles
+from drivetrain.training.checkpoints import manifest
 
 DEEP = "[" * 200_000 + "]" * 200_000
 

@@ -11,12 +11,12 @@ from typing import IO
 
 import pytest
 
-from runtime.system import interpreter
+from drivetrain.system import interpreter
 from tests.paths import ROOT
 
 
 def ended(body: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys\nfrom runtime.system import interpreter\n{body}"
+    code = f"import sys\nfrom drivetrain.system import interpreter\n{body}"
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
@@ -66,7 +66,7 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
 
 
 def ended_into(file: IO[str]) -> int:
-    code = "from runtime.system import interpreter\nprint('lost')\ninterpreter.leave(0)"
+    code = "from drivetrain.system import interpreter\nprint('lost')\ninterpreter.leave(0)"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, stdout=file, env=buffered, check=False, timeout=60).returncode

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from runtime.optimizations import allocator_segments
-from runtime.system import child_process, library_variables
-from runtime.training import effective_settings
+from drivetrain.optimizations import allocator_segments
+from drivetrain.system import child_process, library_variables
+from drivetrain.training import effective_settings
 
 OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
@@ -58,7 +59,7 @@ def test_a_child_process_inherits_the_users_settings(monkeypatch: pytest.MonkeyP
 
 
 def test_settings_overridden_by_the_user_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert allocator_segments.effective(on_gpu) is True
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")

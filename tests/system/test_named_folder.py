@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StorageError
-from runtime.system.named_folder import NamedFolder
+from drivetrain.errors import StorageError
+from drivetrain.system.named_folder import NamedFolder
 
 
 @pytest.fixture

@@ -13,25 +13,29 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from runtime.errors import DataError, Problem, SpecError
-from runtime.inference import predict
-from runtime.system import console
-from runtime.system.printable import printable, printable_json, printable_lines, printable_text
+from drivetrain.errors import DataError, Problem, SpecError
+from drivetrain.inference import predict
+from drivetrain.system import console
+from drivetrain.system.printable import printable, printable_json, printable_lines, printable_text
 from tests.paths import ROOT
 
 HOSTILE = "a\nrun runs/../../x starts\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp\u2066\u2028b\udcff\x7f"
 UNSAFE = set("\x1b\x07\r\x9b\u202e\u2066\u2028\u2029\udcff\x7f\x85\x00\x08")
-DATA = {"runtime/launch/follow_container.py"}
+DATA = {"runtime/drivetrain/launch/follow_container.py"}
 """Passes on what a container prints."""
 FOR_PROGRAMS = {
-    "runtime/cli/doctor/torch_process.py",
-    "runtime/launch/image_contents.py",
-    "runtime/pretrained/unpickle_process.py",
-    "runtime/tuning/calibration/other_processes.py",
-    "runtime/tuning/processes/variant.py",
+    "runtime/drivetrain/cli/doctor/torch_process.py",
+    "runtime/drivetrain/launch/image_contents.py",
+    "runtime/drivetrain/pretrained/unpickle_process.py",
+    "runtime/drivetrain/tuning/calibration/other_processes.py",
+    "runtime/drivetrain/tuning/processes/variant.py",
 }
 """Their output is read by a program: numbers, hashes and JSON."""
-FIXED = {"runtime/cli/command_line.py", "runtime/cli/commands.py", "runtime/tracking/live/pass_progress.py"}
+FIXED = {
+    "runtime/drivetrain/cli/command_line.py",
+    "runtime/drivetrain/cli/commands.py",
+    "runtime/drivetrain/tracking/live/time_left.py",
+}
 """Print texts of their own: first steps, a script for a shell, a line of numbers that moves."""
 
 
@@ -105,8 +109,8 @@ def test_streams_take_text_that_their_encoding_lacks(monkeypatch: pytest.MonkeyP
 
 def test_one_function_prints() -> None:
     """Another way to print would need its own care for what data holds."""
-    allowed = {"runtime/system/console.py", *DATA, *FOR_PROGRAMS, *FIXED}
-    for file in sorted((ROOT / "runtime").rglob("*.py")):
+    allowed = {"runtime/drivetrain/system/console.py", *DATA, *FOR_PROGRAMS, *FIXED}
+    for file in sorted((ROOT / "runtime" / "drivetrain").rglob("*.py")):
         if file.relative_to(ROOT).as_posix() not in allowed:
             assert not list(_prints(file)), file
 

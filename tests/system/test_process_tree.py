@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from runtime.hardware.cgroup_usage import ProcessCgroup
-from runtime.system import process_tree
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.system import process_tree
 
 CODE = (
     "import subprocess, sys; data = bytearray(40 << 20); data[::4096] = b'x' * len(data[::4096]);"
@@ -37,7 +37,7 @@ def child() -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("listed", [True, False])
 def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:
-        monkeypatch.setattr(process_tree.os.path, "exists", lambda path: False)
+        monkeypatch.setattr(os.path, "exists", lambda path: False)
     assert {os.getpid(), *child} <= set(process_tree.process_ids())
 
 
@@ -56,7 +56,7 @@ def test_ended_processes_do_not_count() -> None:
 def test_a_cgroup_located_once_gives_the_same_values() -> None:
     from pathlib import Path
 
-    from runtime.hardware import cgroup
+    from drivetrain.hardware import cgroup
 
     limits, group = cgroup.read_limits(Path("/")), ProcessCgroup()
     limit, used = group.memory()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CheckpointError, StorageError
-from runtime.system import file_lock
-from runtime.system.files import write_text
-from runtime.system.run_files import RunFiles, refuse_links
-from runtime.tracking.live.run_reader import JsonLinesTail
-from runtime.tracking.sent_rows import RowReader
+from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.system import file_lock
+from drivetrain.system.files import write_text
+from drivetrain.system.run_files import RunFiles, refuse_links
+from drivetrain.tracking.live.run_reader import JsonLinesTail
+from drivetrain.tracking.sent_rows import RowReader
 
 READERS: dict[str, Callable[[RunFiles, str], object]] = {
     "text": lambda files, name: files.read_text(name),

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.system import signals
-from runtime.system.signals import Interrupted, Signals
+from drivetrain.system import signals
+from drivetrain.system.signals import Interrupted, Signals
 from tests.paths import ROOT
 
 CODE = """
 import sys
-from runtime.errors import Stopped
-from runtime.system.signals import Signals, stopping
+from drivetrain.errors import Stopped
+from drivetrain.system.signals import Signals, stopping
 
 try:
     with stopping():

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from runtime.system.slow_start import told_if_slow
+from drivetrain.system.console import report_if_slow
 
 
 def test_only_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """After `run starts` a busy machine was silent for a minute."""
-    with told_if_slow("reading the data", seconds=0.05):
+    with report_if_slow("reading the data", seconds=0.05):
         end = time.monotonic() + 10
         while not (told := capsys.readouterr().out) and time.monotonic() < end:
             time.sleep(0.01)
     assert told == "reading the data ...\n"
-    with told_if_slow("importing torch", seconds=60):
+    with report_if_slow("importing torch", seconds=60):
         pass
     assert capsys.readouterr().out == ""

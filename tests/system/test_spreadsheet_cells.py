@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.inference import evaluation_folder, predict
-from runtime.report.confusion import Confusion
-from runtime.system import spreadsheet_cells
+from drivetrain.inference import evaluation_folder, predict
+from drivetrain.inference.predictions import Answer
+from drivetrain.report.confusion import Confusion
+from drivetrain.system import printable
 
 EVIL = "=cmd|' /C calc'!A0"
 
@@ -33,17 +34,17 @@ EVIL = "=cmd|' /C calc'!A0"
     ],
 )
 def test_a_formula_becomes_text(text: str) -> None:
-    assert spreadsheet_cells.escape_cell(text) == f"'{text}"
+    assert printable.escape_cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
     "value", [-1, -1.5, 0.25, None, "-1", "+2.5", "-1e-05", "-.5", "cat", "a=b", "", "1-2", "'quoted", " -1", " a"]
 )
 def test_everything_else_stays(value: object) -> None:
-    assert spreadsheet_cells.escape_cell(value) == value
+    assert printable.escape_cell(value) == value
 
 
-def written(answers: list[tuple[str, dict[str, predict.Answer]]]) -> list[list[str]]:
+def written(answers: list[tuple[str, dict[str, Answer]]]) -> list[list[str]]:
     file = io.StringIO(newline="")
     predict._csv(answers, file)
     return list(csv.reader(io.StringIO(file.getvalue(), newline="")))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,16 @@ import torch
 from torch import nn
 from torch.backends import cuda, cudnn
 
-import runtime
-from runtime.models import forward
-from runtime.optimizations import precision
-from runtime.supervisor import host_process
-from runtime.system import torch_settings
-from runtime.training import effective_settings
-from runtime.training.step import Step
+import drivetrain
+from drivetrain.models import forward
+from drivetrain.optimizations import precision
+from drivetrain.supervisor import host_process
+from drivetrain.system import torch_settings
+from drivetrain.training import effective_settings
+from drivetrain.training.step import Step
 from tests import tiny
 
-GPU_RUN = SimpleNamespace(
+GPU_RUN: Any = SimpleNamespace(
     device=torch.device("cuda"), step=SimpleNamespace(dtype=None), autocast_step=lambda *given: None, job=tiny.job()
 )
 """Enough of a run on a GPU for a precision to be applied to it, which sets switches that any build of torch has."""
@@ -30,7 +31,7 @@ GPU_RUN = SimpleNamespace(
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    with torch_settings.kept():
+    with torch_settings.keep_switches():
         yield
 
 
@@ -75,7 +76,7 @@ def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_re
 def test_partial_tf32_is_detected(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
-    assert effective_settings.seen(made)["precision"] | {"cause": None} == {
+    assert effective_settings.compare_with_plan(made)["precision"] | {"cause": None} == {
         "asked": "fp32",
         "seen": "mixed",
         "same": False,
@@ -109,11 +110,11 @@ def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch
         during.append(torch_settings.state())
         return stepped(self, *given)  # type: ignore[arg-type]
 
-    stepped = Step.computed
-    monkeypatch.setattr(Step, "computed", watched)
+    stepped = Step.compute_gradients
+    monkeypatch.setattr(Step, "compute_gradients", watched)
     inputs, classes = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), np.arange(16) % 2
     network = nn.Linear(4, 2, dtype=torch.float32)
-    runtime.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)
+    drivetrain.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)
     assert torch_settings.state() == before
     assert during[0]["float32_matmul_precision"] == "highest"
     assert during[0]["default_dtype"] is torch.float32
@@ -124,7 +125,7 @@ def test_a_host_program_gets_newer_torch_switches_back() -> None:
     cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
     before = torch_settings.state()
     assert "float32_matmul_precision" not in before
-    with host_process.as_found():
+    with host_process.restore_state():
         torch_settings.reset()
         assert torch_settings.tf32() is False
     assert {name: value for name, value in torch_settings.state().items() if name in before} == before
@@ -158,7 +159,7 @@ def test_what_compiling_sets_is_taken_back() -> None:
 
     before = config.fallback_random, config.deterministic
     eager = torch.are_deterministic_algorithms_enabled()
-    with torch_settings.kept():
+    with torch_settings.keep_switches():
         torch_settings.compile_for(torch.device("cpu"), deterministic=True)
         assert (config.fallback_random, config.deterministic) == (True, True)
         torch_settings.reset()  # another run begins, as the tuner's do: what is compiled already stays as it is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.system.units import format_bytes, parse_bytes
+from drivetrain.system.units import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

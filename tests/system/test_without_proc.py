@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.system import files, process_tree
-from runtime.training import phase_timer
+from drivetrain.system import files, process_tree
+from drivetrain.training import phase_timer
 from tests.paths import ROOT
 
 ORPHAN = """
 import ctypes, os, sys, time
 ctypes.CDLL = lambda name: object()
-from runtime.system import signals
+from drivetrain.system import signals
 child = os.fork()
 if child == 0:
     time.sleep(0.2)  # the parent of this test's process must still live

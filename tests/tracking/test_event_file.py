@@ -10,13 +10,13 @@ import pytest
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from runtime.tracking.event_file import masked_checksum, write_record
+from drivetrain.tracking.tensorboard import compute_masked_checksum, write_record
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 4097])
 def test_checksum_and_record_are_tensorboards(size: int) -> None:
     data = random.Random(size).randbytes(size)
-    assert masked_checksum(data) == masked_crc32c(data)
+    assert compute_masked_checksum(data) == masked_crc32c(data)
     ours, theirs = io.BytesIO(), io.BytesIO()
     write_record(ours, data)
     RecordWriter(theirs).write(data)

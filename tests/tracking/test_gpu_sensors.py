@@ -11,17 +11,17 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime.hardware.facts import Gpu
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.report import write as reports
-from runtime.report.log_series import collect
-from runtime.report.sections.body import curves_section
-from runtime.report.sections.machine import time_section
-from runtime.tracking import monitor
-from runtime.tracking.gpu_sensors import Sensors
-from runtime.tracking.monitor import Monitor
-from tests.hardware.test_nvidia import A100, GIB, RTX, Card, Nvml
+from drivetrain.hardware.facts import Gpu
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.report.log_series import collect
+from drivetrain.report.record import Record
+from drivetrain.report.sections.body import curves_section
+from drivetrain.report.sections.machine import time_section
+from drivetrain.report.summary import summarize
+from drivetrain.tracking import monitor
+from drivetrain.tracking.monitor import Monitor, Sensors
+from tests.nvml_double import A100, GIB, RTX, Card, Nvml
 
 HOT = 0x4 | 0x40 | 0x1
 
@@ -44,21 +44,21 @@ class Watched(Nvml):
         return SimpleNamespace(total=card.memory, free=card.memory - GIB, used=GIB)
 
     def nvmlDeviceGetUtilizationRates(self, card: Card) -> SimpleNamespace:
-        return self._answer("percent", SimpleNamespace(gpu=87, memory=20))  # type: ignore[no-any-return]
+        return self._answer("percent", SimpleNamespace(gpu=87, memory=20))
 
     def nvmlDeviceGetTemperature(self, card: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return self._answer("temperature", 71)  # type: ignore[no-any-return]
+        return self._answer("temperature", 71)
 
     def nvmlDeviceGetPowerUsage(self, card: Card) -> int:
-        return self._answer("power", 151_500)  # type: ignore[no-any-return]
+        return self._answer("power", 151_500)
 
     def nvmlDeviceGetClockInfo(self, card: Card, clock: int) -> int:
         assert clock == pynvml.NVML_CLOCK_SM
-        return self._answer("clock", 1777)  # type: ignore[no-any-return]
+        return self._answer("clock", 1777)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
-        return self._answer("throttled", self.reasons)  # type: ignore[no-any-return]
+        return self._answer("throttled", self.reasons)
 
 
 def gpu(index: int, card: Card = RTX) -> Gpu:
@@ -140,7 +140,7 @@ def test_the_monitor_records_the_sensors(tmp_path: Path, monkeypatch: pytest.Mon
     assert (latest["gpu_percent"], latest["gpu_temperature"]) == (87, 71)
     rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
     assert rows == watching.history()
-    assert monitor._shown(latest)["hardware/GPU busy"] == 0.87
+    assert monitor._readable_units(latest)["hardware/GPU busy"] == 0.87
     assert nvml.open == 0
 
 
@@ -161,7 +161,7 @@ def test_the_report_shows_them() -> None:
         }
         for n in range(4)
     ]
-    section = time_section(collect(rows, "seconds"), reports.summarize(reports.Record("a")), None)
+    section = time_section(collect(rows, "seconds"), summarize(Record("a")), None)
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]
     assert titles == [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup_usage import ProcessCgroup
-from runtime.tracking.monitor import Monitor
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.tracking.monitor import Monitor
 
 
 @pytest.mark.parametrize(("limit", "recorded"), [(None, None), (1 << 30, 700 << 20)])

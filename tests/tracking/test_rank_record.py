@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.report.record import read as read_run
-from runtime.report.sections.advice import advice
-from runtime.report.sections.ranks import SHOWN, ranks_section
-from runtime.report.summary import summarize
-from runtime.report.write import write as write_report
-from runtime.tracking import rank_record
-from runtime.tracking.live.dashboard import RANKS, line
-from runtime.tracking.live.run_reader import RunReader
-from runtime.tracking.rank_record import RankRecord, exchange_share, slowest
-from runtime.training.rank_sampler import RankSampler
+from drivetrain.report.record import read as read_run
+from drivetrain.report.sections.advice import advice
+from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
+from drivetrain.report.summary import summarize
+from drivetrain.report.write import write as write_report
+from drivetrain.tracking import rank_record
+from drivetrain.tracking.live.dashboard import RANKS, line
+from drivetrain.tracking.live.run_reader import RunReader
+from drivetrain.tracking.rank_record import RankRecord, exchange_share, slowest
+from drivetrain.training.rank_sampler import RankSampler
 from tests import ranks_start, tiny
 from tests.report_folder import change, make, running
-from tests.tracking.live.test_live_view import text_of
+from tests.tracking.live.painted_text import text_of
 
 FAST = RankRecord(0, "alpha", "Xeon", 2, 1000, 8.0, 0.5, 1.5, 400 << 20, 500 << 20)
 SLOW = RankRecord(1, "beta", "Xeon", 2, 1000, 9.0, 0.9, 0.1, 400 << 20, 600 << 20)
@@ -109,12 +109,13 @@ def test_the_report_advises_against_a_costly_exchange(tmp_path: Path) -> None:
 
 
 def test_many_processes_are_listed_up_to_a_limit() -> None:
-    many = [replace(FAST, rank=rank) for rank in range(SHOWN + 1)]
+    many = [replace(FAST, rank=rank) for rank in range(MAX_ROWS + 1)]
     section = ranks_section(many)
     assert section is not None
-    assert f"The {SHOWN} slowest of {SHOWN + 1}" in str(section.blocks[-1])
+    assert f"The {MAX_ROWS} slowest of {MAX_ROWS + 1}" in str(section.blocks[-1])
 
 
+@pytest.mark.slow
 def test_processes_tell_what_they_did(tmp_path: Path) -> None:
     """The records of all are complete at the end, however short the run is."""
     ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)

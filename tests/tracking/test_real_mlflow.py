@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job.track import Track
-from runtime.tracking.run_tracker import open_tracker
-from runtime.tracking.tracker_child import TrackerChild
-from tests.tracking.test_run_tracker import expected, folder, grow
+from drivetrain.job.track import Track
+from drivetrain.tracking.run_tracker import open_tracker
+from drivetrain.tracking.tracker_child import TrackerChild
+from tests.tracking.tracked_run import expected, folder, grow
 
 MLFLOW = os.environ.get("DRIVETRAIN_MLFLOW", "")
 pytestmark = [

@@ -15,63 +15,22 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main
-from runtime.errors import Busy
-from runtime.job.track import Track
-from runtime.tracking import mlflow_server, run_tracker, sent_rows
-from runtime.tracking.mlflow_server import MlflowServer
-from runtime.tracking.run_tracker import open_tracker
-from runtime.tracking.tracker import TrackerError
-from runtime.tracking.tracker_child import TrackerChild, beside, following
+from drivetrain.cli import main
+from drivetrain.errors import Busy
+from drivetrain.job.track import Track
+from drivetrain.tracking import mlflow_server, run_tracker, sent_rows
+from drivetrain.tracking.run_tracker import open_tracker
+from drivetrain.tracking.tracker import TrackerError
+from drivetrain.tracking.tracker_child import TrackerChild, children_for_runs, start_child
 from tests.faults import trained
 from tests.mlflow_double import Answer, MlflowDouble, serving
-
-SPEC = "name: small\ntrain: {epochs: 2, seed: 0}\nlimits: {cpus: 2.0, gpus: null}\ntrack: {mlflow: ADDRESS}\n"
-
-
-@pytest.fixture
-def server() -> Iterator[MlflowDouble]:
-    with serving(MlflowDouble()) as double:
-        yield double
+from tests.tracking.tracked_run import copy, expected, folder, grow
 
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def folder(tmp_path: Path, address: str, rows: int = 30) -> Path:
-    run = tmp_path / "runs" / "small-001"
-    run.mkdir(parents=True)
-    (run / "job.yaml").write_text(SPEC.replace("ADDRESS", address))
-    (run / "state.json").write_text(json.dumps({"status": "running", "started": "2026-11-23T10:00:00+00:00"}))
-    decision = {"name": "precision", "value": "bf16", "source": "measured", "reason": "1.4x"}
-    (run / "plan.json").write_text(json.dumps({"decisions": [decision]}))
-    grow(run, 1, rows + 1)
-    return run
-
-
-def grow(run: Path, first: int, end: int, shift: float = 0.0) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
-        for step in range(first, end):
-            file.write(json.dumps({"step": step, "epoch": 0, "train/loss": 1 / step + shift, "lr": 0.1}) + "\n")
-
-
-def expected(run: Path) -> dict[tuple[str, int], list[str]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {
-        (name, row["step"]): [str(row[name])] for row in rows for name in row if name not in ("step", "epoch", "batch")
-    }
-
-
-def copy(run: Path, address: str, *, most: int = 1000) -> None:
-    """One process that copies what is there and ends."""
-    with open_tracker(run, address) as tracker:
-        tracker.tracker.most = most
-        tracker.read()
-        tracker.send()
-        tracker.finish()
 
 
 def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
@@ -127,7 +86,7 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             time.sleep(0.002 * len(given.get("metrics", [])))
             return super().runs_log_batch(given)
 
-    monkeypatch.setattr(mlflow_server, "PATIENCE", 1.0)
+    monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
     monkeypatch.setattr(run_tracker, "QUICK", 0.0)
     with serving(Slow()) as slow:
         run = folder(tmp_path, slow.address, rows=550)
@@ -259,92 +218,6 @@ def test_an_experiment_that_was_deleted_and_a_run_that_was(
     assert "to begin a new run on the server" in capsys.readouterr().err
 
 
-def test_commands_that_name_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = folder(tmp_path, "http://127.0.0.1:9")
-    assert main.main(["track", str(run)]) == 7
-    assert "cannot be reached: Connection refused" in capsys.readouterr().err
-    assert main.main(["track", str(run), "--mlflow", "http://me:secret@host"]) == 2
-    assert "an address without user and password" in capsys.readouterr().err
-    (run / "job.yaml").write_text("name: small\n")
-    assert main.main(["track", str(run)]) == 2
-    assert f"drivetrain track {run} --mlflow http://127.0.0.1:5000" in capsys.readouterr().err
-
-
-def test_the_token_is_sent_and_in_no_file(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = folder(tmp_path, server.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{server.address}/")
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-    assert main.main(["track", str(run)]) == 0
-    assert {given for _, given in server.seen} == {"Bearer very-secret-token"}
-    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
-    server.fault = lambda number, path: (401, {}, b"no")
-    assert main.main(["track", str(run)]) == 7
-    assert server.seen[-1][1].startswith("Basic ")
-    texts = [path.read_text() for path in run.rglob("*") if path.is_file()]
-    assert not [text for text in (*texts, *capsys.readouterr()) if "very-secret" in text]
-
-
-@pytest.mark.parametrize(
-    "own", ["", "http://127.0.0.1:9", "https://{}", "http://localhost:1/{}", "databricks", "http://["]
-)
-def test_a_server_that_only_the_job_names_gets_no_credentials(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: str
-) -> None:
-    run = folder(tmp_path, server.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", own.format(server.address.rpartition("/")[2]))
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
-    assert main.main(["track", str(run)]) == 0
-    assert {given for _, given in server.seen} == {""}
-    text = capsys.readouterr().out
-    assert "the credentials of this machine are not sent, since MLFLOW_TRACKING_URI" in text
-    assert f"  do:       if it is your server, export MLFLOW_TRACKING_URI={server.address}" in text
-    server.fault = lambda number, path: (401, {}, b"no")
-    assert main.main(["track", str(run)]) == 7
-    assert "are not sent" in capsys.readouterr().err
-    server.fault = lambda number, path: None
-    assert main.main(["track", str(run), "--mlflow", server.address]) == 0
-    assert server.seen[-1][1].startswith("Basic "), "the user names it"
-
-
-@pytest.mark.parametrize("address", ["http://mlflow.example", "http://10.0.0.1:5000", "http://127.0.0.1.example"])
-def test_nothing_secret_goes_over_http_to_another_machine(tmp_path: Path, address: str) -> None:
-    environ = {"MLFLOW_TRACKING_URI": address, "MLFLOW_TRACKING_TOKEN": "very-secret-token"}
-    server = MlflowServer(address, tmp_path / "run.json", environ)
-    assert server.authorization == ""
-    assert "not encrypted" in server.withheld
-    safe = {**environ, "MLFLOW_TRACKING_URI": address.replace("http:", "https:")}
-    assert MlflowServer(safe["MLFLOW_TRACKING_URI"], tmp_path / "run.json", safe).authorization
-
-
-def test_a_proxy_does_not_read_what_stays_on_this_machine(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(MlflowDouble()) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.address)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-        assert main.main(["track", str(folder(tmp_path, server.address))]) == 0
-    assert proxy.seen == []
-
-
-def test_a_redirect_takes_no_credentials_along(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-    with serving(MlflowDouble()) as other:
-        for status in (301, 302, 307, 308):
-            answer = (status, {"Location": f"{other.address}/"}, b"")
-            server.fault = lambda number, path, answer=answer: answer
-            assert main.main(["track", str(folder(tmp_path / str(status), server.address))]) == 7
-    assert other.seen == []
-
-
 ODD = [
     "{}",
     "[]",
@@ -420,17 +293,6 @@ def test_a_run_that_another_folder_began_is_not_written(server: MlflowDouble, tm
     assert (json.dumps(server.runs), dict(server.files)) == before
 
 
-def test_a_token_with_a_line_break_is_in_no_message(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret\ntoken")
-    assert main.main(["track", str(folder(tmp_path, server.address))]) == 7
-    text = capsys.readouterr().err
-    assert "without line breaks" in text
-    assert "very-secret" not in text
-
-
 def test_beside_a_run_whose_server_is_away_and_comes_back(tmp_path: Path) -> None:
     with serving(MlflowDouble()) as double:
         pass
@@ -480,7 +342,7 @@ def test_one_process_copies_a_run(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
 ) -> None:
     """Two would make two runs on the server, and number their batches alike."""
-    monkeypatch.setattr(sent_rows, "PATIENCE", 0.1)
+    monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
     run = folder(tmp_path, server.address)
     opened.enter_context(open_tracker(run, server.address))
     with pytest.raises(Busy, match="another process copies this run"):
@@ -502,20 +364,20 @@ def test_runs_in_a_container_are_copied_by_their_starter(
 ) -> None:
     track = Track(mlflow=server.address, experiment="both")
     runs = [folder(tmp_path / name, server.address) for name in "ab"]
-    with following(track) as opened:
+    with children_for_runs(track) as opened:
         for run in runs:
             opened(run)
     assert [len(points) for points in server.points.values()] == [60, 60]
     assert server.experiments == {"both": "1"}
     monkeypatch.setenv("DRIVETRAIN_TRACKER", "host")
-    assert beside(runs[0], track) is None
+    assert start_child(runs[0], track) is None
 
 
 def test_a_training_with_its_tracker(server: MlflowDouble, tmp_path: Path) -> None:
     """Killed in the middle and resumed, as one run on the server."""
     job = trained.written(tmp_path)
     job.write_text(job.read_text() + f"track: {{mlflow: '{server.address}', experiment: mine}}\n")
-    trained.finish(job, expected=137, FAULT="runtime.training.loop:_advance:12:kill")
+    trained.finish(job, expected=137, FAULT="batch:12:kill")
     said = trained.finish(job)
     run = trained.run(job)
     assert "/#/experiments/1/runs/run1" in said
@@ -531,6 +393,6 @@ def _events(run: Path) -> str:
 
 def _wait(done: object) -> None:
     end = time.monotonic() + 30
-    while not done():  # type: ignore[operator]
+    while not done():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -14,19 +14,17 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runtime.errors import StorageError
-from runtime.tracking import confusion_image, tensorboard_images
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.tracking.monitor import Monitor
-from runtime.tracking.tensorboard import TensorBoardWriter
-from runtime.training import tensorboard_overview
-from runtime.training.checkpoints import checkpoint
-from runtime.training.progress import since_last_sample
-from runtime.training.train import train as train_run
+from drivetrain.errors import StorageError
+from drivetrain.tracking import confusion_image, tensorboard_images
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.tracking.monitor import Monitor
+from drivetrain.tracking.tensorboard import TensorBoardWriter
+from drivetrain.training import tensorboard_overview
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.progress import since_last_sample
+from drivetrain.training.train import train as train_run
 from tests import tiny
-from tests.supervisor.test_supervisor import job, train
-
-__all__ = ["job"]
+from tests.supervisor.tiny_run import train
 
 
 def read(folder: Path) -> Any:
@@ -76,7 +74,7 @@ def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
         tmp_path,
         0.01,
         progress=since_last_sample(made),
-        show=lambda values: made.metrics.board.put(0, values),  # type: ignore[union-attr]
+        show=lambda values: made.metrics.board.put(0, values),
     ) as monitor:
         while len(monitor.samples) < 7:
             time.sleep(0.01)
@@ -99,7 +97,7 @@ def test_a_resumed_run_hides_repeated_steps_in_tensorboard(tmp_path: Path) -> No
 def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     said: list[str] = []
-    kept = MetricsLog(tmp_path, tell=said.append)
+    kept = MetricsLog(tmp_path, report=said.append)
     kept.write(1, 0, {"train/loss": 1.0})
     kept.board.thread.join(timeout=60)
     kept.write(2, 0, {"train/loss": 0.5})

@@ -103,12 +103,12 @@ class Way:
     """One way to touch the files of a job."""
 
     jobs: tuple[str, ...]
-    change: Callable[[Path], None]
+    change: Callable[[Path], object]
     named: str = ""
     """The file that the refusal names; none if the run has to go on."""
 
 
-def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
     """Write a text file anew."""
 
     def apply(folder: Path) -> None:
@@ -132,7 +132,7 @@ def quoted(text: str) -> str:
     return "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows) + "\n"
 
 
-def rearranged(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
+def rearranged(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], object]:
     """Write the arrays of train.npz anew."""
 
     def apply(folder: Path) -> None:
@@ -269,7 +269,7 @@ def other_weights(path: Path) -> None:
     path.write_bytes(content)
 
 
-PRETRAINED: dict[str, Callable[[Path], None]] = {
+PRETRAINED: dict[str, Callable[[Path], object]] = {
     "tokenizer.json": other_words,
     "config.json": lambda path: reports.edit(path, hidden_act="relu"),
     "model.safetensors": other_weights,

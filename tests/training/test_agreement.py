@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import DeviceError, PeerError
-from runtime.system import torch_errors
-from runtime.training.checkpoints import checkpoint
+from drivetrain.errors import DeviceError, PeerError
+from drivetrain.system import torch_errors
+from drivetrain.training.checkpoints import checkpoint
 from tests import ranks_cases
 
 STOPS = [

@@ -11,15 +11,15 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from runtime.data.dataset import Head
-from runtime.job import Checkpoint, Job, lower_is_better
-from runtime.job.images import ImageRegressionJob
-from runtime.job.series import SeriesRegressionJob
-from runtime.job.tables import TableRegressionJob
-from runtime.job.train import Constant, EarlyStopping, Plateau
-from runtime.training import loop
-from runtime.training.best_metric import BestMetric, choose_metric
-from runtime.training.evaluation.scores import scores
+from drivetrain.data.dataset import Head
+from drivetrain.job import Checkpoint, Job, lower_is_better
+from drivetrain.job.images import ImageRegressionJob
+from drivetrain.job.series import SeriesRegressionJob
+from drivetrain.job.tables import TableRegressionJob
+from drivetrain.job.train import Constant, EarlyStopping, Plateau
+from drivetrain.training import loop
+from drivetrain.training.best_metric import BestMetric, choose_metric
+from drivetrain.training.evaluation.scores import scores
 
 CONSTANT = Constant(name="constant")
 
@@ -118,7 +118,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     saver = SimpleNamespace(best=lambda found: None, due=lambda epoch_ended: False)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last = {"validation/accuracy": accuracy, "validation/loss": loss}
-        loop._record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
+        loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
     assert told == ["best", "best", "best, by its loss", "", "best"]
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import runtime
-from runtime.errors import OutOfMemory, SpecError
-from runtime.models import inspection
-from runtime.optimizations import micro_batch
-from runtime.tuning.memory.micro_batch import MicroBatchSearch
+import drivetrain
+from drivetrain.errors import OutOfMemory, SpecError
+from drivetrain.models import inspection
+from drivetrain.optimizations import micro_batch
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
 from tests.border_losses import LOSSES
 
@@ -131,7 +131,7 @@ def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight
     model, hand = WithLoss(form).train(), WithLoss(form).train()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.02) for each in (model, hand)]
     asked: dict[str, Any] = {"cpu_threads": 1, "micro_batch": size}
-    with runtime.prepare(model, optimizers[0], weight_of=weight_of, optimize=asked, quiet=True) as step:
+    with drivetrain.prepare(model, optimizers[0], weight_of=weight_of, optimize=asked, quiet=True) as step:
         for x, y in batches():
             if form == "masked" and weight_of is None and size != "off":
                 with pytest.raises(
@@ -166,7 +166,7 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
     model = Tokens()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        runtime.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
+        drivetrain.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
         pytest.raises(SpecError, match="neither the mean nor the sum"),
     ):
         step(batch)
@@ -192,5 +192,5 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     search = MicroBatchSearch(
         job, made.hardware, made.plan, made.dataset, made.network, facts, tmp_path, made.signals, lines.append
     )
-    assert search.measured() == {}
+    assert search.measure() == {}
     assert "neither the mean nor the sum" in lines[0]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.optimizations import compile, cuda_graphs
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import compiled_forward, loop, run
-from runtime.training.saver import Saver
+from drivetrain.optimizations import compile, cuda_graphs
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import compiled_forward, loop, run
+from drivetrain.training.saver import Saver
 from tests import reports, tiny
-from tests.training.test_nonfinite import Still
+from tests.training.hooked_run import Still
 
 
 def broken(*given: Any, **named: Any) -> Any:
@@ -133,7 +133,7 @@ class Restless(torch.nn.Module):
 def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch itself stops after eight shapes without a word, and the plan would say `true` to the end."""
     torch.compiler.reset()
-    monkeypatch.setattr(compiled_forward, "MOST", 3)
+    monkeypatch.setattr(compiled_forward, "MAX_COMPILATIONS", 3)
     real, told = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
     made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.training import effective_settings, run, train
+from drivetrain.training import effective_settings, run, train
 from tests import tiny
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.errors import SpecError
-from runtime.job import Job
-from runtime.training import loop, train
-from runtime.training.agreement import HalfUpdated
-from runtime.training.run import Run
-from runtime.training.step import Step
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.system import fault_points
+from drivetrain.training import train
+from drivetrain.training.agreement import HalfUpdated
+from drivetrain.training.run import Run
+from drivetrain.training.step import Step
 from tests import tiny
 
 torch.set_num_threads(1)
@@ -63,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(folder: Path, step: int) -> dict[str, Tensor]:
-    from runtime.models import safetensors_file
+    from drivetrain.models import safetensors_file
 
     return safetensors_file.read(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
 
@@ -118,15 +119,14 @@ def differences(one: Path, two: Path) -> list[str]:
 
 def test_a_rollback_freezes_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Back from the second epoch into the first, with its frozen layers and its cache."""
-    advance, fails = loop._advance, [True]
+    fails = [True]
 
-    def failing(run: Run, *given: Any) -> Any:
-        if run.counters.step == STEPS + 1 and fails:
+    def fail(moment: str, *subjects: Any) -> None:
+        if moment == "step" and subjects[0].counters.step == STEPS + 1 and fails:
             fails.clear()
             raise HalfUpdated("for the test")
-        return advance(run, *given)
 
-    monkeypatch.setattr(loop, "_advance", failing)
+    monkeypatch.setattr(fault_points, "listener", fail)
     trained(tmp_path, asked(every="3 steps"))
     assert any("back to step-3" in text for text in told(tmp_path, "memory"))
     assert differences(tmp_path, whole) == []
@@ -151,11 +151,11 @@ def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: 
 
 
 def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
-    from runtime.data.dataset import Dataset
-    from runtime.models import inspection
-    from runtime.models.build import build
-    from runtime.plan import plan
-    from runtime.tuning.memory.micro_batch import MicroBatchSearch
+    from drivetrain.data.dataset import Dataset
+    from drivetrain.models import inspection
+    from drivetrain.models.build import build
+    from drivetrain.plan import plan
+    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
     job, here = asked(), tiny.machine()
     data: Dataset = tiny.dataset()
@@ -163,7 +163,9 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     facts = inspection.inspect_workload(data, network.module, network.unfreezing)
     assert facts.trainable == facts.parameters
     made = plan.resolve(job, here, facts)
-    search = MicroBatchSearch(job, here, made, data, network, facts, tmp_path, tiny.Quiet(), print).search(False)
+    search = MicroBatchSearch(job, here, made, data, network, facts, tmp_path, tiny.Quiet(), print).prepare_search(
+        False
+    )
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None
     assert search.trained == 4 * facts.parameters

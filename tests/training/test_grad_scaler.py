@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import NumericsError, SpecError
-from runtime.job.train import Fp16
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint, run_state
-from runtime.training.grad_scaler import Scaler
-from runtime.training.saver import Saver
+from drivetrain.errors import NumericsError, SpecError
+from drivetrain.job.train import Fp16
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run
+from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.test_nonfinite import Still, nan_input, rows
+from tests.training.hooked_run import Still, nan_input, rows
 
 torch.set_num_threads(1)
 

@@ -6,29 +6,28 @@ number or to learn a shape, such a tensor raises. Copies to the device are watch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.data import mixup
-from runtime.data.dataset import Batch
-from runtime.data.images.augment import Augment
-from runtime.data.images.preprocess import ImagePreprocessing
-from runtime.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
-from runtime.job.train import CrossEntropy, Focal, Fp16
-from runtime.training import ema, losses
-from runtime.training.grad_scaler import Scaler
-from runtime.training.losses import Spec
-from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
+from drivetrain.data import mixup
+from drivetrain.data.dataset import Batch
+from drivetrain.data.images.augment import Augment
+from drivetrain.data.images.preprocess import ImagePreprocessing
+from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
+from drivetrain.job.train import CrossEntropy, Focal, Fp16
+from drivetrain.training import ema, losses
+from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.losses import Spec
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import StepOptions
 from tests import tiny
+from tests.training.watched_device import DEVICE, Watched
 
-DEVICE = torch.device("meta")
 CLASSES = 2
 EVERYTHING = ImageAugment(
     flip=True,
@@ -38,26 +37,6 @@ EVERYTHING = ImageAugment(
     color_jitter=ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5),
     erasing=Erasing(probability=0.5),
 )
-
-
-class Watched(TorchDispatchMode):
-    """Notes every copy to or from the device that waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies, self.waits, self.results = 0, list[str](), 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        target = kwargs.get("device")
-        if function is torch.ops.aten._to_copy.default and target is not None and args[0].device != target:
-            self.copies += 1
-            if not kwargs.get("non_blocking"):
-                self.waits.append(f"{tuple(args[0].shape)} to {target}")
-            if args[0].is_meta:  # torch would refuse: there is nothing to copy
-                self.results += 1
-                return torch.empty(args[0].shape, dtype=args[0].dtype)
-        return function(*args, **kwargs)
 
 
 @pytest.fixture
@@ -94,7 +73,7 @@ def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
     here = batch().to(DEVICE)
     (pixels,) = preparer(here.inputs, here.ids, 0)
     for option in ({"mixup": Mixup()}, {"cutmix": Cutmix()}):
-        (mixed,), soft = mixup.mixed((pixels,), here.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)  # type: ignore[arg-type]
+        (mixed,), soft = mixup.mix_batch((pixels,), here.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)
         assert (mixed.shape, soft[""].shape) == ((12, 3, 8, 8), (12, CLASSES))
     assert gpu.copies > 10
     assert gpu.waits == []
@@ -121,7 +100,7 @@ def test_steps_do_not_wait_for_the_gpu(
     made.use_micro_batch(micro_batch)
     made.state.on_device = True
     if scaled:
-        made = made.configured(scaler=Scaler(Fp16()))
+        made = made.with_options(scaler=Scaler(Fp16()))
     monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step
     average = ema.Ema(model, 0.9)
     here = batch().to(DEVICE)

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import NumericsError, Stopped
-from runtime.job.train import Fp16
-from runtime.system.signals import Interrupted
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run, train
-from runtime.training.checkpoints import checkpoint
-from runtime.training.saver import Saver
+from drivetrain.errors import NumericsError, Stopped
+from drivetrain.job.train import Fp16
+from drivetrain.system.signals import Interrupted
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run, train
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.test_nonfinite import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
+from tests.training.hooked_run import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
 
 
 def nothing(made: run.Run) -> None:
@@ -42,7 +42,7 @@ def replaced_buffer(made: run.Run) -> None:
 
     def hook(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         if made.counters.step == 5 and module.training:
-            module.running_mean = module.running_mean.clone()  # type: ignore[operator, union-attr]
+            module.running_mean = module.running_mean.clone()
 
     next(m for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)).register_forward_hook(hook)
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.data.dataset import NO_LABEL, Head, mark_partial
-from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
-from runtime.training import losses
+from drivetrain.data.dataset import NO_LABEL, Head, mark_partial
+from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+from drivetrain.training import losses
 
 HEAD = Head("", classes=("a", "b", "c"))
 
@@ -109,7 +109,7 @@ def test_binary_focal_weights_class_one_with_alpha() -> None:
 def test_other_losses_are_torchs(spec: losses.Spec, expected: object) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(12, 3), torch.rand(12, 3)
-    torch.testing.assert_close(whole(made(spec), outputs, targets), expected(outputs, targets))  # type: ignore[operator]
+    torch.testing.assert_close(whole(made(spec), outputs, targets), expected(outputs, targets))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 5])
@@ -131,7 +131,7 @@ def test_micro_batches_add_up_to_the_batch(size: int, dtype: torch.dtype) -> Non
 
 
 def test_balanced_weights() -> None:
-    weights = losses.balanced(torch.tensor([0, 0, 0, 1]), 3)
+    weights = losses.balance_classes(torch.tensor([0, 0, 0, 1]), 3)
     torch.testing.assert_close(weights, torch.tensor([4 / 9, 4 / 3, 0.0]))
 
 
@@ -157,7 +157,7 @@ def test_named_weights_are_those_of_their_classes() -> None:
 
 def test_balanced_labels() -> None:
     """Negatives for each positive; a label that is never or always true is not weighted."""
-    weights = losses.balanced_labels(torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]]))
+    weights = losses.balance_labels(torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]]))
     torch.testing.assert_close(weights, torch.tensor([3.0, 1.0, 1.0]))
 
 

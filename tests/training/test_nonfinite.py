@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,68 +10,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.errors import NumericsError, Stopped
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint, run_state
-from runtime.training.nonfinite import NonfiniteGuard, NotFinite, not_finite
-from runtime.training.saver import Saver
+from drivetrain.errors import NumericsError, Stopped
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run
+from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, not_finite
+from drivetrain.training.saver import Saver
 from tests import tiny
-
-
-class Still:
-    """Progress that shows nothing."""
-
-    def step(self, made: run.Run, step: int, loss: float) -> None: ...
-
-    def evaluation(self, made: run.Run, best: bool) -> None: ...
-
-
-def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
-    """Train the tiny job after `spoil` has hooked something in."""
-    made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
-    made.metrics = MetricsLog(folder)
-    saver = Saver(made)
-    saver.final()
-    spoil(made)
-    try:
-        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
-    finally:
-        made.metrics.close()
-
-
-def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = folder / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def at_steps(*steps: int, action: Callable[[run.Run], None]) -> Callable[[run.Run], None]:
-    """Do something before the forward pass of these steps (1-based), once each."""
-    left = set(steps)
-
-    def spoil(made: run.Run) -> None:
-        def hook(module: torch.nn.Module, inputs: Any) -> Any:
-            number = made.counters.step + 1
-            if module.training and number in left:
-                left.discard(number)
-                return action(made)
-            return None
-
-        made.model.register_forward_pre_hook(hook)
-
-    return spoil
-
-
-def nan_input(made: run.Run) -> Any:
-    return (torch.full((16, 1, 8, 8), float("nan")),)
-
-
-def nan_gradient(made: run.Run) -> None:
-    def spoil(gradient: torch.Tensor) -> torch.Tensor:
-        handle.remove()
-        return gradient * float("nan")
-
-    handle = next(made.model.parameters()).register_hook(spoil)
+from tests.training.hooked_run import BACK, Still, at_steps, fit, nan_gradient, nan_input, outlier, rows
 
 
 @pytest.mark.parametrize("action", [nan_input, nan_gradient], ids=["input", "gradient"])
@@ -207,25 +152,6 @@ def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
     assert good(numerics, 30.0) == f"the loss jumped to 30, {word} of the last 50 steps"
 
 
-BACK = "loss_spike: rollback, schedule: constant"
-
-
-def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
-    """Samples far away from all others in these batches, every time that they come."""
-
-    def spoil(made: run.Run) -> None:
-        def hook(module: torch.nn.Module, inputs: Any) -> Any:
-            place = (made.counters.epoch, made.counters.batch)
-            return (-inputs[0] * 50,) if module.training and place in batches else None
-
-        made.model.register_forward_pre_hook(hook)
-        for module in made.model.modules():  # without its statistics a batch is as large as it is
-            if isinstance(module, torch.nn.BatchNorm2d):
-                made.frozen.append(module)
-
-    return spoil
-
-
 def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
     assert reason == "all 20 epochs trained"
@@ -285,113 +211,6 @@ def test_the_scaler_collapse_is_detected() -> None:
         numerics.skipped((0, 0), ids, 1024.0)
     with pytest.raises(NumericsError, match=r"collapsed to 0\.5"):
         NonfiniteGuard("warn").skipped((0, 0), ids, 0.5)
-
-
-def exhausted(limit: int) -> Callable[[run.Run], None]:
-    """An allocator that refuses more than `limit` samples at a time."""
-
-    def spoil(made: run.Run) -> None:
-        def hook(module: torch.nn.Module, inputs: Any) -> None:
-            if module.training and len(inputs[0]) > limit:
-                raise RuntimeError(
-                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"
-                )
-
-        made.model.register_forward_pre_hook(hook)
-
-    return spoil
-
-
-def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
-    """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
-    (tmp_path / "a").mkdir()
-    made, reason = fit(tmp_path / "a", exhausted(5))
-    assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch == 4
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory with micro-batch 8; continuing with 4, same batch size",
-    ]
-    (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
-    state = checkpoint.load(checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]).state
-    assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
-
-
-def short_of_memory() -> None:
-    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes")
-
-
-def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None:
-    """Half of the weights may be new: back to the last checkpoint, and on from there as if with that micro-batch."""
-    (tmp_path / "a").mkdir()
-
-    def spoil(made: run.Run) -> None:
-        plain, calls = made.optimizer.step, [0]
-
-        def step(*given: Any, **named: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == 5:
-                next(made.model.parameters()).data.add_(1.0)
-                short_of_memory()
-            return plain(*given, **named)
-
-        made.optimizer.step = step  # type: ignore[method-assign]
-
-    made, reason = fit(tmp_path / "a", spoil)
-    assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch == 8
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory in the middle of an update; back to step-0",
-    ]
-    (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
-    assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
-
-
-def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
-    def spoil(made: run.Run) -> None:
-        def hook(module: torch.nn.Module, inputs: Any) -> None:
-            if not module.training and len(inputs[0]) > 16:
-                short_of_memory()
-
-        made.model.register_forward_pre_hook(hook)
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    made, reason = fit(tmp_path / "a", spoil)
-    assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch is None
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts[:2] == [
-        "out of memory in the evaluation with batches of 64; retrying with 32",
-        "out of memory in the evaluation with batches of 32; retrying with 16",
-    ]
-    plain, _ = fit(tmp_path / "b", lambda made: None)
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
-
-
-def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
-    from runtime.errors import OutOfMemory
-
-    with pytest.raises(OutOfMemory, match="out of memory with micro-batch 1"):
-        fit(tmp_path, exhausted(0))
-
-
-def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:
-    def spoil(made: run.Run) -> None:
-        def hook(module: torch.nn.Module, inputs: Any) -> None:
-            raise RuntimeError("shapes do not fit")
-
-        made.model.register_forward_pre_hook(hook)
-
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        fit(tmp_path, spoil)
 
 
 def test_all_tensors_are_looked_at_in_one_reading() -> None:

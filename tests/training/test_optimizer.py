@@ -5,21 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from runtime.job.train import Sgd
-from runtime.training import fused_update, optimizer
+from drivetrain.job.train import Sgd
+from drivetrain.training import optimizer, weight_update
 from tests import tiny
-
-KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "{name: adamw, lr: 0.01}": (torch.optim.AdamW, {}),
-    "{name: adam, lr: 0.01, amsgrad: true}": (torch.optim.Adam, {"amsgrad": True}),
-    "{name: sgd, lr: 0.01, momentum: 0.9, nesterov: true}": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-}
+from tests.training.optimizer_kinds import KINDS
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -49,7 +43,7 @@ def test_same_bits_as_torch(spec: str, fused: bool) -> None:
 def test_a_run_without_compilation_does_not_import_the_compiler(tmp_path: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = (
-        "import sys; from pathlib import Path; from tests import tiny; from runtime.training import train;"
+        "import sys; from pathlib import Path; from tests import tiny; from drivetrain.training import train;"
         "train.train(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )
@@ -72,7 +66,7 @@ def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampe
         for step in range(5):
             model[0].requires_grad_(step >= 2)
             model(torch.randn(6, 3, generator=torch.manual_seed(step))).pow(2).sum().backward()
-            fused_update.begin_late(made)
+            weight_update.begin_late(made)
             made.step()
             made.zero_grad()
         found.append([p.detach() for p in model.parameters()])

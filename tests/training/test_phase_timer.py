@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain.training.phase_timer import PhaseTimer
 
 
 def test_phases_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

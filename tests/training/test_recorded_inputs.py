@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.cli import main
-from runtime.data.series import windows
-from runtime.data.tables import features
-from runtime.errors import CheckpointError, DataError, SpecError, Stopped
-from runtime.job_spec import load as job_spec
-from runtime.plan import plan
-from runtime.supervisor import embedded
-from runtime.system.files import read_json, write_json
-from runtime.system.signals import Interrupted
-from runtime.training import recorded_inputs, train
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.run import Run
-from runtime.tuning import prepare
+from drivetrain.cli import main
+from drivetrain.data.series import windows
+from drivetrain.data.tables import features
+from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.plan import plan
+from drivetrain.supervisor import embedded
+from drivetrain.system.files import read_json, write_json
+from drivetrain.system.signals import Interrupted
+from drivetrain.training import recorded_inputs, train
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run
+from drivetrain.tuning import prepare
 from tests import reports, tiny
 from tests.trained import image_folders
 from tests.training.changed_inputs import JOBS, KEPT, PRETRAINED, WAYS, edited, shuffled, touched
@@ -48,7 +48,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, home = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = prepare.assemble_run(home, job, signals, PhaseTimer(), settled=True)
+    made: Run = prepare.assemble_run(home, job, signals, PhaseTimer(), is_measured=True)
     signals.run = made
     train.train(made)
 
@@ -121,11 +121,17 @@ def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, jo
 
 
 FITTED = {
-    "image folders": ("runtime.data.images.load.channel_statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
-    "texts": ("runtime.data.text.tokenizer.learn", None),
-    "series": ("runtime.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
-    "table numbers": ("runtime.data.target_columns.head", lambda *given: None),
-    "table": ("runtime.data.tables.features._number", lambda name, values: features.Number(name, 1.0, 9.0, 0.0, True)),
+    "image folders": (
+        "drivetrain.data.images.image_data.channel_statistics",
+        lambda raw, low, high: ([0.3] * 3, [0.1] * 3),
+    ),
+    "texts": ("drivetrain.data.text.tokenizer.learn", None),
+    "series": ("drivetrain.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
+    "table numbers": ("drivetrain.data.target_columns.head", lambda *given: None),
+    "table": (
+        "drivetrain.data.tables.features._number",
+        lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),
+    ),
 }
 """What another processor or another version of a library may find otherwise in the same data."""
 
@@ -161,7 +167,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     head = {"name": "", "classes": ["a", "b"]}
     write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
     write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
-    found = recorded_inputs.stored(tmp_path)
+    found = recorded_inputs.read_stored(tmp_path)
     assert found is not None
     assert found.heads[""].classes == ("a", "b")
     if text is None:
@@ -169,7 +175,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     else:
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"/{name} is missing, damaged or edited"):
-        recorded_inputs.stored(tmp_path)
+        recorded_inputs.read_stored(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: di
     write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
     write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
     with pytest.raises(CheckpointError, match=r"/data.json is missing, damaged or edited"):
-        recorded_inputs.stored(tmp_path)
+        recorded_inputs.read_stored(tmp_path)
 
 
 def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
@@ -209,7 +215,7 @@ def test_unchanged_files_are_not_read_again(
     write(tmp_path, JOBS["image folders"].text)
     with pytest.raises(Stopped):
         attempt(tmp_path, STOPPED_AFTER)
-    monkeypatch.setattr("runtime.data.fingerprint.sha256", None)
+    monkeypatch.setattr("drivetrain.data.fingerprint.sha256", None)
     attempt(tmp_path)
     assert (tmp_path / "run" / "model").exists()
 

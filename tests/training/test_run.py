@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training import train
-from runtime.training.checkpoints import checkpoint, run_state
+from drivetrain.training import train
+from drivetrain.training.checkpoints import checkpoint, run_state
 from tests import tiny
 
 

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import StorageError
-from runtime.models import safetensors_file
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import saver as saving
-from runtime.training.checkpoints import checkpoint, manifest, retention
-from runtime.training.nonfinite import NotFinite
+from drivetrain.errors import StorageError
+from drivetrain.models import safetensors_file
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import saver as saving
+from drivetrain.training.checkpoints import checkpoint, manifest
+from drivetrain.training.nonfinite import NotFinite
 from tests import tiny
 from tests.paths import ROOT
+from tests.system_calls import needs_strace
 
 FULL = OSError(28, "No space left on device")
 
@@ -48,16 +49,16 @@ def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
     kept.final()
     loaded = checkpoint.load(tmp_path / "checkpoints" / "step-0")
     assert all(torch.equal(value, loaded.tensors["model"][name]) for name, value in first.items())
-    kept.run.metrics.close()  # type: ignore[union-attr]
+    kept.run.metrics.close()
 
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saver(tmp_path)
-    monkeypatch.setattr(saving, "ROOM", 1e12)
+    monkeypatch.setattr(saving, "COPY_HEADROOM", 1e12)
     kept.periodic()
     assert kept.thread is None
     assert [p.name for p in checkpoint.steps(tmp_path / "checkpoints")] == ["step-0"]
-    kept.run.metrics.close()  # type: ignore[union-attr]
+    kept.run.metrics.close()
 
 
 def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
@@ -88,7 +89,7 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
     kept.periodic()
     assert sorted(p.name for p in folder.iterdir()) == ["best-7", "step-0", "step-7"]
     assert "checkpoints are saved again" in capsys.readouterr().out
-    kept.run.metrics.close()  # type: ignore[union-attr]
+    kept.run.metrics.close()
 
 
 def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match="not finite: features"):
         kept.final()
     assert not (tmp_path / "checkpoints").exists()
-    kept.run.metrics.close()  # type: ignore[union-attr]
+    kept.run.metrics.close()
 
 
 def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkey
 SERVER = """
 import os, signal, torch
 from pathlib import Path
-from runtime.training.checkpoints import checkpoint, retention
+from drivetrain.training.checkpoints import checkpoint
 
 torch.set_num_threads(1)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -137,16 +138,12 @@ while folder := os.read(0, 4096).decode():
         signal.sigwait({signal.SIGUSR1})
         try:
             checkpoint.save(Path(folder), "step-2", tensors, {"watch": {"best": {"best": None}}})
-            retention.prune(Path(folder), 1, None)
+            checkpoint.prune(Path(folder), 1, None)
         except Exception as error:
             os._exit(7 if type(error).__name__ == "StorageError" else 8)
         os._exit(0)
     os.write(1, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\\n".encode())
 """
-needs_strace = pytest.mark.skipif(
-    subprocess.run(["sh", "-c", "command -v strace"], capture_output=True, check=False).returncode != 0,
-    reason="strace is not installed",
-)
 CALLS = "trace=%file,%desc"
 
 
@@ -197,6 +194,7 @@ def calls(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Counter[str
     return Counter(line.split("(")[0].split()[-1] for line in lines if "(" in line and "resumed" not in line)
 
 
+@pytest.mark.slow
 @needs_strace
 def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
     tmp_path: Path, saves: Saves, calls: Counter[str]
@@ -260,7 +258,7 @@ def test_power_loss_at_any_moment_of_a_save(
             disk.watch(patch)
             try:
                 checkpoint.save(folder, "step-2", tensors, state)
-                retention.prune(folder, 1, None)
+                checkpoint.prune(folder, 1, None)
             except Off:
                 disk.lose(folder, renames_last)
         loaded, _ = checkpoint.latest(folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
-from runtime.training.schedules import Spec, schedule
+from drivetrain.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
+from drivetrain.training.learning_rates import Spec, schedule
 
 
 def test_one_cycle_is_torchs() -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Batch
-from runtime.data.loader.batches import Batches
-from runtime.errors import OutOfMemory, SpecError
-from runtime.job import Job
-from runtime.job.model import Freeze
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models.build import Model
-from runtime.training import run as runs
+from drivetrain.data.dataset import Batch
+from drivetrain.data.loader.batches import Batches
+from drivetrain.errors import OutOfMemory, SpecError
+from drivetrain.job import Job
+from drivetrain.job.model import Freeze
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models.build import Model
+from drivetrain.training import run as runs
 from tests import tiny
 
 
@@ -86,7 +86,7 @@ def test_the_trial_leaves_the_network_as_it_was(tmp_path: Path, monkeypatch: pyt
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    from runtime.models import single_sample
+    from drivetrain.models import single_sample
 
     assert single_sample.needs_two(network, [], tiny.dataset(), torch.device("cpu"))
     assert not single_sample.needs_two(network, list(network.modules()), tiny.dataset(), torch.device("cpu"))

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime.data.dataset import Batch, Head
-from runtime.data.load import load
-from runtime.job.train import CrossEntropy, Focal, Huber
-from runtime.job_spec import load as job_spec
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.models.networks import cnn_lstm, mlp, text_encoder
-from runtime.optimizations import Effect
-from runtime.plan import plan
-from runtime.system import torch_compat, torch_settings
-from runtime.training import losses
-from runtime.training.step import Step
-from runtime.training.step_options import StepOptions
-from tests.supervisor.test_supervisor import train
+from drivetrain.data.dataset import Batch, Head
+from drivetrain.data.load_data import load
+from drivetrain.job.train import CrossEntropy, Focal, Huber
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.models.networks import cnn_lstm, mlp, text_encoder
+from drivetrain.optimizations import Effect
+from drivetrain.plan import plan
+from drivetrain.system import torch_settings
+from drivetrain.training import losses
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import StepOptions
+from tests.supervisor.tiny_run import train
 from tests.tiny import assembled, job, machine
 from tests.trained import CASES
 
@@ -70,7 +70,7 @@ class Plain(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)  # type: ignore[no-any-return]
+        return self.body(x)
 
 
 def _normal(count: int, *shape: int) -> Tensor:
@@ -172,7 +172,7 @@ class Again(nn.Module):
         self.first, self.block, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(checkpoint(self.block, self.first(x), use_reentrant=True))  # type: ignore[no-any-return]
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=True))
 
 
 def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +181,13 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
         NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
     )
     casts: list[int] = []
-    kept = int(torch_compat.casts_keep_gradients())
+    kept = int(torch_settings.casts_keep_gradients())
     real = Step.cast
     monkeypatch.setattr(Step, "cast", lambda self: casts.append(1) or real(self))
     monkeypatch.setattr(StepOptions, "__init__", partialmethod(StepOptions.__init__, dtype=torch.bfloat16))
     shared = gradient("again", torch.float32, 16, 4, False)
     entered = len(casts)
-    monkeypatch.setattr(torch_compat, "casts_keep_gradients", lambda: False)
+    monkeypatch.setattr(torch_settings, "casts_keep_gradients", lambda: False)
     apart = gradient("again", torch.float32, 16, 4, False)
     assert torch.equal(shared, apart)
     assert (shared != 0).float().mean() > 0.5
@@ -242,7 +242,7 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     step = Step.__new__(Step)
     object.__setattr__(step, "device", torch.device("cuda:1"))
-    step._seed(7)
+    step.seed(7)
     assert (at, seeded) == ([torch.device("cuda:1")], [7])
 
 
@@ -271,7 +271,7 @@ class Unpooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         small, where = nn.functional.max_pool2d(self.seen(x), 2, return_indices=True)
-        return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))  # type: ignore[no-any-return]
+        return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))
 
 
 def unpooled(strict: bool, told: list[str]) -> Step:
@@ -319,10 +319,10 @@ def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tm
     torch.manual_seed(0)
     network = Noisy()
     run = assembled(tmp_path, job())
-    step, batch = run.step.configured(forward=network), run.prepared(next(iter(run.batches.epoch(0))), 0)
+    step, batch = run.step.with_options(forward=network), run.preprocess(next(iter(run.batches.epoch(0))), 0)
 
     def computed(numbers: range) -> list[float]:
-        return [float(step.computed(batch, number)) for number in numbers]
+        return [float(step.compute_gradients(batch, number)) for number in numbers]
 
     losses_of = computed(range(4))
     np.random.seed(9)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import DataError
-from runtime.system.run_files import RunFiles
-from runtime.training import recorded_inputs, streamed_inputs
-from runtime.training.checkpoints import checkpoint
+from drivetrain.errors import DataError
+from drivetrain.system.run_files import RunFiles
+from drivetrain.training import recorded_inputs
+from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.data.streaming import shards
 
@@ -32,7 +32,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_missing_and_new_ones_too() -> None:
     before, now = {"data.train": {"a": "1 2", "b": "1 2"}}, {"data.train": {"a": "1 2", "c": "1 2"}}
     with pytest.raises(DataError) as error:
-        streamed_inputs.check(before, now)
+        recorded_inputs.check_shards(before, now)
     assert "shard b is not there any more (data.train); shard c was not there (data.train)" in str(error.value)
-    streamed_inputs.check(before, before)
-    streamed_inputs.check({}, now)
+    recorded_inputs.check_shards(before, before)
+    recorded_inputs.check_shards({}, now)

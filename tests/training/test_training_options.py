@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,38 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.data import stateless_random
-from runtime.data.dataset import Batch
-from runtime.errors import Stopped
-from runtime.job import Job
-from runtime.job.data import Cutmix, ImageAugment, Mixup
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop, train
-from runtime.training.counters import Counters
-from runtime.training.ema import Ema, lerp_together
-from runtime.training.run import Run
-from runtime.training.saver import Saver
+from drivetrain.data import stateless_random
+from drivetrain.data.dataset import Batch
+from drivetrain.errors import Stopped
+from drivetrain.job import Job
+from drivetrain.job.data import Cutmix, ImageAugment, Mixup
+from drivetrain.training import train
+from drivetrain.training.counters import Counters
+from drivetrain.training.ema import Ema, lerp_together
+from drivetrain.training.run import Run
+from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.test_nonfinite import Still
+from tests.training.fitted_run import fitted, rows
 
 torch.set_num_threads(1)
-
-
-def fitted(made: Run) -> str:
-    """Train an assembled run; why it ended."""
-    made.metrics = MetricsLog(made.folder)
-    saver = Saver(made)
-    saver.final()
-    try:
-        return loop.fit(made, saver, Still())  # type: ignore[arg-type]
-    finally:
-        saver.wait()
-        made.metrics.close()
-
-
-def rows(folder: Path, key: str) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if key in row]
 
 
 def asked(train: str = "", epochs: int = 2) -> Job:
@@ -153,7 +134,7 @@ def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:
 
 
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
-    from runtime.training.evaluation.validation import evaluate
+    from drivetrain.training.evaluation.validation import evaluate
 
     made = tiny.assembled(tmp_path, asked("ema: 0.9"))
     tiny.losses(made, 8)
@@ -210,7 +191,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, mixing(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
     ids = np.arange(16)
     split = made.dataset.train
-    ready = made.mixed(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
+    ready = made.mix(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
     made.model.eval()
     with torch.no_grad():
         outputs = made.model(*ready.inputs)
@@ -247,7 +228,7 @@ def test_data_that_cannot_be_blended_is_unchanged(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, mixing(mixup=Mixup(alpha=1.0, probability=1.0)))
     made.dataset.mixable = False
     batch = next(iter(made.batches.epoch(0)))
-    assert made.mixed(batch) is batch
+    assert made.mix(batch) is batch
 
 
 # ------------------------------------------------------------------------------------------------------------ stopping
@@ -306,13 +287,13 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert train._stopped(made, None, stop).action == "run the same command again"
+    assert train._save_stopped(made, None, stop).action == "run the same command again"
     made.clock.start -= 3600
-    assert train._stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
-    assert train._stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
+    assert train._save_stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
     made.samples_before = 48
-    assert train._stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
@@ -338,8 +319,8 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize(("gamma", "alpha", "smoothing"), [(2.0, None, 0.0), (0.7, None, 0.15), (2.0, 0.25, 0.1)])
 def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float, soft: bool) -> None:
-    from runtime.job.train import Focal
-    from runtime.training.losses import terms
+    from drivetrain.job.train import Focal
+    from drivetrain.training.losses import terms
 
     classes = 2 if alpha is not None else 4
     drawn = np.random.default_rng(1)

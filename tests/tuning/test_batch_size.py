@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import runtime
-from runtime.errors import OutOfMemory, SpecError
-from runtime.job_spec import spec_source
-from runtime.job_spec.spec_source import SpecSource
-from runtime.supervisor import supervisor
-from runtime.supervisor.spec_difference import spec_text
-from runtime.supervisor.train_request import TrainRequest
-from runtime.system import signals
-from runtime.system.files import write_json
-from runtime.tuning import batch_size, measuring_child
-from runtime.tuning.processes import batch_size as batch_size_test
+import drivetrain
+from drivetrain.errors import OutOfMemory, SpecError
+from drivetrain.job_spec import spec_source
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.supervisor import supervisor
+from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system import signals
+from drivetrain.system.files import write_json
+from drivetrain.tuning import batch_size, measuring_child
+from drivetrain.tuning.processes import batch_size as batch_size_test
 from tests import tiny
 from tests.paths import ROOT
 
@@ -44,15 +44,15 @@ def written(folder: Path, optimizer: str = "adamw") -> Path:
     return folder / "tiny.yaml"
 
 
-def drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "runtime", *words]
+def run_drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *words]
     runs = ("--runs", str(folder / "runs")) if words[0] == "train" else ()
     return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) -> None:
     spec = str(written(tmp_path))
-    stopped = drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
+    stopped = run_drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
     assert stopped.returncode == 75, stopped.stdout + stopped.stderr
     run = tmp_path / "runs" / "tiny-001"
     found = json.loads((run / "batch_size.json").read_text())
@@ -60,7 +60,7 @@ def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) 
     assert set(found["samples_per_second"]) == {"8", "16"}
     assert "train.optimizer.lr stays 0.01" in stopped.stdout
     assert "the square-root rule" in stopped.stdout
-    done = drivetrain(tmp_path, "train", spec)
+    done = run_drivetrain(tmp_path, "train", spec)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "batch_size: measured" not in done.stdout
     assert (run / "events.jsonl").read_text().count("train.optimizer.lr stays") == 1
@@ -73,10 +73,10 @@ def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) 
 @pytest.mark.nightly
 def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
     spec = str(written(tmp_path))
-    assert drivetrain(tmp_path, "train", spec).returncode == 0
+    assert run_drivetrain(tmp_path, "train", spec).returncode == 0
     one = tmp_path / "runs" / "tiny-001"
     number = json.loads((one / "batch_size.json").read_text())["batch_size"]
-    assert drivetrain(tmp_path, "train", spec, "--set", f"train.batch_size={number}", "--new").returncode == 0
+    assert run_drivetrain(tmp_path, "train", spec, "--set", f"train.batch_size={number}", "--new").returncode == 0
     weights = [next((tmp_path / "runs" / name / "model").glob("*.safetensors")) for name in ("tiny-001", "tiny-002")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
@@ -116,7 +116,7 @@ def test_the_measured_number_travels_as_a_value(
         return 0
 
     monkeypatch.setattr(measuring_child, "measure", measure)
-    monkeypatch.setattr(supervisor, "_trainers", trainers)
+    monkeypatch.setattr(supervisor, "run_trainers", trainers)
     path = written(tmp_path)
     before = "{epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}"
     assert before in path.read_text()
@@ -143,7 +143,7 @@ def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("words", [["find-lr"], ["memory"], ["bench"]])
 def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
-    done = drivetrain(tmp_path, *words, str(written(tmp_path)))
+    done = run_drivetrain(tmp_path, *words, str(written(tmp_path)))
     assert done.returncode == 2
     assert f"train.batch_size: is auto, which {words[0]} cannot measure" in done.stderr
 
@@ -152,8 +152,8 @@ def test_from_python_it_must_be_a_number() -> None:
     import torch
 
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
-    with pytest.raises(SpecError, match=r"batch_size: is auto, which runtime.train cannot measure"):
-        runtime.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
+    with pytest.raises(SpecError, match=r"batch_size: is auto, which drivetrain.train cannot measure"):
+        drivetrain.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
 
 
 @pytest.mark.parametrize(("samples", "most"), [(3, 3), (100, 8), (400, 16), (320, 16), (319, 8), (10**6, 4096)])
@@ -166,7 +166,7 @@ def test_the_largest_that_is_tried(samples: int, most: int) -> None:
     [({8: 100.0}, 8), ({8: 100.0, 16: 190.0, 32: 200.0, 64: 205.0}, 32), ({8: 100.0, 16: 96.0}, 8)],
 )
 def test_the_smallest_size_near_the_fastest_is_chosen(speeds: dict[int, float], size: int) -> None:
-    assert batch_size.chosen(speeds) == size
+    assert batch_size.choose(speeds) == size
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ class Narrow:
 
     held_anyway = used
 
-    def sized(self, size: int) -> None:
+    def use_size(self, size: int) -> None:
         self.size = size
 
     def tried(self, size: int, ceiling: int) -> tuple[int | None, float]:
@@ -218,11 +218,11 @@ class Narrow:
 
 def test_nothing_beyond_the_ceiling_is_tried() -> None:
     narrow = Narrow(100)
-    speeds, ceiling = batch_size_test.measured(narrow, 4096)  # type: ignore[arg-type]
+    speeds, ceiling = batch_size_test.measure_sizes(narrow, 4096)  # type: ignore[arg-type]
     assert list(speeds) == narrow.tries == [8, 16, 32, 64, 100]
     assert ceiling == 1000
 
 
 def test_nothing_fits_is_reported() -> None:
     with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: even 8 samples do not fit"):
-        batch_size_test.measured(Narrow(5), 4096)  # type: ignore[arg-type]
+        batch_size_test.measure_sizes(Narrow(5), 4096)  # type: ignore[arg-type]

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime.distributed import local_processes
-from runtime.job_spec.spec_source import SpecSource
-from runtime.plan import plan
-from runtime.system import child_process
-from runtime.tuning import kernel_crash, measuring_child
-from runtime.tuning.bench.variant import Failed, RunningVariant
+from drivetrain.distributed import local_processes
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan
+from drivetrain.system import child_process
+from drivetrain.tuning import kernel_crash, measuring_child
+from drivetrain.tuning.bench.variant import Failed, RunningVariant
 from tests import tiny
 from tests.own_job import write
-from tests.paths import ROOT
-from tests.plan.test_effective_plan import Trainers, attempted, folder, row  # noqa: F401
+from tests.paths import IMPORTS
+from tests.plan.attempted_trainers import Trainers, attempted, folder, row
+
+__all__ = ["folder"]
 
 SEGFAULT = 139
 DATA = """
@@ -61,8 +63,8 @@ ALWAYS = "self.calls > 5"
 def trained(path: Path, condition: str, *words: str) -> subprocess.CompletedProcess[str]:
     """A run of a network of one's own that dies in a step if the condition holds."""
     spec = write(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
-    command = [sys.executable, "-m", "runtime", "train", str(spec), "--runs", str(path / "runs"), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "drivetrain", "train", str(spec), "--runs", str(path / "runs"), *words]
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
@@ -106,7 +108,7 @@ def test_a_run_of_several_processes(tmp_path: Path) -> None:
     assert "crash: the trainer crashed with SIGSEGV inside a kernel, at my_model.py:15 in forward" in done.stdout
 
 
-def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
     assert attempted(trainers, monkeypatch) == 9
     assert len(trainers.plans) == 2
@@ -116,7 +118,7 @@ def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch:
 
 
 def test_a_trainer_that_dies_while_it_measures_is_tried_without(
-    folder: Path,  # noqa: F811
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainers = Trainers(folder, SEGFAULT, 0)
@@ -128,17 +130,17 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
 
 
 @pytest.mark.parametrize("code", [134, 135, 132, 136])
-def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:  # noqa: F811
+def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     assert attempted(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
 
 
 def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     job, machine = tiny.job(optimize="fused_optimizer: true"), tiny.machine()
     fresh = plan.resolve(job, machine)
-    stored = kernel_crash.without(fresh, "the trainer died")
+    stored = kernel_crash.turn_optimizations_off(fresh, "the trainer died")
     assert stored is not None
-    assert plan.carried(fresh, stored).value("fused_optimizer") is False
-    assert kernel_crash.without(stored, "the trainer died") is None
+    assert plan.carry_reasons(fresh, stored).value("fused_optimizer") is False
+    assert kernel_crash.turn_optimizations_off(stored, "the trainer died") is None
 
 
 def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
@@ -147,7 +149,7 @@ def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
 
 
 def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_processes, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(local_processes, "EXIT_TIMEOUT", 0.2)
     dead = ending("os.kill(os.getpid(), 11)")
     dead.wait()
     assert local_processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
@@ -177,18 +179,18 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     first = plan.resolve(job, machine)
     assert (
         measuring_child.measure(
-            "runtime.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
         )
         == 0
     )
     assert (
-        "crash: runtime.tuning.processes.memory_profile crashed with SIGSEGV inside a kernel; active optimizations: "
+        "crash: drivetrain.tuning.processes.memory_profile crashed with SIGSEGV inside a kernel; active optimizations: "
         in capsys.readouterr().out
     )
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
     assert (
         measuring_child.measure(
-            "runtime.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
         )
         == 9
     )

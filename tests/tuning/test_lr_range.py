@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cli import main
-from runtime.errors import NumericsError
-from runtime.job_spec import load as job_spec
-from runtime.tuning.processes import lr_range
-from runtime.tuning.processes.lr_range import judged, sweep
+from drivetrain.cli import main
+from drivetrain.errors import NumericsError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.tuning.processes import lr_range
+from drivetrain.tuning.processes.lr_range import judge, sweep
 from tests import tiny
 from tests.paths import ROOT
-from tests.supervisor.test_supervisor import TEXT
+from tests.supervisor.tiny_run import TEXT
 
 torch.set_num_threads(1)
 RATES = np.geomspace(1e-6, 10, 100)
@@ -33,14 +33,14 @@ def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dty
 
 @pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
 def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
-    found = judged(RATES, falling(middle), 100)
+    found = judge(RATES, falling(middle), 100)
     assert found.suggested is not None
     assert abs(np.log10(found.suggested / middle)) < 0.25
 
 
 def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
     losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
-    found = judged(RATES, losses, 100)
+    found = judge(RATES, losses, 100)
     assert found.suggested is not None
     assert abs(np.log10(found.suggested / 1e-3)) < 0.25
 
@@ -49,14 +49,14 @@ def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
 def test_no_suggestion_if_the_loss_does_not_clearly_fall(kind: str) -> None:
     noise = np.random.default_rng(1).standard_normal(100)
     curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
-    assert judged(RATES[: len(curve)], curve, 100).suggested is None
+    assert judge(RATES[: len(curve)], curve, 100).suggested is None
 
 
 def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
     line = np.linspace(3, 1, 100)
-    np.testing.assert_allclose(judged(RATES, line, 100).smooth[10:-10], line[10:-10])
+    np.testing.assert_allclose(judge(RATES, line, 100).smooth[10:-10], line[10:-10])
     noise = np.random.default_rng(2).standard_normal(100)
-    assert judged(RATES, noise, 100).smooth.std() < 0.5
+    assert judge(RATES, noise, 100).smooth.std() < 0.5
 
 
 def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> Non
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
     assert len(losses) == len(rates)
     assert losses[-10:].mean() < 0.6 * losses[:10].mean()
-    found = judged(rates, losses, 60)
+    found = judge(rates, losses, 60)
     assert found.suggested is not None
     assert 1e-4 < found.suggested < 0.1
     assert not list(tmp_path.iterdir())
@@ -105,7 +105,7 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     command = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "find-lr",
         str(job),
         "--output",
@@ -145,6 +145,6 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
-    lr_range.report(made, judged(RATES, flat, 100), tmp_path)
+    lr_range.report(made, judge(RATES, flat, 100), tmp_path)
     assert "no learning rate can be suggested: the loss never falls by more than its noise" in capsys.readouterr().out
     assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

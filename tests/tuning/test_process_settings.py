@@ -17,16 +17,16 @@ import numpy as np
 import psutil
 import pytest
 
-from runtime.data.load import load
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import Hardware, Libraries
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.spec_source import SpecSource
-from runtime.models.build import build
-from runtime.plan import effective_plan, evidence, plan
-from runtime.tuning import evidence_keys, process_settings
-from runtime.tuning.bench.block_timing import Block
-from runtime.tuning.bench.variant import Failed, VariantReady
+from drivetrain.data.load_data import load
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware, Libraries
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.models.build import build
+from drivetrain.plan import effective_plan, evidence, plan
+from drivetrain.tuning import process_settings, tuner
+from drivetrain.tuning.bench.variant import Failed, VariantReady
+from drivetrain.tuning.paired_timing import TimedBlock
 from tests import tiny
 from tests.paths import ROOT
 
@@ -41,14 +41,14 @@ def machine() -> Hardware:
 
 def test_promising_candidates_come_first_and_requested_values_are_not_measured() -> None:
     here = machine()
-    found = process_settings.contested(tiny.job(), here, plan.resolve(tiny.job(), here))
+    found = process_settings.list_contested(tiny.job(), here, plan.resolve(tiny.job(), here))
     assert [(o.name, value) for o, value in found] == [
         ("cpu_threads", 1),
         ("allocator", "off"),
         ("openmp_runtime", "off"),
     ]
     asked = tiny.job(optimize="cpu_threads: 2, allocator: off")
-    found = process_settings.contested(asked, here, plan.resolve(asked, here))
+    found = process_settings.list_contested(asked, here, plan.resolve(asked, here))
     assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
 
 
@@ -62,7 +62,7 @@ def test_hyperthreads_are_measured_beside_their_cores(cores: int, budget: int, m
     here = hyperthreads(cores, budget)
     made = plan.resolve(tiny.job(), here)
     assert made.value("cpu_threads") == cores
-    found = process_settings.contested(tiny.job(), here, made)
+    found = process_settings.list_contested(tiny.job(), here, made)
     assert [value for o, value in found if o.name == "cpu_threads"] == measured
 
 
@@ -70,8 +70,8 @@ def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.Mon
     here = hyperthreads(1, 2)
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 2": 0.8}))
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.contested(tiny.job(), here, made)
-    found = process_settings.measured(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, print)
+    rivals = process_settings.list_contested(tiny.job(), here, made)
+    found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, print)
     assert found["cpu_threads"].value == 2
     assert plan.resolve(tiny.job(), here, measured=found).value("cpu_threads") == 2
 
@@ -88,8 +88,8 @@ class Sided:
     def ready(self) -> VariantReady:
         return VariantReady(list(self.numbers), self.seconds, self.seconds, 16.0, [])
 
-    def steps(self, count: int) -> Block:
-        return Block(count, count * self.seconds, 0.0)
+    def steps(self, count: int) -> TimedBlock:
+        return TimedBlock(count, count * self.seconds, 0.0)
 
     def close(self) -> None:
         self.closed = True
@@ -142,8 +142,8 @@ def test_children_of_known_speed(
     here, shop, said = machine(), Shop(table), list[str]()
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.contested(tiny.job(), here, made)
-    found = process_settings.measured(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
+    rivals = process_settings.list_contested(tiny.job(), here, made)
+    found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
     before = {name: made.value(name) for name in found}
     assert {name: row.value for name, row in found.items()} == before | values
     assert found["cpu_threads"].text.startswith(text)
@@ -155,11 +155,11 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 1": near, "allocator off": near}))
     made = plan.resolve(tiny.job(), here)
-    found = process_settings.measured(
+    found = process_settings.measure(
         SpecSource(Path("tiny.yaml")),
         here,
         made,
-        process_settings.contested(tiny.job(), here, made),
+        process_settings.list_contested(tiny.job(), here, made),
         3e3,
         60.0,
         lambda text: None,
@@ -184,12 +184,10 @@ def test_without_time_or_memory_no_child_is_started(
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     process = psutil.Process()
     memory = process.memory_info()._replace(rss=own)
-    monkeypatch.setattr(
-        process_settings.psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})()
-    )
+    monkeypatch.setattr(psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.contested(tiny.job(), here, made)
-    assert not process_settings.measured(
+    rivals = process_settings.list_contested(tiny.job(), here, made)
+    assert not process_settings.measure(
         SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
     )
     assert expected in said[0]
@@ -219,7 +217,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(job: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs"), *options]
+    command = [sys.executable, "-m", "drivetrain", "train", str(job), "--runs", str(job.parent / "runs"), *options]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -235,7 +233,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     asked, here = job_spec.load(job), detect(job.parent)
     data = load(asked)
-    name = evidence_keys.speed(asked, here, data, build(asked, data), True)
+    name = tuner.speed_key(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job).communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
@@ -248,14 +246,14 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     assert found["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
     evidence.store(here, evidence.early(here, asked), evidence.load(here, name))
-    assert plan.resolve(asked, here, measured=evidence.started(here, asked)).value("cpu_threads") == 1
+    assert plan.resolve(asked, here, measured=evidence.load_started(here, asked)).value("cpu_threads") == 1
     off = job_spec.load(job, ["optimize.measure=off"])
-    assert not evidence.started(here, off)
+    assert not evidence.load_started(here, off)
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if "runtime.tuning.processes.variant" in child.cmdline()]
+    return [child for child in found if "drivetrain.tuning.processes.variant" in child.cmdline()]
 
 
 @needs_two
@@ -269,7 +267,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
     assert first.returncode == 75, output
     assert found
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
-    assert not effective_plan.begun(job.parent / "runs" / "tiny-001")
+    assert not effective_plan.has_begun(job.parent / "runs" / "tiny-001")
 
 
 @needs_two

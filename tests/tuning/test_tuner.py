@@ -11,27 +11,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from runtime import optimizations
-from runtime.data.load import load
-from runtime.hardware.facts import Hardware
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.optimizations import cuda_graphs
-from runtime.plan import evidence, plan
-from runtime.system import timeout
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import paired_timing, variants
-from runtime.tuning import tuner as tune
+from drivetrain import optimizations
+from drivetrain.data.load_data import load
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.optimizations import cuda_graphs
+from drivetrain.plan import evidence, plan
+from drivetrain.system import timeout
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import paired_timing, variants
+from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
+from tests.tuning.tuned_machine import machine
 
 
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
@@ -49,7 +48,7 @@ def test_known_delays_despite_noise(seed: int, incumbent: float, challenger: flo
     pair = paired_timing.compare(
         side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9
     )
-    assert variants.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
+    assert variants.judge(pair, 0.0, 1e9).wins == (challenger < incumbent)
 
 
 def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
@@ -78,17 +77,12 @@ def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected
     assert found is None if expected is None else expected in (found or "")
 
 
-def machine(folder: Path) -> Hardware:
-    here = tiny.machine()
-    return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
-
-
 def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measurement]:
     here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     return found
 
@@ -163,7 +157,7 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
     first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
-    names = {one.name for one, _ in tuner._contested(first.with_values({"compile": compiled}))}
+    names = {one.name for one, _ in tuner._list_contested(first.with_values({"compile": compiled}))}
     optimizations.every.cache_clear()
     assert ("cuda_graphs" in names) == compiled
 
@@ -193,16 +187,16 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
 SLOW = """
 import sys
 from pathlib import Path
-from runtime.tuning import prepare, process_settings, tuner
-from runtime.system import timeout
-from runtime.plan import plan
-from runtime.job_spec import load as spec
-from runtime.job_spec.spec_source import SpecSource
-from runtime.training.phase_timer import PhaseTimer
-from runtime.errors import Replanned
-from runtime.system.files import write_json
+from drivetrain.tuning import prepare, process_settings, tuner
+from drivetrain.system import timeout
+from drivetrain.plan import plan
+from drivetrain.job_spec import load_job as spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.errors import Replanned
+from drivetrain.system.files import write_json
 from tests import tiny
-from tests.tuning.test_tuner import machine
+from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
 path = folder / "job.yaml"
@@ -227,7 +221,7 @@ def test_a_compiler_timeout_moves_training_to_a_new_process(tmp_path: Path) -> N
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\nsleep 60\n")
     compiler.chmod(0o755)
-    paths = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    paths = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": IMPORTS}
     done = subprocess.run(
         [sys.executable, "-c", SLOW, str(tmp_path), str(ROOT / "jobs" / "data" / "digits.npz")],
         capture_output=True,

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.hardware import facts
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.optimizations import Value
-from runtime.plan import plan
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import paired_timing, time_budget, variants, vetted_plans
-from runtime.tuning import tuner as tune
+from drivetrain.hardware import facts
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.optimizations import Value
+from drivetrain.plan import plan
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import paired_timing, tuner_state, variants, vetted_plans
+from drivetrain.tuning import tuner as tune
 from tests import tiny
 
 Cost = Callable[[plan.Plan], float]
@@ -186,7 +186,7 @@ def test_known_delays_beside_a_process_that_computes_without_a_pause(slower: boo
     finally:
         neighbour.kill()
         neighbour.join()
-    assert variants.judged(pair, 0.0, 3600.0).wins is not slower
+    assert variants.judge(pair, 0.0, 3600.0).wins is not slower
 
 
 @pytest.mark.parametrize("slow", [1.0, 30.0])
@@ -198,7 +198,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     """Whatever a step takes, and however slow a candidate is: 2 % of the run, and one step that was on its way."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in (tune, time_budget, variants, paired_timing, vetted_plans):
+    for module in (tune, tuner_state, variants, paired_timing, vetted_plans):
         monkeypatch.setattr(module, "time", clock)
 
     @dataclass
@@ -229,18 +229,18 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     monkeypatch.setattr(made, "arm", arm)
     found = made.tune(None)
     worst = seconds * max(1.0, slow)
-    if steps * seconds < time_budget.WORTH_FROM or steps * time_budget.SHARE < time_budget.FEWEST:
+    if steps * seconds < tuner_state.MIN_RUN_SECONDS or steps * tuner_state.MEASURING_SHARE < tuner_state.MIN_STEPS:
         assert not found
         assert "to measure optimizations" in said[0]
         # Two steps of the defaults and two of fp32 are within the share of a run of 200 steps.
-        if steps * time_budget.SHARE < 2 * vetted_plans.CHECKED:
+        if steps * tuner_state.MEASURING_SHARE < 2 * vetted_plans.CHECKED:
             assert now[0] <= seconds
             assert len(said) == 1
         else:
-            assert now[0] <= time_budget.SHARE * steps * seconds + worst + 1e-9
+            assert now[0] <= tuner_state.MEASURING_SHARE * steps * seconds + worst + 1e-9
             assert all("not compared" in line for line in said[1:])
     else:
-        assert now[0] <= time_budget.SHARE * steps * seconds + 2 * worst
+        assert now[0] <= tuner_state.MEASURING_SHARE * steps * seconds + 2 * worst
         assert said[-1].startswith(
-            f"tune: finished in {now[0]:.0f} s of {time_budget.SHARE * steps * seconds:.0f} s; measured: "
+            f"tune: finished in {now[0]:.0f} s of {tuner_state.MEASURING_SHARE * steps * seconds:.0f} s; measured: "
         )

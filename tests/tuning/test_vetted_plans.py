@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.data.dataset import Dataset
-from runtime.job import Job
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.plan import evidence, plan
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import evidence_keys, paired_timing, variants, vetted_plans
-from runtime.tuning import tuner as tune
-from runtime.tuning.tuner_state import TunerState
+from drivetrain.data.dataset import Dataset
+from drivetrain.job import Job
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.plan import evidence, plan
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import paired_timing, variants, vetted_plans
+from drivetrain.tuning import tuner as tune
+from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
-from tests.tuning.test_tuner import machine
+from tests.tuning.tuned_machine import machine
+from tests.tuning.wrong_results import wrong_where
 
 MEASURED = "measure: full, compile: false, precision: fp32"
 
@@ -36,27 +37,13 @@ def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dic
     here, data, said = machine(folder), data or tiny.dataset(), list[str]()
     network = build(asked, data)
     made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
     return found, "\n".join(said)
 
 
 def larger(scale: float) -> Dataset:
     data = tiny.dataset()
     return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[type-var]
-
-
-def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
-    """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
-    real = tune.Tuner.arm
-
-    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
-        found = real(self, made)
-        if bad(self, made):  # type: ignore[operator]
-            step = found.run.step
-            found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
-        return found
-
-    monkeypatch.setattr(tune.Tuner, "arm", arm)
 
 
 def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
@@ -66,7 +53,7 @@ def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> 
         "channels_last"
     )
     row = evidence.Measurement(bool(usual) is not other, text, "2026-11-21")
-    speeds = evidence_keys.speed(asked, machine(folder), data, build(asked, data), False)
+    speeds = tune.speed_key(asked, machine(folder), data, build(asked, data), False)
     evidence.store(machine(folder), speeds, {"channels_last": row})
     return row
 
@@ -148,22 +135,22 @@ def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said = list[str]()
     found = contest(tmp_path, tiny.job(optimize=MEASURED), said)
     assert found.plan.value("fused_optimizer") is found.incumbent.run.plan.value("fused_optimizer") is False
-    assert list(found.found) == ["fused_optimizer"]
-    assert found.found["fused_optimizer"].text.startswith("true vetoed: ")
-    assert not found.due("fused_optimizer", True)
+    assert list(found.measurements) == ["fused_optimizer"]
+    assert found.measurements["fused_optimizer"].text.startswith("true vetoed: ")
+    assert not found.should_measure("fused_optimizer", True)
     assert [line.partition(" vetoed: ")[0] for line in said] == ["tune: fused_optimizer true"]
 
 
 def test_correct_numbers_are_accepted(tmp_path: Path) -> None:
     said = list[str]()
-    assert contest(tmp_path, tiny.job(optimize=MEASURED), said).found == {}
+    assert contest(tmp_path, tiny.job(optimize=MEASURED), said).measurements == {}
     assert said == []
 
 
 def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
     said = list[str]()
-    assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).found == {}
+    assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).measurements == {}
     assert said[0].startswith("warning: the settings of the job change the loss: ")
 
 
@@ -196,10 +183,10 @@ def test_values_that_change_the_training_stay_in_the_reference() -> None:
 def test_evidence_key_of_a_job(tmp_path: Path) -> None:
     asked, data = tiny.job(), tiny.dataset()
     network = build(asked, data)
-    first = evidence_keys.numbers("x", asked, data, network)
-    assert first == evidence_keys.numbers("x", asked, data, network)
-    assert first != evidence_keys.numbers("y", asked, data, network)
+    first = tune.numbers_key("x", asked, data, network)
+    assert first == tune.numbers_key("x", asked, data, network)
+    assert first != tune.numbers_key("y", asked, data, network)
     with torch.no_grad():
         next(network.module.parameters())[0] += 1
-    assert first != evidence_keys.numbers("x", asked, data, network)
-    assert evidence_keys.numbers("x", asked.model_copy(update={"task": "python"}), data, network) is None
+    assert first != tune.numbers_key("x", asked, data, network)
+    assert tune.numbers_key("x", asked.model_copy(update={"task": "python"}), data, network) is None

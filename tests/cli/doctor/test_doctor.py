@@ -7,70 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.cli.doctor import docker_engine
-from runtime.cli.doctor.doctor import findings, render
-from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
-from runtime.cli.doctor.snapshot import Snapshot, disk, port_taken, run
-from runtime.hardware import facts as hardware
-from runtime.launch import image_contents
-from runtime.system.console import console
-from tests.paths import ROOT
-
-NOW = 1.9e9
-ANSWERS = {
-    "docker --version": "Docker version 28.2.2, build e6534b4",
-    "docker version": json.dumps({"Server": {"Version": "28.2.2"}}),
-    "docker compose": "2.36.0",
-    "docker buildx": "github.com/docker/buildx 0.13.1 0.13.1-3",
-    "nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.18.0\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
-}
-POOL = {"user_api": "openmp", "internal_api": "openmp", "prefix": "libgomp", "version": None, "num_threads": 2}
-LOADED: dict[str, Any] = {"threads": 2, "instructions": "AVX2", "cpus": 16, "gpus": 1, "pools": [POOL]}
-
-
-def image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unknown") -> str:
-    labels = {"org.opencontainers.image.revision": "37dd950", image_contents.LABEL: contents}
-    return json.dumps([{"Created": created, "Config": {"Labels": labels}}])
-
-
-def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
-    """A healthy machine with some facts (`part.name`), some answers and some of the rest changed."""
-    made = hardware.load(ROOT / f"tests/machines/{machine}.json")
-    torch = hardware.Torch(version="2.13.0", cuda="13.0" if made.gpus else None)
-    made = replace(made, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host"))
-    for key, value in changes.items():
-        part, _, name = key.partition(".")
-        if name:
-            inner = getattr(made, part)
-            value = (replace(inner[0], **{name: value}),) if part == "gpus" else replace(inner, **{name: value})
-        made = replace(made, **{part: value})
-    answers = {**ANSWERS, "docker image": image(), **others.pop("answers", {})}
-
-    def answer(command: Sequence[str]) -> str | None:
-        return answers.get(" ".join(command[:2]))
-
-    runs = tmp_path / "runs"
-    runs.mkdir(exist_ok=True)
-    (runs / "digits-001").mkdir(exist_ok=True)
-    facts: dict[str, Any] = {
-        "environ": {},
-        "runs": runs,
-        "project": ROOT,
-        "uid": os.getuid(),
-        "run": answer,
-        "now": NOW,
-        "disk": lambda path: (500 * 2**30, 200 * 2**30),
-        "port_taken": lambda port: False,
-        "loaded": LOADED,
-    }
-    return Snapshot(hardware=made, **(facts | others))
+from drivetrain.cli.doctor import docker_engine
+from drivetrain.cli.doctor.doctor import findings, render
+from drivetrain.cli.doctor.finding import EXIT, Finding, Level, worst
+from drivetrain.cli.doctor.snapshot import Snapshot, disk, port_taken, run
+from drivetrain.hardware import facts as hardware
+from drivetrain.launch import image_contents
+from drivetrain.system.console import console
+from tests.cli.doctor.machine_snapshot import LOADED, POOL, image, snapshot
+from tests.paths import IMPORTS
 
 
 def bad(made: Snapshot) -> list[Finding]:
@@ -420,9 +370,9 @@ def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pyt
 
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     """Real, with a fault that costs nothing to plant."""
-    environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": IMPORTS}
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "doctor", "--json"],
+        [sys.executable, "-m", "drivetrain", "doctor", "--json"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

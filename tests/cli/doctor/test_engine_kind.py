@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.doctor import docker_engine, engine_kind
-from runtime.cli.doctor.finding import Level
-from tests.cli.doctor.test_doctor import snapshot
-from tests.launch.test_engine_traits import ROOTFUL, ROOTLESS
+from drivetrain.cli.doctor import docker_engine
+from drivetrain.cli.doctor.finding import Level
+from tests.cli.doctor.machine_snapshot import snapshot
+from tests.launch.engine_answers import ROOTFUL, ROOTLESS
 from tests.paths import ROOT
 
 DOCKER, PODMAN = ({"Server": {"Components": [{"Name": name}]}} for name in ("Engine", "Podman Engine"))
@@ -35,7 +35,7 @@ def test_an_unusual_engine(
 ) -> None:
     answers = {"docker info": json.dumps(info)}
     made = snapshot(tmp_path, "laptop", {}, answers=answers, environ={"HOME": str(home)})
-    (found,) = engine_kind.check(made, json.dumps(version))
+    (found,) = docker_engine.check_kind(made, json.dumps(version))
     assert found.level is Level(level)
     assert text in found.text
     assert fix in found.fix
@@ -43,7 +43,9 @@ def test_an_unusual_engine(
 
 def test_an_ordinary_engine_needs_no_word(tmp_path: Path) -> None:
     for answers in ({"docker info": json.dumps(ROOTFUL)}, {}, {"docker info": "nonsense"}):
-        assert list(engine_kind.check(snapshot(tmp_path, "laptop", {}, answers=answers), json.dumps(DOCKER))) == []
+        assert (
+            list(docker_engine.check_kind(snapshot(tmp_path, "laptop", {}, answers=answers), json.dumps(DOCKER))) == []
+        )
 
 
 def test_podman_counts_its_versions_in_another_way(tmp_path: Path) -> None:

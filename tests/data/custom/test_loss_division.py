@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.data.custom.loss_division import Division
-from runtime.data.custom.user_loss import CustomTerms
-from runtime.errors import SpecError
+from drivetrain.data.custom.loss_division import Division
+from drivetrain.data.custom.user_loss import CustomTerms
+from drivetrain.errors import SpecError
 
 WEIGHTS = torch.tensor([0.5, 1.0, 7.0])
 CLASSES = torch.arange(3)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.errors import DataError, SpecError
-from runtime.models.build import build
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.errors import DataError, SpecError
+from drivetrain.models.build import build
 from tests.own_job import DATA, MODEL, both, items, job, loads
 
 torch.set_num_threads(1)
@@ -159,7 +159,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {},
         {"checkpoint": "best: validation/rmse"},
         "checkpoint.best: is validation/rmse\n  possible: the targets are classes (int64), with the metrics "
-        "validation/loss, validation/accuracy, validation/f1",
+        "validation/loss, validation/accuracy, validation/f1, validation/balanced_accuracy",
     ),
     "a metric to stop by": (
         {},

@@ -10,14 +10,14 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from runtime.cli import main
-from runtime.data.formats import table_file, table_splits
-from runtime.data.load import load
-from runtime.data.text import load as texts
-from runtime.data.text.load import TextSplit
-from runtime.errors import DataError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.cli import main
+from drivetrain.data.formats import table_file, table_paths
+from drivetrain.data.load_data import load
+from drivetrain.data.text import text_data as texts
+from drivetrain.data.text.text_data import TextSplit
+from drivetrain.errors import DataError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 
 FEATURES = {
     "text": {"dtype": "string", "_type": "Value"},
@@ -69,7 +69,7 @@ def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path)
     assert data.heads[""].classes == ("neg", "pos")
     assert len(data.train) + len(data.validation) == 40
     new = texts.read(
-        [table_splits.table(tmp_path / "disk/test", "data")], data.preprocessing, data.heads, labelled=True
+        [table_paths.find_table(tmp_path / "disk/test", "data")], data.preprocessing, data.heads, labelled=True
     )
     assert isinstance(new.split, TextSplit)
     assert new.split.targets[""].tolist() == [0, 1] * 10
@@ -131,7 +131,7 @@ def test_folders_that_are_not_clear(tmp_path: Path) -> None:
     ):
         (folder / name).write_text("text,label\na,b\n")
         if not told:
-            assert table_splits.find(folder, "k")
+            assert table_paths.find_splits(folder, "k")
             continue
         with pytest.raises(DataError, match=told):
             job(tmp_path, "x")

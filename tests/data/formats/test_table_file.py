@@ -10,9 +10,9 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from runtime.data.formats import csv_layout, parquet_file, row_lines, table_file
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.errors import DataError
+from drivetrain.data.formats import csv_layout, parquet_file, row_lines, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -91,10 +91,10 @@ def test_other_encodings_of_text(tmp_path: Path, kind: str) -> None:
 
 
 def test_long_text_is_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_file, "MOST", 40)
+    monkeypatch.setattr(parquet_file, "MAX_CHUNK_BYTES", 40)
     cells = [f"text {i}" for i in range(33)] + [None, "x" * 100]
     table = pyarrow.table({"a": pyarrow.array(cells, pyarrow.large_string())})
-    read = parquet_file.decoded(table, "a.parquet", "k")
+    read = parquet_file.decode(table, "a.parquet", "k")
     assert read["a"].to_pylist() == cells
     assert read["a"].num_chunks > 10
 
@@ -126,7 +126,7 @@ def test_a_header_that_is_longer_than_the_sample(tmp_path: Path, sign: str) -> N
     layout = csv_layout.find(path, "k", CsvFiles())
     assert list(layout.names) == names
     assert layout.rows == 3
-    assert table_file.read(path, "k", wanted={names[-1]: "k"}, only=True)[names[-1]].to_pylist() == [
+    assert table_file.read(path, "k", required={names[-1]: "k"}, only=True)[names[-1]].to_pylist() == [
         19999,
         20000,
         20001,
@@ -160,16 +160,16 @@ def test_names_that_look_like_values_are_names(tmp_path: Path, header: str) -> N
 
 def test_only_required_columns_are_read(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "a,b,c\n1,2,3\n")
-    assert table_file.read(path, "k", wanted={"c": "data.target"}, only=True).column_names == ["c"]
+    assert table_file.read(path, "k", required={"c": "data.target"}, only=True).column_names == ["c"]
     assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
 
 
 def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
-    assert table_file.read(path, "k", wanted={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
+    assert table_file.read(path, "k", required={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
     path = written(tmp_path, "b.csv", 'a,b\n1,2\n3,"never closed\n4,5\n')
     with pytest.raises(DataError, match=r"row 2 \(line 3\): a quote is not closed"):
-        table_file.read(path, "k", wanted={"a": "data.text"}, only=True)
+        table_file.read(path, "k", required={"a": "data.text"}, only=True)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[
     path = written(tmp_path, name, content)
     wanted = {"etiquetas": "data.target"} if name == "lacks.csv" else {}
     with pytest.raises(DataError) as error:
-        table_file.read(path, "data.train", wanted=wanted)
+        table_file.read(path, "data.train", required=wanted)
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert "possible: " in message

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from runtime.data.formats import csv_dialect, row_lines, table_file
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.errors import DataError
+from drivetrain.data.formats import csv_dialect, row_lines, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError
 
 FOLDER = Path(__file__).parent / "written"
 MANIFEST: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from runtime.data.images import augment as augmentation
-from runtime.data.images import color_ops, randaugment, warp
-from runtime.data.images.augment import Augment, erased, padded_crop
-from runtime.data.images.preprocess import ImagePreprocessing
-from runtime.job.data import Erasing, ImageAugment
+from drivetrain.data import to_device
+from drivetrain.data.images import augment as augmentation
+from drivetrain.data.images import color_ops, randaugment, warp
+from drivetrain.data.images.augment import Augment, crop_padded, erase
+from drivetrain.data.images.preprocess import ImagePreprocessing
+from drivetrain.job.data import Erasing, ImageAugment
 
 torch.set_num_threads(1)
 EVERY: dict[str, dict[str, Any]] = {
@@ -133,7 +134,7 @@ def test_padded_crop_shows_every_place_and_fills_with_the_mean() -> None:
     image = pictures(1, side=8)
     fill = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
     places = np.array([(y, x) for y in range(5) for x in range(5)])
-    result = padded_crop(image.expand(25, -1, -1, -1), (places + 0.5) / 5, 2, fill)
+    result = crop_padded(image.expand(25, -1, -1, -1), (places + 0.5) / 5, 2, fill)
     padded = fill.expand(3, 12, 12).clone()
     padded[:, 2:10, 2:10] = image[0]
     for found, (y, x) in zip(result, places, strict=True):
@@ -153,7 +154,7 @@ def test_the_mean_is_nothing_after_normalisation() -> None:
 def test_resized_crop_against_a_sampling_by_hand() -> None:
     images = pictures(6, side=12).double()
     drawn = np.random.default_rng(0).random((6, 4))
-    result = warp.cropped(images, drawn, (0.3, 0.8), (0.5, 2.0))
+    result = warp.crop(images, drawn, (0.3, 0.8), (0.5, 2.0))
     for image, found, (a, b, c, d) in zip(images, result, drawn, strict=True):
         area, ratio = 0.3 + 0.5 * a, math.exp(math.log(0.5) + math.log(4) * b)
         width, height = min(1.0, math.sqrt(area * ratio)) * 12, min(1.0, math.sqrt(area / ratio)) * 12
@@ -171,13 +172,13 @@ def test_resized_crop_against_a_sampling_by_hand() -> None:
 def test_the_whole_image_as_a_crop_is_the_image() -> None:
     images = pictures()
     drawn = np.random.default_rng(0).random((16, 4))
-    assert torch.allclose(warp.cropped(images, drawn, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
+    assert torch.allclose(warp.crop(images, drawn, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
 
 
 def test_erasing_paints_one_rectangle_of_the_right_size() -> None:
     images, fill = torch.zeros(500, 1, 32, 32), torch.ones(1, 1, 1)
     spec = Erasing(probability=0.5, area=(0.1, 0.2))
-    painted = erased(images, np.random.default_rng(0).random((500, 5)), spec, fill)[:, 0] == 1
+    painted = erase(images, np.random.default_rng(0).random((500, 5)), spec, fill)[:, 0] == 1
     some = painted.flatten(1).any(dim=1)
     assert 200 < int(some.sum()) < 300
     for patch in painted[some]:
@@ -336,9 +337,9 @@ def test_operations_of_no_strength_change_almost_nothing() -> None:
 
 def test_erasing_copies_four_numbers_an_image_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    onto = augmentation.onto
+    onto = to_device.onto
     monkeypatch.setattr(augmentation, "onto", lambda device, values: copied.append(values.size) or onto(device, values))
-    erased(
+    erase(
         torch.zeros(8, 3, 64, 64),
         np.random.default_rng(0).random((8, 5)),
         Erasing(probability=0.5),

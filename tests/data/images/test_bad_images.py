@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images.load import load
-from runtime.errors import DataError
+from drivetrain.data.images.image_data import load
+from drivetrain.errors import DataError
 from tests.pictures import SIDE, good, job, plain, truncated_jpeg
 
 torch.set_num_threads(1)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import class_folders, split_folders
-from runtime.data.images.load import load
-from runtime.data.load import load as load_job
-from runtime.system.files import read_json, write_json
+from drivetrain.data.images import class_folders, split_folders
+from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load as load_job
+from drivetrain.system.files import read_json, write_json
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,48 +17,29 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import optimizations
-from runtime.data.images import decode, decoded_cache, image_files
-from runtime.data.images.decoded_cache import Decoded
-from runtime.data.load import load
-from runtime.job.workload import Workload
-from runtime.job_spec import load as job_spec
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.optimizations import decode_cache
-from runtime.plan import plan
-from runtime.training import run
-from runtime.training.evaluation.validation import evaluate
-from runtime.training.phase_timer import PhaseTimer
+from drivetrain import optimizations
+from drivetrain.data.images import decode, image_files
+from drivetrain.data.load_data import load
+from drivetrain.job.workload import Workload
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.optimizations import decode_cache
+from drivetrain.plan import plan
+from drivetrain.training import run
+from drivetrain.training.evaluation.validation import evaluate
+from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
-from tests.supervisor import test_supervisor
+from tests.data.images.kept_images import COUNT, kept, listed, pictures
+from tests.paths import ROOT
+from tests.supervisor import tiny_run
 
-COUNT = 24
 ALL = np.arange(COUNT, dtype=np.int64)
-
-
-def pictures(folder: Path) -> Path:
-    drawn = np.random.default_rng(0)
-    for number in range(COUNT):
-        place = folder / "pictures" / "abc"[number % 3]
-        place.mkdir(parents=True, exist_ok=True)
-        pixels = drawn.integers(0, 90, (30 + number, 41, 3)) + 80 * (number % 3)
-        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.{'jpg' if number % 2 else 'png'}")
-    return folder / "pictures"
-
-
-def listed(folder: Path, size: int = 12) -> image_files.Files:
-    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    return image_files.checked(str(folder), names)[0].fitted(size, 3)
 
 
 @pytest.fixture
 def found(tmp_path: Path) -> image_files.Files:
     return listed(pictures(tmp_path))
-
-
-def kept(found: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
-    return decoded_cache.kept(found, folder / "cache", room)
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -114,7 +96,7 @@ def test_augmented_images_differ(found: image_files.Files, tmp_path: Path, chang
     elif change == "time":
         os.utime(path, (1, 1))
     elif change == "size":
-        found = found.fitted(16, 3)
+        found = found.fit_to(16, 3)
     else:
         shutil.copy(path, path.with_name("copy.png"))
         found = listed(tmp_path / "pictures")
@@ -128,7 +110,7 @@ FILL = """
 import sys, time, hashlib
 from pathlib import Path
 import numpy as np
-from tests.data.images.test_decoded_cache import kept, listed
+from tests.data.images.kept_images import kept, listed
 folder = Path(sys.argv[1])
 one = kept(listed(folder / "pictures"), folder)
 for start in range(0, 24, 2):
@@ -141,7 +123,7 @@ print(hashlib.sha256(one.gather(np.arange(24)).numpy().tobytes()).hexdigest())
 
 def filling(folder: Path, pause: float) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", FILL, str(folder), str(pause)]
-    return subprocess.Popen(line, cwd=test_supervisor.ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_killed_while_it_is_filled_and_two_at_once(
@@ -155,7 +137,7 @@ def test_killed_while_it_is_filled_and_two_at_once(
     pair = [filling(tmp_path, 0.01) for _ in range(2)]
     ends = [one.communicate()[0].splitlines()[-1] for one in pair]
     wanted = found.gather(ALL)
-    digest = decoded_cache.hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
     assert ends == [digest, digest]
     seen = opened(monkeypatch)
     assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
@@ -163,16 +145,16 @@ def test_killed_while_it_is_filled_and_two_at_once(
 
 
 def test_least_recently_used_files_are_removed_and_used_ones_stay(found: image_files.Files, tmp_path: Path) -> None:
-    old = [kept(found.fitted(size, 3), tmp_path) for size in (8, 9, 10)]
+    old = [kept(found.fit_to(size, 3), tmp_path) for size in (8, 9, 10)]
     for age, one in enumerate(old):
         os.utime(one.path, (age, age))
     for one in (old[0], old[2]):
         one.mapped = None
     size = old[2].path.stat().st_size
-    new = kept(found.fitted(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
+    new = kept(found.fit_to(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
     left = {path.name for path in (tmp_path / "cache").iterdir()}
     assert left == {one.path.name for one in (old[1], old[2], new)}
-    kept(found.fitted(12, 3), tmp_path, room=0)
+    kept(found.fit_to(12, 3), tmp_path, room=0)
     assert old[1].path.exists()
     assert not old[2].path.exists()
 
@@ -204,7 +186,7 @@ def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytes
     plain, ours = assembled(tmp_path, False, tmp_path / "c"), assembled(tmp_path, True, tmp_path / "c")
     assert not decode_cache.effective(plain)
     assert decode_cache.effective(ours)
-    layouts = [run.step.laid_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
+    layouts = [run.step.lay_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
     assert layouts[0] == layouts[1]
     assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
     assert evaluate(ours) == evaluate(plain)
@@ -229,10 +211,10 @@ def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> Non
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     trace = tmp_path / "trace"
-    line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *test_supervisor.command(path)]
+    line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *tiny_run.command(path)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run(line, cwd=test_supervisor.ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if "PTRACE" in done.stderr or "ptrace" in done.stderr:
         pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
     assert done.returncode == 0, done.stderr

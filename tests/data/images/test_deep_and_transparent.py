@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.dataset import Dataset, InputRecord
-from runtime.data.images import decode, load_new
-from runtime.data.images.load import load
-from runtime.data.images.resize import Resize
-from runtime.data.images.resize import of as stored_resize
-from runtime.errors import DataError
+from drivetrain.data.dataset import Dataset, InputRecord
+from drivetrain.data.images import decode, load_new
+from drivetrain.data.images.image_data import load
+from drivetrain.data.images.resize import Resize
+from drivetrain.data.images.resize import of as stored_resize
+from drivetrain.errors import DataError
 from tests.pictures import job, message, noise, npz
 
 SIDE = 16

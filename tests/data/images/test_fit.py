@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import load_new
-from runtime.data.images import crop, decode, decoded_cache
-from runtime.data.images.resize import Resize
-from runtime.data.load import load
-from runtime.job_spec import load as job_spec
-from runtime.models import saved_model
+from drivetrain.data import load_new
+from drivetrain.data.images import crop, decode, decoded_cache
+from drivetrain.data.images.resize import Resize
+from drivetrain.data.load_data import load
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import saved_model
 from tests.trained import Case, trained
 
 FITS = ("crop", "pad", "squash")
@@ -81,14 +81,14 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     for fit in FITS:
         (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
         images = load(job_spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
-        kept.append(decoded_cache.kept(images, tmp_path / "cache", 1 << 30))
+        kept.append(decoded_cache.keep(images, tmp_path / "cache", 1 << 30))
     rows = np.arange(16)
     assert len({each.path for each in kept}) == 3
     assert all(torch.equal(each.gather(rows), each.files.gather(rows)) for each in kept)
 
 
 def test_a_model_from_before_data_fit_crops() -> None:
-    from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
+    from drivetrain.data.images.preprocess import ImagePreprocessing, from_preprocessing
 
     stored = ImagePreprocessing(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
     del stored["fit"]

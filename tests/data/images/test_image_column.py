@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from pyarrow import ipc, parquet
 
-from runtime.data.images import decoded_cache, image_column, load_new
-from runtime.data.images.image_files import Files
-from runtime.data.images.load import load
-from runtime.errors import DataError
-from runtime.job.images import ImageRegressionJob
-from runtime.job_spec import load as job_spec
+from drivetrain.data.images import decoded_cache, image_column, load_new
+from drivetrain.data.images.image_data import load
+from drivetrain.data.images.image_files import Files
+from drivetrain.errors import DataError
+from drivetrain.job.images import ImageRegressionJob
+from drivetrain.job_spec import load_job as job_spec
 from tests import pictures
 from tests.pictures import job
 
@@ -146,13 +146,13 @@ def test_decoded_images_are_cached_and_follow_the_table(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table(cells(12), label=["a", "b"] * 6))
     images = load(job(path)).train.images  # type: ignore[attr-defined]
     assert isinstance(images, Files)
-    kept = decoded_cache.kept(images, tmp_path / "cache", 1 << 30)
+    kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
     rows = np.array([3, 1])
     assert torch.equal(kept.gather(rows), images.gather(rows))
-    assert decoded_cache.kept(images, tmp_path / "cache", 1 << 30).path == kept.path
+    assert decoded_cache.keep(images, tmp_path / "cache", 1 << 30).path == kept.path
     write(path, table(list(reversed(cells(12))), label=["a", "b"] * 6))
     again = load(job(path)).train.images  # type: ignore[attr-defined]
-    assert decoded_cache.kept(again, tmp_path / "cache", 1 << 30).path != kept.path
+    assert decoded_cache.keep(again, tmp_path / "cache", 1 << 30).path != kept.path
 
 
 def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
     rows = np.arange(4)
     for name in ("image", "mask"):
         images = load(job(path, path_column=name)).train.images  # type: ignore[attr-defined]
-        kept = decoded_cache.kept(images, tmp_path / "cache", 1 << 30)
+        kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
         assert torch.equal(kept.gather(rows), images.gather(rows)), name
 
 
@@ -176,7 +176,7 @@ def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None
         for number in range(12):
             (tmp_path / f"{number}.png").write_bytes(encoded(number + shift))
         images = load(job(path)).train.images  # type: ignore[attr-defined]
-        kept = decoded_cache.kept(images, tmp_path / "cache", 1 << 30)
+        kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
         assert torch.equal(kept.gather(rows), images.gather(rows)), shift
 
 

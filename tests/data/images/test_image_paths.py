@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from runtime.cli import main
-from runtime.data.images.load import load
+from drivetrain.cli import main
+from drivetrain.data.images.image_data import load
 from tests.pictures import job, message
 
 SPEC = """

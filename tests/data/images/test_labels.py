@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.errors import DataError, SpecError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 from tests import pictures, tiny
 from tests.tiny import plain
 
@@ -105,7 +105,7 @@ def test_every_form_trains_to_the_same_bits(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["", ", class_weights: {owl: 4}"])
 def test_the_loss_is_torchs(home: Path, tmp_path: Path, weights: str) -> None:
     run = plain(job(home, "bars.csv", FORMS["bars.csv"], train_more=weights), tmp_path)
-    batch = run.prepared(next(iter(run.batches.epoch(0))), 0)
+    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     outputs = run.model(*batch.inputs)
     positive = torch.tensor([1.0, 1.0, 4.0]) if weights else None
@@ -117,8 +117,8 @@ def test_mixup_and_label_smoothing_of_labels(home: Path, tmp_path: Path) -> None
     """Both inputs and labels are blended with the same share; smoothing moves them towards one half."""
     more = f"{FORMS['bars.csv']}, augment: {{mixup: {{alpha: 1.0}}}}"
     run = plain(job(home, "bars.csv", more, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path)
-    batch = run.prepared(next(iter(run.batches.epoch(0))), 0)
-    mixed = run.mixed(batch)
+    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
+    mixed = run.mix(batch)
     assert not torch.equal(mixed.targets[""], batch.targets[""])
     moved = mixed.inputs[0] - batch.inputs[0]
     assert torch.allclose(moved.mean(dim=(1, 2, 3)).sum(), torch.tensor(0.0), atol=1e-4)
@@ -221,7 +221,7 @@ def test_numbers_are_those_of_a_table_task(home: Path, tmp_path: Path) -> None:
     )
     same(run.dataset, load(job_spec.load(home / "table.yaml")))
     same(run.dataset, load(job(home, "numbers.npz", "channels: 1", task="image-regression")))
-    batch = run.prepared(next(iter(run.batches.epoch(0))), 0)
+    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     expected = functional.mse_loss(run.model(*batch.inputs), batch.targets[""])
     assert tiny.losses(run, 1)[0] == pytest.approx(expected.item(), rel=1e-6)

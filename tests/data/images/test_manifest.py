@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from runtime.data.images.load import load
-from runtime.errors import DataError
-from runtime.job.images import ImageClassificationJob, ImageJob
+from drivetrain.data.images.image_data import load
+from drivetrain.errors import DataError
+from drivetrain.job.images import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 QUOTED = '"a, b"'

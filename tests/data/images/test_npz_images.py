@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images.load import load
+from drivetrain.data.images.image_data import load
 from tests.pictures import job, message, noise, npz
 
 torch.set_num_threads(1)

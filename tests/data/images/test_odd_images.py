@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import decode, image_files, load_new
-from runtime.data.images.load import load
-from runtime.data.images.preprocess import from_preprocessing
-from runtime.data.loader.batches import Batches
-from runtime.errors import DataError
+from drivetrain.data.images import decode, image_files, load_new
+from drivetrain.data.images.image_data import load
+from drivetrain.data.images.preprocess import from_preprocessing
+from drivetrain.data.loader.batches import Batches
+from drivetrain.errors import DataError
 from tests.pictures import SIDE, good, job, message, plain, truncated_jpeg
 
 torch.set_num_threads(1)
@@ -231,14 +231,14 @@ def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.Mon
     good(tmp_path, per_class=20)
     (tmp_path / "a" / "x.png").touch()
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
-    alone, bad = image_files.checked(str(tmp_path), names)
+    alone, bad = image_files.check_images(str(tmp_path), names)
     rows = np.setdiff1d(np.arange(41), list(bad))
-    one = alone.fitted(8, 3).gather(rows)
+    one = alone.fit_to(8, 3).gather(rows)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    several, again = image_files.checked(str(tmp_path), names)
+    several, again = image_files.check_images(str(tmp_path), names)
     assert again == bad
     assert np.array_equal(several.short_sides, alone.short_sides)
-    assert torch.equal(several.fitted(8, 3).gather(rows), one)
+    assert torch.equal(several.fit_to(8, 3).gather(rows), one)
 
 
 def test_worker_processes_do_not_change_a_batch(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_large_photograph(tmp_path: Path, ending: str) -> None:
 
 def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (12_000, 9_000), 80).save(tmp_path / "x.png")
-    monkeypatch.setattr("runtime.hardware.cgroup.memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr("drivetrain.hardware.cgroup.memory_limit", lambda: 1 << 30)
     with decode.quiet(), pytest.raises(decode.UnreadableImage, match="12,000 x 9,000 pixels, too many for the memory"):
         decode.look(str(tmp_path / "x.png"))
 

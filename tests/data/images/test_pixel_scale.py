@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import load_tested
-from runtime.data.dataset import Dataset
-from runtime.data.images import load_new
-from runtime.data.images.load import load
-from runtime.errors import DataError
+from drivetrain.data import load_data
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.images import load_new
+from drivetrain.data.images.image_data import load
+from drivetrain.errors import DataError
 from tests.pictures import job, message, npz
 
 COUNT, SIDE = 24, 16
@@ -193,7 +193,7 @@ def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str)
             assert "but the training images were between" in results[0]
             assert message(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith("data.validation: ")
             with pytest.raises(DataError, match=r"^data\.test: .*but the training images were between"):
-                load_tested.add(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
+                load_data.add_test(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
         else:
             assert isinstance(results[1], torch.Tensor)
             assert torch.equal(results[0], results[1])
@@ -260,7 +260,7 @@ def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
 
 
 def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
-    from runtime.data.images import load_streamed
+    from drivetrain.data.images import load_streamed
 
     images = pixels()
     (tmp_path / "shards").mkdir()

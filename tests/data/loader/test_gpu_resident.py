@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Batch, Dataset
-from runtime.data.load import load
-from runtime.data.loader.batches import fetch
-from runtime.data.loader.gpu_resident import GpuResidentSplit, reside
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.optimizations import gpu_resident_data
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import fetch
+from drivetrain.data.loader.gpu_resident import GpuResidentSplit, reside
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.optimizations import gpu_resident_data
 from tests import tiny
+from tests.data.loader.batch_pairs import same
 from tests.trained import CASES
 
 
@@ -28,13 +29,6 @@ def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job,
     monkeypatch.chdir(folder)
     asked = job_spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
     return asked, load(asked)
-
-
-def same(one: Batch, two: Batch) -> None:
-    assert np.array_equal(one.ids, two.ids)
-    for x, y in zip((*one.inputs, *one.targets.values()), (*two.inputs, *two.targets.values()), strict=True):
-        assert x.dtype == y.dtype
-        assert torch.equal(x, y)
 
 
 FIXED = [name for name in CASES if "text" not in name]

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.custom.map_dataset import opened
-from runtime.data.dataset import Batch
-from runtime.data.loader.batches import Batches
-from runtime.data.loader.prefetch import ahead
+from drivetrain.data.custom.map_dataset import open_split
+from drivetrain.data.dataset import Batch
+from drivetrain.data.loader.batches import Batches, prefetch
 from tests import tiny
-from tests.data.loader.test_gpu_resident import same
+from tests.data.loader.batch_pairs import same
 
 
 def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +41,7 @@ def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: py
             return torch.rand(3), index % 2
 
     monkeypatch.setattr(Batch, "pin_memory", lambda self: self)
-    split = opened(Noise(), "noise", 0)
+    split = open_split(Noise(), "noise", 0)
     split.settle(lambda targets: targets, None)
     given = Batches(split, 5, 0)
     plain = list(given.epoch(0))
@@ -72,15 +71,15 @@ def test_an_error_in_prefetching_is_raised_when_its_batch_is_due() -> None:
         return ids
 
     found: list[int] = []
-    items = ahead(make, [np.array([n]) for n in range(9)])
+    items = prefetch(make, [np.array([n]) for n in range(9)])
     with pytest.raises(ValueError, match="damaged"):
-        found.extend(int(item[0]) for item in items)  # type: ignore[call-overload]
+        found.extend(int(item[0]) for item in items)
     assert found == [0, 1]
 
 
 def test_no_thread_is_left_of_an_epoch_that_was_broken_off() -> None:
     made: list[int] = []
-    items = ahead(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[func-returns-value, arg-type, return-value]
+    items = prefetch(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[arg-type, return-value]
     next(items)
     items.close()  # type: ignore[attr-defined]
     assert len(made) <= 4

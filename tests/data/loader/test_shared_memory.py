@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.data.loader import shared_memory
-from runtime.data.loader.batches import Batches
-from runtime.data.loader.shared_memory import SharedMemory
-from runtime.training.evaluation import validation
-from runtime.tuning.memory.size_search import SizeSearch
+from drivetrain.data.loader import batches, workers
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.loader.workers import SharedMemory
+from drivetrain.training.evaluation import validation
+from drivetrain.tuning.memory.size_search import SizeSearch
 from tests import tiny
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ MIB = 1 << 20
 def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """/dev/shm with 64 MiB free, or what the test says."""
     shm, plain = SimpleNamespace(f_bavail=64 * 256, f_frsize=4096), os.statvfs
-    monkeypatch.setattr(os, "statvfs", lambda path: shm if path == shared_memory.PLACE else plain(path))
+    monkeypatch.setattr(os, "statvfs", lambda path: shm if path == workers.SHARED_MEMORY else plain(path))
     return shm
 
 
@@ -81,15 +81,15 @@ def test_evaluation_and_size_search_respect_shared_memory(
     room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
     made.batches.workers = 2
     used: list[int] = []
-    plain = validation.batches.fetch
+    plain = batches.fetch
 
     def fetch(*given: object, workers: int = 0, **named: object) -> object:
         used.append(workers)
-        return plain(*given, workers=0, **named)  # type: ignore[arg-type]
+        return plain(*given, workers=0, **named)
 
-    monkeypatch.setattr("runtime.data.loader.batches.fetch", fetch)
+    monkeypatch.setattr("drivetrain.data.loader.batches.fetch", fetch)
     list(made.batches.epoch(0))
     validation.evaluate(made)
     assert used == [2, 0]
-    SizeSearch(made).sized(32)
+    SizeSearch(made).use_size(32)
     assert used[2:] == [2, 0, 1, 0]

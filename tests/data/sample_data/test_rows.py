@@ -10,10 +10,10 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
-from runtime.data.load import load
-from runtime.data.sample_data import series, tables, write
-from runtime.errors import DataError
-from runtime.job_spec import load as job_spec
+from drivetrain.data.load_data import load
+from drivetrain.data.sample_data import series, tables, write
+from drivetrain.errors import DataError
+from drivetrain.job_spec import load_job as job_spec
 from tests.paths import ROOT
 
 

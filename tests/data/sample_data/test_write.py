@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.cli import main
-from runtime.data.sample_data import images
-from runtime.data.sample_data import write as sample_data
-from runtime.job_spec import load as job_spec
+from drivetrain.cli import main
+from drivetrain.data.sample_data import images
+from drivetrain.data.sample_data import write as sample_data
+from drivetrain.job_spec import load_job as job_spec
 from tests import examples
 from tests.paths import ROOT
 
@@ -78,7 +78,7 @@ def test_no_colour_and_no_brightness_tells_the_class(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("job", examples.NAMES)
 def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command that its error names, smaller; then the job's data loads without a network."""
-    from runtime.data.load import load
+    from drivetrain.data.load_data import load
 
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "jobs" / f"{job}.yaml").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, mon
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys; from runtime.data.sample_data import write as samples; from runtime.data.sample_data import images; sys.exit('torch' in sys.modules)"
+    code = "import sys; from drivetrain.data.sample_data import write as samples; from drivetrain.data.sample_data import images; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import as_it_is
-from runtime.data.load import load
-from runtime.data.series import augment
-from runtime.data.series.augment import SeriesPreprocessing
-from runtime.errors import SpecError
-from runtime.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
-from runtime.job_spec import load as job_spec
+from drivetrain.data.dataset import as_it_is
+from drivetrain.data.load_data import load
+from drivetrain.data.series import augment
+from drivetrain.data.series.augment import SeriesPreprocessing
+from drivetrain.errors import SpecError
+from drivetrain.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
+from drivetrain.job_spec import load_job as job_spec
 from tests import tiny
 
 COUNT, LENGTH = 600, 40
@@ -108,7 +108,7 @@ def test_a_mask_hides_up_to_a_share_of_the_rows() -> None:
     assert edges.max() <= 2
     assert hidden[:, 0].any()
     assert hidden[:, -1].any()
-    assert not augment.masked_rows(np.zeros((3, 3)), 1, TimeMask()).any()
+    assert not augment.draw_masked_rows(np.zeros((3, 3)), 1, TimeMask()).any()
 
 
 def series(folder: Path, augmented: str, task: str = "classification", train: str = "") -> Path:
@@ -149,7 +149,9 @@ def test_workers_and_resume_give_the_same_batches(tmp_path: Path) -> None:
     def seen(workers: int, first: int) -> list[torch.Tensor]:
         run = tiny.plain(job_spec.load(series(tmp_path, EVERY)), tmp_path)
         run.batches.workers = workers
-        return [run.prepared(batch, epoch).inputs[0] for epoch in range(first, 3) for batch in run.batches.epoch(epoch)]
+        return [
+            run.preprocess(batch, epoch).inputs[0] for epoch in range(first, 3) for batch in run.batches.epoch(epoch)
+        ]
 
     plain = seen(0, 0)
     for other in (seen(2, 0), [*plain[:4], *seen(0, 1)]):

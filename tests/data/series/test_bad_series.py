@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow
 import pytest
 
-from runtime.data.series import load as series
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from tests.data.series.test_load import job, npz, one, several, stack, stored
+from drivetrain.data.series import series_data as series
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from tests.data.series.series_rows import job, npz, one, several, stack, stored
 
 CLASSES, NUMBERS = "series-classification", "series-regression"
 LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20

@@ -16,9 +16,9 @@ import pytest
 import torch
 from pyarrow import ipc, parquet
 
-from runtime.data.dataset import Dataset
-from runtime.data.series import load as series
-from tests.data.series.test_load import Rows, everything, job
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.series import series_data as series
+from tests.data.series.series_rows import Rows, everything, job
 
 START = datetime(2024, 5, 1)
 COUNT = 120
@@ -128,11 +128,11 @@ def check_same(base: Dataset, path: Path, **data: Any) -> None:
     assert one == two
     assert base.heads == made.heads
     for first, second in ((base.train, made.train), (base.validation, made.validation)):
-        np.testing.assert_array_equal(everything(first), everything(second))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(everything(first), everything(second))
         assert torch.equal(first.targets[""], second.targets[""])
     stored = base.preprocessing | {key: made.preprocessing[key] for key in given if key in made.preprocessing}
     labelled, plain = (series.read([path], stored, base.heads, labelled=flag).split for flag in (True, False))
-    np.testing.assert_array_equal(everything(labelled), everything(plain))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(everything(labelled), everything(plain))
     assert len(labelled) >= len(base.train) + len(base.validation)
 
 
@@ -195,7 +195,7 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str, save: Any
     made = series.load(job(tmp_path / "a.npz", axes=axes))
     assert {key: value for key, value in made.preprocessing.items() if key != "axes"} == base.preprocessing
     assert made.heads == base.heads
-    np.testing.assert_array_equal(everything(base.train), everything(made.train))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(everything(base.train), everything(made.train))
     assert torch.equal(base.train.targets[""], made.train.targets[""])
     for flag in (True, False):
         new = series.read([tmp_path / "a.npz"], made.preprocessing, base.heads, labelled=flag).split

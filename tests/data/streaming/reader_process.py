@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.data.dataset import Batch
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.distributed.batch_parts import BatchParts
-from runtime.distributed.ranks import Ranks
-from runtime.errors import DrivetrainError
-from runtime.job_spec import load as job_spec
+from drivetrain.data.dataset import Batch
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.errors import DrivetrainError
+from drivetrain.job_spec import load_job as job_spec
 
 
 def digest(batch: Batch) -> str:

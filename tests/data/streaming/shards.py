@@ -14,8 +14,8 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 
 JOB = """
 name: t

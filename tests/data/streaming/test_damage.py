@@ -12,13 +12,13 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from runtime.data.load import load
-from runtime.data.loader.batches import fetch
-from runtime.data.streaming import parquet_index
-from runtime.data.streaming.reader import ShardReader
-from runtime.errors import DataError, DrivetrainError, StorageError
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import fetch
+from drivetrain.data.streaming import parquet_index
+from drivetrain.data.streaming.reader import ShardReader
+from drivetrain.errors import DataError, DrivetrainError, StorageError
 from tests.data.streaming import shards
-from tests.data.streaming.test_write_shards import images, write
+from tests.data.streaming.written_shards import images, write
 
 
 @pytest.fixture(autouse=True)

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.data.load import load
-from runtime.data.streaming import fetch_ahead
-from runtime.data.streaming.cache import ShardCache
-from runtime.data.streaming.lease import Lease
-from runtime.data.streaming.open_stream import fetching
-from runtime.data.streaming.reader import ShardReader
-from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop
-from runtime.training.nonfinite import NotFinite
-from runtime.training.saver import Saver
+from drivetrain.data.load_data import load
+from drivetrain.data.streaming import fetch_ahead
+from drivetrain.data.streaming.cache import ShardCache
+from drivetrain.data.streaming.lease import Lease
+from drivetrain.data.streaming.open_stream import fetching
+from drivetrain.data.streaming.reader import ShardReader
+from drivetrain.system import fault_points
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop
+from drivetrain.training.nonfinite import NotFinite
+from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.data.streaming import shards
-from tests.training.test_nonfinite import Still
+from tests.training.hooked_run import Still
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def reader_of(data: object) -> ShardReader:
-    return data.train.images.reader  # type: ignore[attr-defined, no-any-return]
+    return data.train.images.reader  # type: ignore[attr-defined]
 
 
 def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,20 +43,15 @@ def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "run").mkdir()
     made.metrics, saver, seen = MetricsLog(tmp_path / "run"), Saver(made), list[bool]()
     saver.final()
-    step, back = loop._step, loop._go_back
 
-    def spoiled(run: object, batch: object, place: tuple[int, int], *given: object) -> object:
-        if place == (0, 3) and not seen:
+    def spoil(moment: str, *subjects: object) -> None:
+        if moment == "step" and (made.counters.epoch, made.counters.batch) == (0, 3) and not seen:
             assert reader_of(made.dataset).lease is not None
             raise NotFinite("a number is not finite")
-        return step(run, batch, place, *given)  # type: ignore[arg-type]
+        if moment == "roll back":
+            seen.append(reader_of(made.dataset).lease is None)
 
-    def looked(*given: object) -> None:
-        seen.append(reader_of(made.dataset).lease is None)
-        back(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(loop, "_step", spoiled)
-    monkeypatch.setattr(loop, "_go_back", looked)
+    monkeypatch.setattr(fault_points, "listener", spoil)
     assert loop.fit(made, saver, Still()) == "1 epoch trained"  # type: ignore[arg-type]
     assert seen == [True]
     made.metrics.close()
@@ -80,7 +76,7 @@ def test_processes_look_ahead_into_their_share_of_the_cache(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three that looked as far as all of it pushed out at their horizon what the others had just fetched: 1.3 times the data."""
-    monkeypatch.setattr(fetch_ahead, "COUNT", -1.0)
+    monkeypatch.setattr(fetch_ahead, "RECOUNT_SECONDS", -1.0)
     shards.folder(tmp_path / "s", ".parquet", 24)
     reader = reader_of(load(shards.job(tmp_path, "s")))
     largest = max(reader.size(shard) + reader.beside(shard) for shard in reader.cached())

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from runtime.data.streaming.fetch_counts import FetchCounts
-from runtime.report.blocks import Text
-from runtime.report.log_series import collect
-from runtime.report.sections.machine import time_section
-from runtime.training.progress import since_last_sample
+from drivetrain.data.streaming.fetch_counts import FetchCounts
+from drivetrain.report.blocks import Text
+from drivetrain.report.log_series import collect
+from drivetrain.report.sections.machine import time_section
+from drivetrain.training.progress import since_last_sample
 
 
 def test_shards_and_what_comes_again() -> None:

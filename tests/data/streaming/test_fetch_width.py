@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.data.streaming.fetch_width import MOST, START, FetchWidth
-from runtime.report.log_series import Series
-from runtime.report.sections.machine import _shards
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.streaming.fetch_width import MAX_WIDTH, START_WIDTH, FetchWidth
+from drivetrain.report.log_series import Series
+from drivetrain.report.sections.machine import _shards
 from tests.data.streaming import shards
 
 SHARD = 64e6
@@ -35,7 +35,7 @@ class Link:
         return self.counts
 
 
-def decided(link: Link, most: int = MOST) -> FetchWidth:
+def decided(link: Link, most: int = MAX_WIDTH) -> FetchWidth:
     found = FetchWidth()
     found.decide(link.counts, 0.0, most)
     for _ in range(12):
@@ -46,11 +46,11 @@ def decided(link: Link, most: int = MOST) -> FetchWidth:
 @pytest.mark.parametrize(
     ("carries", "takes", "needs", "width", "said"),
     [
-        (1e9, 10.0, 1e6, START, "do not stand still"),
-        (25e6, 1.0, 100e6, START, "more at a time brought no more"),
+        (1e9, 10.0, 1e6, START_WIDTH, "do not stand still"),
+        (25e6, 1.0, 100e6, START_WIDTH, "more at a time brought no more"),
         (100e6, 10.0, 1e9, 16, "more at a time brought no more"),
         (1e9, 10.0, 50e6, 8, "do not stand still"),
-        (1e12, 10.0, 1e12, MOST, "more are not tried"),
+        (1e12, 10.0, 1e12, MAX_WIDTH, "more are not tried"),
     ],
     ids=["enough", "full link", "far store", "until it is enough", "never full"],
 )
@@ -58,21 +58,21 @@ def test_as_many_as_bring_more(carries: float, takes: float, needs: float, width
     found = decided(Link(carries, takes, needs))
     assert found.width == width, found
     assert said in found.reason, found.reason
-    assert found.news()
-    assert not found.news()
+    assert found.take_news()
+    assert not found.take_news()
 
 
 def test_not_more_than_the_cache_has_space_for() -> None:
     found = decided(Link(1e12, 10.0, 1e12), most=6)
-    assert found.width == START
+    assert found.width == START_WIDTH
     assert "the cache has no space for more at a time" in found.reason
 
 
 def test_nothing_is_decided_by_a_few_shards() -> None:
     found = FetchWidth()
-    assert not found.decide({"bytes": 0, "fetches": 0, "waited": 0, "busy": 0}, 0.0, MOST)
-    assert not found.decide({"bytes": 1e9, "fetches": 2 * START - 1, "waited": 9, "busy": 9}, 9.0, MOST)
-    assert (found.width, found.rates, found.news()) == (START, {}, False)
+    assert not found.decide({"bytes": 0, "fetches": 0, "waited": 0, "busy": 0}, 0.0, MAX_WIDTH)
+    assert not found.decide({"bytes": 1e9, "fetches": 2 * START_WIDTH - 1, "waited": 9, "busy": 9}, 9.0, MAX_WIDTH)
+    assert (found.width, found.rates, found.take_news()) == (START_WIDTH, {}, False)
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from runtime.data import load_tested
-from runtime.data.images import label_form, load_streamed
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.data.streaming import open_stream
-from runtime.errors import DrivetrainError
-from runtime.job import Job
-from runtime.job.images import ImageJob
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.spec_source import SpecSource
-from runtime.pretrained import hub_connection
+from drivetrain.data.images import load_streamed
+from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.data.load_data import add_test, load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.streaming import open_stream
+from drivetrain.errors import DrivetrainError
+from drivetrain.job import Job
+from drivetrain.job.images import ImageJob
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.pretrained import hub_connection
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.hub_double import COMMIT
@@ -93,7 +93,7 @@ def test_the_split_for_the_final_test_is_read_whole(hub: Hub, tmp_path: Path) ->
     assert job.data.test == f"hf://datasets/{NAME}@{COMMIT}/{test}"
     assert set(hub.paths(".parquet")) == {f"/datasets/{NAME}/resolve/{COMMIT}/{test}"}
     data = load(job)
-    load_tested.add(job, data)
+    add_test(job, data)
     assert data.test is not None
     assert len(data.test.split) == ROWS
 
@@ -237,7 +237,7 @@ def test_the_labels_of_images_come_without_the_images(
     index = load_streamed._read(
         job,
         job.data.train,
-        label_form.of_job(job.data, ask=True),
+        LabelForm.of_job(job.data, ask=True),
         "data.train",
         open_stream.open_cache(job.data.stream),
     ).index

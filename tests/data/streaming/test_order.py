@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from runtime.data.streaming.order import StreamOrder
-from runtime.distributed.batch_parts import BatchParts
-from runtime.distributed.ranks import Ranks
+from drivetrain.data.streaming.order import StreamOrder
+from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.ranks import Ranks
 
 CASES = [
     ([10] * 20, 4, 2, 8),

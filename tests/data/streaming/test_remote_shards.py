@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.images import load_streamed
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.data.streaming import remote_store
-from runtime.errors import DataError, DrivetrainError, SpecError, StorageError
-from runtime.storage.object_store import ObjectStore, Patience
-from runtime.storage.remote_address import parse
+from drivetrain.data.images import load_streamed
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.streaming import remote_store
+from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.object_store import SECRET, Fault, FaultyStore, before, moto
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
 
 SHARDS, ROWS = 80, 12
 """Shards of about 40 KiB."""
@@ -141,7 +141,7 @@ def test_a_cache_of_a_tenth_of_the_data(
 
 def run(path: Path, *numbers: object, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.data.streaming.reader_process", str(path), *map(str, numbers)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS, **variables}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -169,7 +169,7 @@ def test_workers_processes_and_kills_give_the_same_batches(
     for lines in zip(whole, *parts, strict=True):
         assert lines[0][2] == ",".join(line[2] for line in lines[1:])
     # Together they have fetched each shard about once, besides the sample for mean and deviation.
-    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.SAMPLED
+    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.MAX_SAMPLED_SHARDS
     killed = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
     assert killed.stdout is not None
     seen = [killed.stdout.readline().split() for _ in range(5)]

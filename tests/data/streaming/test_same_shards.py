@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.load import load
-from runtime.job import Job
-from runtime.supervisor import provenance, same_inputs
-from runtime.supervisor.spec_difference import difference, spec_text
+from drivetrain.data.load_data import load
+from drivetrain.errors import CheckpointError
+from drivetrain.job import Job
+from drivetrain.supervisor import provenance, same_conditions
+from drivetrain.supervisor.spec_difference import difference, spec_text
 from tests.data.streaming import shards
 
 
@@ -30,16 +31,16 @@ def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Pa
     place = shards.folder(tmp_path / "p", suffix)
     job = shards.job(tmp_path / "a", place)
     one = recorded(tmp_path / "one", job)
-    assert same_inputs.changed(one, job) == ""
+    assert same_conditions.find_changed_file(one, job) == ""
     before = provenance._data(one)
     assert list(before) == ["data.train"]
     shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
     shutil.copyfile(tmp_path / f"other/0000{suffix}", place / f"0000{suffix}")
-    assert same_inputs.changed(one, job) == f"{place}/0000{suffix}"
+    assert same_conditions.find_changed_file(one, job) == f"{place}/0000{suffix}"
     two = recorded(tmp_path / "two", job)
     assert provenance._data(two) != before
-    with pytest.raises(same_inputs.CheckpointError, match="trained with other data"):
-        same_inputs.check({"one": one, "two": two})
+    with pytest.raises(CheckpointError, match="trained with other data"):
+        same_conditions.check({"one": one, "two": two})
 
 
 def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:

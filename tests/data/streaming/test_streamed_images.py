@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.errors import DataError, DrivetrainError, SpecError
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.errors import DataError, DrivetrainError, SpecError
 from tests import tiny
 from tests.data.streaming import shards
 
@@ -99,7 +99,7 @@ def test_labels_in_json_and_numbers(tmp_path: Path) -> None:
     assert load(shards.job(tmp_path, "s")).heads[""].classes == ("bright", "dark")
     text = (tmp_path / "t.yaml").read_text().replace("image-classification", "image-regression")
     (tmp_path / "t.yaml").write_text(text.replace("image_size: 8", "image_size: 8, label_column: n"))
-    from runtime.job_spec import load as job_spec
+    from drivetrain.job_spec import load_job as job_spec
 
     found = load(job_spec.load(tmp_path / "t.yaml"))
     assert found.heads[""].columns == ("n",)
@@ -124,7 +124,7 @@ def test_a_bad_row_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
-    from runtime.plan import plan
+    from drivetrain.plan import plan
 
     shards.folder(tmp_path / "s")
     made = plan.resolve(shards.job(tmp_path, "s"), tiny.machine(), None)

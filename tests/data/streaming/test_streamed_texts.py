@@ -11,10 +11,10 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from runtime.data.dataset import NO_LABEL, InputRecord
-from runtime.data.load import load
-from runtime.data.loader.batches import Batches
-from runtime.errors import DrivetrainError
+from drivetrain.data.dataset import NO_LABEL, InputRecord
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
+from drivetrain.errors import DrivetrainError
 from tests import tiny
 from tests.data.streaming import text_shards
 
@@ -47,7 +47,7 @@ def test_the_same_tokens_and_classes_as_in_memory(tmp_path: Path, keys: dict[str
     # Where the rows of the resident parts stand in the file.
     there = {
         int(row): (part, i) for part in (resident.train, resident.validation) for i, row in enumerate(part.part.rows)
-    }  # type: ignore[attr-defined]
+    }
     for split in (streamed.train, streamed.validation):
         for index in range(len(split)):
             part, place = there[int(split.rows[index])]  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_it_trains(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
-    from runtime.plan import plan
+    from drivetrain.plan import plan
 
     text_shards.folder(tmp_path / "s")
     made = plan.resolve(text_shards.job(tmp_path, "s"), tiny.machine(), None)

@@ -11,34 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.cli.main import main
-from runtime.data.load import load
-from runtime.data.streaming import destination, write_shards
-from runtime.data.streaming.shard_file import FORMS
-from runtime.errors import DataError, DrivetrainError
-from runtime.system.files import sha256
+from drivetrain.cli.main import main
+from drivetrain.data.load_data import load
+from drivetrain.data.streaming import destination
+from drivetrain.data.streaming.write_shards import FORMS
+from drivetrain.errors import DataError, DrivetrainError
+from drivetrain.system.files import sha256
 from tests.data.streaming import shards
-
-SIZE = 60_000
+from tests.data.streaming.written_shards import SIZE, images, write
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def images(root: Path, count: int = 150) -> Path:
-    for number in range(count):
-        place = root / ("dark", "bright")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
-    return root
-
-
-def write(source: Path, to: Path, seed: int = 0, form: str = "tar") -> list[str]:
-    lines: list[str] = []
-    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append, form)
-    return lines
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
 from tests.data.streaming.shards import add
 
 WORDS = {"good": ("fine", "lovely", "great", "warm"), "bad": ("awful", "cold", "broken", "late")}

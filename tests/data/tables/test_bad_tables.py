@@ -11,11 +11,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data.tables import load as tables
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from tests.data.tables.test_load import job, stored
+from drivetrain.data.tables import table_data as tables
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from tests.data.tables.table_rows import job, stored
 
 N = 60
 DAYS = [datetime.date(2024, 1, 1) + datetime.timedelta(days=3 * i) for i in range(N)]

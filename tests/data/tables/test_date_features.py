@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pyarrow import csv, parquet
 
-from runtime.data import load_new
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.data.tables.date_features import DateFeatures
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
+from drivetrain.data import load_new
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.data.tables.date_features import DateFeatures
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
 
 SPEC = "name: a\ntask: tabular-classification\ndata: {train: %s, target: y, validation: 0.2, %s}\n"
 

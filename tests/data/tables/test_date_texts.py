@@ -7,8 +7,8 @@ from datetime import datetime
 import pyarrow
 import pytest
 
-from runtime.data.tables import column_roles, date_texts
-from runtime.errors import DataError
+from drivetrain.data.tables import column_roles, text_column
+from drivetrain.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from runtime.errors import DataError
     ],
 )
 def test_the_form_of_dates(texts: list[str], form: str | None) -> None:
-    assert date_texts.form(texts) == form
+    assert text_column.date_form(texts) == form
     if form and " or " not in form and "unknown" not in texts:
         assert all(datetime.strptime(text, form) for text in texts)
 

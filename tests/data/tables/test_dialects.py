@@ -16,13 +16,9 @@ import pyarrow
 import pytest
 from pyarrow import csv as arrow_csv
 
-from runtime.data import load_new
-from runtime.data.dataset import InputRecord
-from runtime.data.formats import csv_header, csv_layout, table_file
-from runtime.data.formats.csv_dialect import CsvFiles, Dialect
-from runtime.data.load import load
-from runtime.errors import DataError
-from runtime.job import JOBS
+from drivetrain.data.formats import csv_layout, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
+from drivetrain.errors import DataError
 
 ROWS = [["Málaga", 1, 0.5, "sí"], ["Köln", 2, -1.25, "no"], ["Orléans", 3, 1234.75, "sí"]]
 HEADER = ["ciudad", "n", "carga", "falla"]
@@ -190,7 +186,7 @@ def test_a_file_that_is_read(tmp_path: Path, content: str | bytes, expected: Map
     note = f"a.csv: {told}" if told else ""
     assert files.usual.note(path) == note
     assert note in ("", *files.notes)
-    assert csv_header.names(path, "data.train", CsvFiles()) == list(expected)
+    assert csv_layout.read_names(path, "data.train", CsvFiles()) == list(expected)
     assert table_file.head(path, "data.train", 100)[0].slice(0, 2).to_pydict() == {
         k: v[:2] for k, v in expected.items()
     }
@@ -325,93 +321,7 @@ def test_the_layout_of_a_header_in_two_lines(tmp_path: Path) -> None:
     assert table_file.read(path, "k").to_pydict() == {"a\nunit": [1], "b": [2]}
 
 
-def european(folder: Path, name: str, content: Callable[[int], list[object]] | None = None, **options: Any) -> Path:
-    """Rows of numbers, categories and a class in the dialect of a spreadsheet in Spanish."""
-    path = folder / name
-    with path.open("w", newline="", encoding=options.pop("encoding", "cp1252")) as file:
-        writer = csv.writer(file, **{"delimiter": ";", **options})
-        writer.writerow(["carga", "año", "máquina", "falla"])
-        for i in range(60):
-            row = [f"{i % 7},{i % 9}5", 2000 + i % 20, ["fábrica", "horno", "grúa"][i % 3], ["sí", "no"][i % 2]]
-            writer.writerow(content(i) if content else row)
-    return path
-
-
-def table_job(train: Path, **data: Any) -> Any:
-    given = {"name": "a", "task": "tabular-classification", "data": {"train": str(train), "target": "falla", **data}}
-    return JOBS["tabular-classification"].model_validate(given)
-
-
-def test_the_dialect_is_stored_with_the_model_and_decides_for_new_files(tmp_path: Path) -> None:
-    made = load(
-        table_job(european(tmp_path, "train.csv"), validation=str(european(tmp_path, "held.csv", encoding="utf-8")))
-    )
-    assert made.preprocessing["csv"] == {"delimiter": "semicolon", "encoding": "windows-1252", "decimal": "comma"}
-    assert "train.csv: semicolons, decimal commas, windows-1252" in made.notes
-    assert "held.csv: semicolons, decimal commas" in made.notes
-    assert [number["name"] for number in made.preprocessing["numeric"]] == ["carga", "año"]
-    new = tmp_path / "new.csv"
-    new.write_text("carga;año;máquina\n1.234;2001;horno\n")
-    read = load_new.read([new], made.preprocessing, made.heads, labelled=False)
-    other = load_new.read([new], made.preprocessing, made.heads, labelled=False, csv={"decimal": "point"})
-    mean, std = (made.preprocessing["numeric"][0][key] for key in ("mean", "std"))
-    for samples, value in ((read, 1234), (other, 1.234)):
-        assert samples.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((value - mean) / std, rel=1e-5)
-    new.write_text("carga,año,máquina\n1.5,2001,horno\n")
-    english = load_new.read([new], made.preprocessing, made.heads, labelled=False)
-    assert english.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((1.5 - mean) / std, rel=1e-5)
-
-
-def test_the_usual_form_is_not_stored(tmp_path: Path) -> None:
-    """A model of an older version has no such key, and is compared with the data read again."""
-    path = tmp_path / "a.csv"
-    path.write_text("x,falla\n" + "1.5,a\n2.5,b\n" * 20)
-    made = load(table_job(path))
-    assert "csv" not in made.preprocessing
-    assert not [note for note in made.notes if note.startswith("a.csv")]
-
-
-def test_a_resumed_run_reads_the_same_dialect(tmp_path: Path) -> None:
-    job = table_job(european(tmp_path, "train.csv"), csv={"decimal": "comma"})
-    first = load(job)
-    again = load(job, InputRecord(first.preprocessing, first.heads))
-    assert again.preprocessing == first.preprocessing
-
-
-def test_series_and_texts_in_another_dialect(tmp_path: Path) -> None:
-    rows = [f"{i};{i % 7},5;{'ab'[i // 50 % 2]}" for i in range(400)]
-    (tmp_path / "s.csv").write_bytes("\r\n".join(["tiempo;presión;estado", *rows]).encode("cp1252"))
-    data = {"train": str(tmp_path / "s.csv"), "time": "tiempo", "label": "estado", "window": 10, "validation": 0.3}
-    job = {"name": "a", "task": "series-classification", "data": data}
-    made = load(JOBS["series-classification"].model_validate(job))
-    assert (made.preprocessing["features"], made.preprocessing["csv"]["decimal"]) == (["presión"], "comma")
-    texts = [f"La válvula {i} está rota\t{'sí' if i % 2 else 'no'}" for i in range(60)]
-    (tmp_path / "t.csv").write_bytes("\r\n".join(["descripción\turgente", *texts]).encode("utf-16"))
-    data = {"train": str(tmp_path / "t.csv"), "text": "descripción", "labels": "urgente"}
-    made = load(JOBS["text-classification"].model_validate({"name": "a", "task": "text-classification", "data": data}))
-    assert made.heads[""].classes == ("no", "sí")
-    assert made.train.title(0).startswith("t.csv row ")
-    assert "válvula" in made.train.title(0)
-
-
-def test_a_category_with_decimal_commas_is_the_same_one_in_new_files(tmp_path: Path) -> None:
-    """Its texts were stored with decimal points, and all of them counted as unknown in an evaluation."""
-    train = tmp_path / "train.csv"
-    train.write_text("x;size;falla\n" + "96,5;1,5;sí\n89,25;2,5;no\n25,75;large;sí\n" * 20)
-    made = load(table_job(train))
-    assert made.preprocessing["categorical"][0]["values"] == ["1,5", "2,5", "large"]
-    new = load_new.read([train], made.preprocessing, made.heads, labelled=True)
-    assert not [note for note in new.notes if "unknown" in note]
-
-
 def test_a_tsv_whose_header_has_commas_is_separated_by_tabs(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("Height, cm\tWeight, kg\tlabel\n180\t80\tx\n")
     assert table_file.read(path, "data.train").column_names == ["Height, cm", "Weight, kg", "label"]
-
-
-def test_a_new_file_is_not_read_as_the_utf_16_of_training(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes("a,b\n1,año nuevo\n".encode("cp1252"))
-    read = table_file.read(path, "new", csv=CsvFiles(usual=Dialect("comma", "utf-16-le")))
-    assert read.to_pydict() == {"a": [1], "b": ["año nuevo"]}

@@ -12,15 +12,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data import load_new
-from runtime.data.dataset import Dataset
-from runtime.data.formats import table_file
-from runtime.data.formats.csv_dialect import CsvFiles
-from runtime.data.load import load
-from runtime.errors import DataError
-from runtime.job import JOBS
-from runtime.job_spec import data_cells
-from runtime.job_spec import load as job_spec
+from drivetrain.data import load_new
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.formats import table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError
+from drivetrain.job import JOBS
+from drivetrain.job_spec import data_cells
+from drivetrain.job_spec import load_job as job_spec
 
 NUMBERS = [round(float(v), 2) for v in np.random.default_rng(0).normal(0, 800, 60)]
 MINUS = "\u2212"

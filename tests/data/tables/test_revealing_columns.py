@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.errors import DataError
-from runtime.job import JOBS
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError
+from drivetrain.job import JOBS
 
 N = 300
 DRAWN = np.random.default_rng(0)

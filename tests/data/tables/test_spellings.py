@@ -12,12 +12,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data import load_new
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.errors import DataError
-from runtime.job import JOBS
-from runtime.system import spelling
+from drivetrain.data import load_new
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError
+from drivetrain.job import JOBS
+from drivetrain.system import spelling
 
 NFD = unicodedata.normalize("NFD", "avería")
 SAME = {

@@ -13,11 +13,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data import load_new
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
+from drivetrain.data import load_new
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
 
 MADRID = ZoneInfo("Europe/Madrid")
 INSTANTS = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(hours=13 * n, minutes=n) for n in range(300)]

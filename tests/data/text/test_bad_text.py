@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from runtime.data.load import load
-from runtime.errors import DataError, DrivetrainError, SpecError
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError, DrivetrainError, SpecError
 from tests import reports
 
 GOOD = [[f"texto {i} de la bomba", "ab"[i % 2]] for i in range(40)]
 
 
-def lines(text: str, encoding: str = "utf-8") -> Callable[[Path], None]:
+def lines(text: str, encoding: str = "utf-8") -> Callable[[Path], object]:
     return lambda folder: (folder / "reports.csv").write_bytes(text.encode(encoding)) and None
 
 
-def rows(found: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], None]:
+def rows(found: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
     return lambda folder: reports.table(folder / "reports.csv", found, header) and None
 
 
-def parquet(**columns: Any) -> Callable[[Path], None]:
+def parquet(**columns: Any) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         import pyarrow
         from pyarrow import parquet
@@ -34,7 +34,7 @@ def parquet(**columns: Any) -> Callable[[Path], None]:
     return write
 
 
-def both(held: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], None]:
+def both(held: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         rows(GOOD)(folder)
         reports.table(folder / "held.csv", held, header)
@@ -44,7 +44,7 @@ def both(held: list[list[str]], header: str = "descripcion,modo") -> Callable[[P
 
 TEXTS = [text for text, _ in GOOD]
 BROKEN = '{"descripcion": "uno", "modo": "a"}\n{"descripcion": "dos", modo: "b"}\n'
-CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]] = {
+CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]]] = {
     "text column of another name": (
         rows(GOOD, "descripción,modo"),
         {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -14,70 +13,25 @@ import safetensors.torch
 import torch
 from tokenizers import Tokenizer, processors
 
-from runtime.cli import main
-from runtime.data.load import load
-from runtime.data.text import ragged, template, tokenizer
-from runtime.data.text.encoded import Encoded
-from runtime.data.text.load import TextSplit
-from runtime.errors import DataError, SpecError
-from runtime.inference import dummy_inputs, onnx_file
-from runtime.job_spec import load as job_spec
-from runtime.models import frozen_split
-from runtime.models.networks.text_encoder import TextNetwork
-from runtime.pretrained.folder import quiet
-from runtime.training.run import Run
+from drivetrain.cli import main
+from drivetrain.data.load_data import load
+from drivetrain.data.text import tokenizer
+from drivetrain.data.text.encoded import Encoded, Ragged, SpecialTokens, Template
+from drivetrain.data.text.text_data import TextSplit
+from drivetrain.errors import DataError, SpecError
+from drivetrain.inference import dummy_inputs, onnx_file, predictions
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models import frozen_split, saved_model
+from drivetrain.models.networks.text_encoder import TextNetwork
+from drivetrain.pretrained.folder import quiet
+from drivetrain.training.run import Run
 from tests import reports, tiny
-from tests.trained import Case, seen, trained
-
-ENDS = {"bert": (("[SEP]", 3), ("[CLS]", 2)), "roberta": (("[SEP]", 3), ("[CLS]", 2))}
-PROCESSORS: dict[str, Any] = {"bert": processors.BertProcessing, "roberta": processors.RobertaProcessing}
-WORDS = [
-    "la",
-    "bomba",
-    "pierde",
-    "aceite",
-    "motor",
-    "fuga",
-    "eje",
-    "vibra",
-    "caliente",
-    "junta",
-    "sensor",
-    "falla",
-    "ruido",
-    "gotea",
-]
-
-
-def table(path: Path, rows: int = 48) -> Path:
-    """Pairs of very different lengths; the class is whether both begin alike."""
-    drawn = np.random.default_rng(7)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["first", "second", "third", "same"])
-        for row in range(rows):
-            texts = [[WORDS[i] for i in drawn.integers(0, len(WORDS), 1 + drawn.integers(0, 14))] for _ in range(3)]
-            texts[1][0] = texts[0][0] if row % 2 else "no"
-            writer.writerow([*map(" ".join, texts), "yes" if row % 2 else "no"])
-    return path
+from tests.data.text.text_pairs import CASE, pretrained, rows, table
+from tests.trained import seen, trained
 
 
 def job(folder: Path, text: str = "[first, second]", data: str = "", model: str = reports.ENCODER) -> Any:
     return reports.job(folder, train="pairs.csv", text=text, labels="same", data=data, model=model)
-
-
-def pretrained(folder: Path, family: str) -> Path:
-    """A small network with the family's own template: bert tells the texts by their token types, roberta does not."""
-    saved = reports.pretrained(folder, family)
-    words = Tokenizer.from_file(str(saved / "tokenizer.json"))
-    words.post_processor = PROCESSORS[family](*ENDS[family])
-    words.save(str(saved / "tokenizer.json"))
-    special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
-    names = ["input_ids", *(["token_type_ids"] if family == "bert" else []), "attention_mask"]
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **special}
-    (saved / "tokenizer_config.json").write_text(json.dumps(config))
-    reports.edit(saved / "config.json", pad_token_id=0)
-    return saved
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -111,16 +65,12 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
     torch.testing.assert_close(network.packed(*inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-def rows(count: int, offset: int) -> list[list[int]]:
-    return [list(range(offset, offset + length)) for length in range(count)]
-
-
 def both(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list[int], list[int]]]:
     """All pairs of 0 to 9 tokens with a separator, truncated; as the two columns."""
     first = [row for row in rows(10, 100) for _ in range(10)]
     second = rows(10, 200) * 10
-    special = template.SpecialTokens((1,), (0,))
-    made = Encoded(tuple(ragged.of([column]) for column in (first, second)), template.Template((special,) * 3, (0, 1)))
+    special = SpecialTokens((1,), (0,))
+    made = Encoded(tuple(Ragged.from_chunks([column]) for column in (first, second)), Template((special,) * 3, (0, 1)))
     found = made.sequences(room + 3, side)
     samples = [found.flat[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
     types = made.types(room + 3, side)
@@ -146,9 +96,9 @@ def test_the_longer_text_is_truncated_first(side: Literal["right", "left"]) -> N
 
 def test_the_middle_is_left_out() -> None:
     """A quarter of the kept tokens is from the start: 128 of 510, as Sun et al. keep."""
-    column = ragged.of([[list(range(1000)), list(range(300)), []]])
-    special = template.SpecialTokens((5000,), (0,))
-    made = Encoded((column,), template.Template((special, special), (0,))).sequences(512, "middle")
+    column = Ragged.from_chunks([[list(range(1000)), list(range(300)), []]])
+    special = SpecialTokens((5000,), (0,))
+    made = Encoded((column,), Template((special, special), (0,))).sequences(512, "middle")
     first = made.flat[:512].tolist()
     assert first == [5000, *range(128), *range(1000 - 382, 1000), 5000]
     assert made.lengths.tolist() == [512, 302, 2]
@@ -176,22 +126,6 @@ def test_a_tokenizer_of_an_earlier_version_has_no_template_for_pairs() -> None:
     assert [number for number in found if number < 5] == [2, 3, 3]
 
 
-def files(folder: Path) -> None:
-    """Training and validation pairs, and a network with token types."""
-    pretrained(folder, "bert")
-    table(folder / "train.csv")
-    table(folder / "held.csv", 11)
-
-
-CASE = Case(
-    files,
-    ".csv",
-    "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: [first, second], labels: same, "
-    "max_length: 12, truncation: middle}\n"
-    "model: {source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}\n",
-)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(CASE, tmp_path_factory.mktemp("pairs"))
@@ -204,7 +138,7 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
     assert frozen_split.of(run.model, inputs) is not None
     found = predicted(run, tmp_path, run.folder.parent / "held.csv")
     assert "max_length 12: " in capsys.readouterr().err
-    expected = seen(run)[""].softmax(dim=1).max(dim=1).values
+    expected = predictions.probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values
     torch.testing.assert_close(torch.tensor([row["probability"] for row in found]), expected, rtol=1e-4, atol=1e-5)
     assert found[0]["sample"].startswith("held.csv row 1: ")
     assert " | " in found[0]["sample"]

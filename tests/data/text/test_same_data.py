@@ -16,9 +16,9 @@ import pytest
 import torch
 from pyarrow import ipc, parquet
 
-from runtime.data.dataset import Dataset
-from runtime.data.load import load
-from runtime.data.text import load as text
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import load
+from drivetrain.data.text import text_data as text
 from tests import reports
 
 Row = list[str]
@@ -41,7 +41,7 @@ def delimited(sign: str, encoding: str = "utf-8", end: str = "\n", suffix: str =
     def write(folder: Path, header: list[str], rows: list[Row]) -> Path:
         path = folder / f"a.{suffix}"
         with path.open("w", encoding=encoding, newline="") as file:
-            csv.writer(file, delimiter=sign, lineterminator=end, quoting=quoting).writerows([header, *rows])  # type: ignore[call-overload]
+            csv.writer(file, delimiter=sign, lineterminator=end, quoting=quoting).writerows([header, *rows])
         return path
 
     return write

@@ -12,10 +12,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data import load_new
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.job_spec import load as job_spec
+from drivetrain.data import load_new
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job as job_spec
 
 TEXTS = [f"la máquina {n % 7} perdió presión también" for n in range(60)]
 LABELS = ["avería" if n % 3 else "sin avería" for n in range(60)]

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow
 import pytest
 
-from runtime.data import stateless_random
-from runtime.data.load import load
-from runtime.data.sample_data import text
-from runtime.data.text import max_length, ragged, tokenizer
+from drivetrain.data import stateless_random
+from drivetrain.data.load_data import load
+from drivetrain.data.sample_data import text
+from drivetrain.data.text import max_length, tokenizer
+from drivetrain.data.text.encoded import Ragged
 from tests import reports
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
@@ -25,19 +26,19 @@ def column(texts: list[str]) -> Any:
     return pyarrow.chunked_array([texts[: len(texts) // 2], texts[len(texts) // 2 :]], "string")
 
 
-def rows(made: ragged.Ragged) -> list[list[int]]:
+def rows(made: Ragged) -> list[list[int]]:
     return [made.flat[a:b].tolist() for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
 
 
 def test_rows_come_back() -> None:
-    made = ragged.of([ROWS[:2], ROWS[2:]])
+    made = Ragged.from_chunks([ROWS[:2], ROWS[2:]])
     assert rows(made) == ROWS
     assert made.lengths.tolist() == [3, 1, 0, 5, 2]
     assert made.flat.dtype == np.int32
 
 
 def test_padded_to_the_longest() -> None:
-    numbers, own = ragged.of([ROWS]).padded(np.array([4, 2, 0]), 99)
+    numbers, own = Ragged.from_chunks([ROWS]).padded(np.array([4, 2, 0]), 99)
     assert numbers.tolist() == [[10, 11, 99], [99, 99, 99], [1, 2, 3]]
     assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from runtime.data.series import load as data
-from runtime.models import frozen_split
-from runtime.models.networks import cnn_lstm
-from tests.data.series.test_load import job, npz
+from drivetrain.data.series import series_data as data
+from drivetrain.models import frozen_split
+from drivetrain.models.networks import cnn_lstm
+from tests.data.series.series_rows import job, npz
+from tests.models.networks.short_training import trained
 
 torch.set_num_threads(1)
 SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm_hidden": 5}
@@ -36,7 +36,7 @@ def test_shapes(change: dict[str, object]) -> None:
 
 def test_the_forget_gate_bias_starts_at_one() -> None:
     network = cnn_lstm.build(**SMALL)  # type: ignore[arg-type]
-    gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)  # type: ignore[operator, union-attr]
+    gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)
     assert gates.tolist() == [[0.0] * 5, [1.0] * 5, [0.0] * 5, [0.0] * 5]
 
 
@@ -80,18 +80,10 @@ def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | N
     for outputs in (split.rest(*kept), network(windows)):
         assert isinstance(outputs, torch.Tensor)
         network.zero_grad()
-        outputs.square().sum().backward()  # type: ignore[no-untyped-call]
+        outputs.square().sum().backward()
         found.append([outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def trained(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    for _ in range(steps):
-        nn.functional.cross_entropy(network(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

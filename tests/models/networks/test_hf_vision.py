@@ -5,63 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.images import load_new
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.models import saved_model
-from runtime.models.builders import BUILDERS
-from runtime.pretrained import convert
-from runtime.pretrained.folder import quiet
-from runtime.training import run
+from drivetrain.data.images import load_new
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.models import saved_model
+from drivetrain.models.builders import BUILDERS
+from drivetrain.pretrained import convert
+from drivetrain.pretrained.folder import quiet
+from drivetrain.training import run
 from tests import tiny, trained
-
-TRANSFORMER = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 32,
-    "patch_size": 16,
-}
-STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "vit": TRANSFORMER,
-    "deit": TRANSFORMER,
-    "dinov2": TRANSFORMER,
-    "beit": TRANSFORMER,
-    "convnext": STAGES | {"num_stages": 2},
-    "resnet": STAGES | {"embedding_size": 8},
-    "swin": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "image_size": 32},
-}
-MODEL = "{source: transformers, name: saved}"
-
-
-def saved(folder: Path, family: str = "vit") -> Path:
-    """A small pretrained network as save_pretrained leaves it, with what its images looked like."""
-    with quiet() as transformers:
-        torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
-        transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
-    look = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.3], "do_resize": True}
-    (folder / "saved" / "preprocessor_config.json").write_text(json.dumps(look))
-    return folder / "saved"
-
-
-def job(folder: Path, model: str = MODEL, data: str = "") -> Job:
-    text = (
-        f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
-        "train: {epochs: 1, batch_size: 4}\n"
-    )
-    (folder / "job.yaml").write_text(text)
-    return job_spec.load(folder / "job.yaml", [])
+from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, saved
 
 
 @pytest.fixture
@@ -71,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def backbone(made: run.Run) -> dict[str, torch.Tensor]:
-    return dict(made.model.backbone.state_dict())  # type: ignore[union-attr, operator]
+    return dict(made.model.backbone.state_dict())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,7 +44,7 @@ def test_families_begin_with_their_weights_and_train(folder: Path, family: str) 
     made.train_mode()
     made.set_rate()
     for batch in made.batches.epoch(0):
-        made.step(made.prepared(batch, 0), 0)
+        made.step(made.preprocess(batch, 0), 0)
     after = backbone(made)
     still = {name for name in own if torch.equal(after[name], before[name]) and own[name].is_floating_point()}
     assert still <= {"embeddings.mask_token"}

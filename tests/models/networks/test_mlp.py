@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.tables import load as data
-from runtime.job.model import Freeze
-from runtime.models import build
-from runtime.models.freeze import freeze
-from runtime.models.networks import mlp
-from tests.data.tables.test_load import job, mixed, stored
-from tests.models.networks.test_cnn_lstm import trained
+from drivetrain.data.tables import table_data as data
+from drivetrain.job.model import Freeze
+from drivetrain.models import build
+from drivetrain.models.freeze import freeze
+from drivetrain.models.networks import mlp
+from tests.data.tables.table_rows import job, mixed, stored
+from tests.models.networks.short_training import trained
 
 torch.set_num_threads(1)
 
@@ -26,17 +26,17 @@ def test_shapes(numbers: int, categories: list[int]) -> None:
         categories
     )
     assert network(*inputs).shape == (9, 5)
-    assert network.layers[0][0].in_features == numbers + 2 * len(categories)  # type: ignore[index]
+    assert network.layers[0][0].in_features == numbers + 2 * len(categories)
 
 
 def test_each_column_has_its_own_embeddings_and_unknown_is_zero() -> None:
     network = mlp.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
-    vectors = network.embeddings.weight  # type: ignore[union-attr]
+    vectors = network.embeddings.weight
     assert vectors.shape == (7, 2)
     assert vectors[[0, 3]].abs().sum() == 0
     assert (vectors[[1, 2, 4, 5, 6]] != 0).all()
     seen: list[torch.Tensor] = []
-    network.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))  # type: ignore[operator, index]
+    network.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     network(torch.tensor([[1, 2], [0, 0]], dtype=torch.int32))
     torch.testing.assert_close(seen[0], torch.stack([torch.cat([vectors[1], vectors[5]]), torch.zeros(4)]))
 
@@ -60,7 +60,64 @@ def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
     for _ in range(3):
         torch.nn.functional.cross_entropy(network(*inputs), made.train.targets[""]).backward()
         optimizer.step()
-    assert network.embeddings.weight[network.offsets].abs().sum() == 0  # type: ignore[union-attr, index]
+    assert network.embeddings.weight[network.offsets].abs().sum() == 0
+
+
+def test_embedded_numbers_are_piecewise_linear_and_constant_outside() -> None:
+    edges = [[-1.0, 0.0, 2.0, 3.0], [0.0, 0.5, 1.0]]
+    embeddings = mlp.NumberEmbeddings(edges, 4)
+    numbers = torch.tensor([[-9.0, 0.2], [-0.25, 0.75], [1.0, -5.0], [2.5, 1e6]])
+    linear = numbers.unsqueeze(2) * embeddings.weight + embeddings.bias
+    torch.testing.assert_close(embeddings(numbers), linear.flatten(1))
+    with torch.no_grad():
+        embeddings.pieces.normal_()
+    pieces = (embeddings(numbers).view(4, 2, 4) - linear).detach().numpy()
+    for column, bounds in enumerate(edges):
+        # A piecewise-linear function is known by its values at the edges.
+        steps = embeddings.pieces[column, : len(bounds) - 1].detach().numpy()
+        values = np.concatenate([np.zeros((1, 4)), steps.cumsum(axis=0)])
+        for size in range(4):
+            expected = np.interp(numbers[:, column].numpy(), bounds, values[:, size])
+            np.testing.assert_allclose(pieces[:, column, size], expected, atol=0.07 if column else 1e-5)
+
+
+def test_a_bin_between_denormal_numbers_gives_numbers() -> None:
+    embeddings = mlp.NumberEmbeddings([[-1.0, 0.0, 1e-40, 1.0]], 2)
+    with torch.no_grad():
+        embeddings.pieces.normal_()
+    assert embeddings(torch.tensor([[0.0], [1e-40], [-1e6], [1e6]])).isfinite().all()
+
+
+def test_numbers_without_bins_go_in_as_they_are() -> None:
+    network = mlp.build(
+        numbers=3,
+        categories=[4],
+        outputs=2,
+        hidden=[6],
+        embedding=2,
+        edges=[[], [0.0, 1.0, 2.0], []],
+        number_embedding=5,
+    )
+    assert network.layers[0][0].in_features == 2 + 5 + 2
+    inputs: list[torch.Tensor] = []
+    network.layers[0].register_forward_pre_hook(lambda module, received: inputs.append(received[0]))
+    network(torch.tensor([[7.0, 0.5, 9.0]]), torch.tensor([[1]], dtype=torch.int32))
+    assert inputs[0][0, :2].tolist() == [7.0, 9.0]
+
+
+def test_bins_learn_what_a_line_cannot() -> None:
+    """Of a band in the middle of a number, a network without hidden units to speak of gets less than with bins."""
+    numbers = torch.rand(2_000, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    classes = (numbers[:, 0].abs() < 0.5).long()
+    accuracies = []
+    for edges in ((), [np.linspace(-1, 1, 33).tolist()]):
+        torch.manual_seed(0)
+        network = mlp.build(
+            numbers=1, categories=[], outputs=2, hidden=[1], dropout=0.0, edges=edges, number_embedding=4
+        )
+        trained(network, numbers, classes, 60)
+        accuracies.append(float((network(numbers).argmax(1) == classes).float().mean()))
+    assert accuracies[0] < 0.8 < 0.95 < accuracies[1]
 
 
 def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
@@ -83,7 +140,7 @@ class Columns(torch.nn.Module):
         self.network = network
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
-        return self.network(joined[:, :-1], joined[:, -1:].int())  # type: ignore[no-any-return]
+        return self.network(joined[:, :-1], joined[:, -1:].int())
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

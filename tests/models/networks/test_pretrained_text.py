@@ -13,15 +13,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.load import load
-from runtime.data.text import load as text
-from runtime.errors import DataError, SpecError
-from runtime.models import saved_model
-from runtime.models.builders import BUILDERS
-from runtime.models.networks.text_encoder import TextNetwork
-from runtime.pretrained import convert, hub_connection
-from runtime.pretrained import folder as pretrained
-from runtime.training import run
+from drivetrain.data.dataset import InputRecord
+from drivetrain.data.load_data import load
+from drivetrain.data.text import text_data as text
+from drivetrain.errors import DataError, SpecError
+from drivetrain.models import build, saved_model
+from drivetrain.models.builders import BUILDERS
+from drivetrain.models.networks.text_encoder import TextNetwork
+from drivetrain.pretrained import convert, hub_connection
+from drivetrain.pretrained import folder as pretrained
+from drivetrain.training import run
 from tests import reports, tiny
 from tests.trained import Case, seen, trained
 
@@ -63,7 +64,7 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
     made.train_mode()
     made.set_rate()
     for batch in made.batches.epoch(0):
-        made.step(made.prepared(batch, 0), 0)
+        made.step(made.preprocess(batch, 0), 0)
     after = encoder(made)
     still = {name for name in before if torch.equal(before[name], after[name])}
     assert still == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}
@@ -94,6 +95,40 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     for name, expected in wanted.items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(new.split.targets[name], done.dataset.validation.targets[name])
+
+
+@pytest.mark.parametrize(
+    ("modes", "pooling"),
+    [
+        (["mean_tokens"], "mean"),
+        (["max_tokens"], "max"),
+        (["cls_token"], "cls"),
+        (["cls_token", "mean_tokens"], "cls"),
+        (["weightedmean_tokens"], "cls"),
+    ],
+)
+def test_the_folder_says_how_a_vector_is_made(folder: Path, modes: list[str], pooling: str) -> None:
+    """As sentence-transformers writes it; of several ways at once, or ways that we lack, the family's is taken."""
+    settings = {f"pooling_mode_{mode}": mode in modes for mode in ("cls_token", "mean_tokens", "max_tokens", *modes)}
+    (folder / "saved" / "1_Pooling").mkdir()
+    (folder / "saved" / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8, **settings}))
+    made = assembled(folder)
+    assert isinstance(made.model, TextNetwork)
+    assert made.model.pooling == made.network.arguments["pooling"] == pooling
+    said = any("as its 1_Pooling/config.json says" in note for note in made.dataset.notes)
+    assert said == (len(modes) == 1 and modes != ["weightedmean_tokens"])
+    explicit = assembled(folder, MODEL[:-1] + ", pooling: cls}")
+    assert explicit.network.arguments["pooling"] == "cls"
+
+
+def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None:
+    job = assembled(folder).job
+    began = load(job)
+    (folder / "saved" / "1_Pooling").mkdir()
+    (folder / "saved" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    resumed = load(job, InputRecord(began.preprocessing, began.heads, same_data=True))
+    assert build.build(job, resumed).arguments["pooling"] == "cls"
+    assert build.build(job, load(job)).arguments["pooling"] == "mean"
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])
@@ -160,11 +195,11 @@ def test_the_pickle_twin_converts(folder: Path) -> None:
     assert same(encoder(made), weights(folder / "saved" / "model.safetensors"))
 
 
-def remove(name: str) -> Callable[[Path], None]:
+def remove(name: str) -> Callable[[Path], object]:
     return lambda saved: (saved / name).unlink()
 
 
-def config(**values: object) -> Callable[[Path], None]:
+def config(**values: object) -> Callable[[Path], object]:
     return lambda saved: reports.edit(saved / "config.json", **values)
 
 
@@ -182,7 +217,7 @@ def code(saved: Path) -> None:
     )
 
 
-BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "no config": (remove("config.json"), ("has no config.json", "save_pretrained")),
     "no weights": (remove("model.safetensors"), ("has no weights",)),
     "no tokenizer": (remove("tokenizer.json"), ("the tokenizer in", "cannot be used: it has none of tokenizer.json")),

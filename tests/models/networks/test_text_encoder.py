@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime.data.dataset import Batch
-from runtime.errors import SpecError
-from runtime.job import dotted
-from runtime.models.builders import BUILDERS
-from runtime.models.networks.text_encoder import TextNetwork
-from runtime.training import run
-from runtime.training.step_options import parts_of
+from drivetrain.data.dataset import Batch
+from drivetrain.errors import SpecError
+from drivetrain.job import dot_key
+from drivetrain.models.builders import BUILDERS
+from drivetrain.models.networks.text_encoder import TextNetwork
+from drivetrain.training import run
+from drivetrain.training.step_options import parts_of
 from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
@@ -35,7 +35,7 @@ def first(made: run.Run, size: int) -> Batch:
     return Batch(ids, inputs, {name: y[:size] for name, y in made.dataset.train.targets.items()})
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
     reports.write(tmp_path)
     made = tiny.plain(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
@@ -193,4 +193,4 @@ def test_what_cannot_be_frozen(tmp_path: Path, freeze: str, words: tuple[str, ..
         freezing(tmp_path, freeze)
     for part in words:
         assert part in str(caught.value)
-    assert dotted(("model", "freeze")) in str(caught.value)
+    assert dot_key(("model", "freeze")) in str(caught.value)

@@ -14,15 +14,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.launch import network
-from runtime.models.builders import BUILDERS
-from runtime.models.networks import timm_library
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.launch import network
+from drivetrain.models.builders import BUILDERS
+from drivetrain.models.networks import timm_vision
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
-from tests.models.networks.test_hf_vision import job
+from tests.models.networks.vision_jobs import job
 from tests.paths import ROOT
 
 SMALL = ", image_size: 32"
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """What timm leaves on the hub, in the folder `weights`."""
     torch.manual_seed(5)
-    made: dict[str, torch.Tensor] = timm_library.load().create_model("resnet10t").state_dict()
+    made: dict[str, torch.Tensor] = timm_vision.load_timm().create_model("resnet10t").state_dict()
     (folder / "weights").mkdir()
     safetensors.torch.save_file(made, folder / "weights" / "model.safetensors")
     (folder / "weights" / "config.json").write_text(json.dumps(CONFIG))
@@ -66,6 +66,7 @@ def hub(folder: Path, weights: object, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield made
 
 
+@pytest.mark.slow
 def test_a_network_trains_and_reloads(folder: Path) -> None:
     first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", SMALL), folder)
     safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
@@ -74,7 +75,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     made.train_mode()
     made.set_rate()
     for batch in made.batches.epoch(0):
-        made.step(made.prepared(batch, 0), 0)
+        made.step(made.preprocess(batch, 0), 0)
     again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))
     again.load_state_dict(made.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
@@ -85,7 +86,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
 
 def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[str, torch.Tensor], folder: Path) -> None:
     asked = job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}", SMALL)
-    needs, why = network.told(asked)
+    needs, why = network.decide(asked)
     assert needs
     assert "model.pretrained: timm/resnet10t.c3_in1k is not a local folder" in why
     made = tiny.plain(asked, folder)
@@ -146,17 +147,18 @@ def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor])
         tiny.plain(asked, folder)
 
 
+@pytest.mark.slow
 def test_nothing_else_finds_the_torchvision_of_timm() -> None:
     """Its plain import fails beside a torch for CPUs; transformers imports it wherever it is found, torchmetrics if pip lists it."""
-    if not (timm_library.ASIDE / "torchvision").is_dir():
+    if not (timm_vision.ASIDE / "torchvision").is_dir():
         pytest.skip("torchvision is not kept aside here")
     program = (
         "import importlib.metadata, importlib.util, sys, torch\n"
         "assert importlib.util.find_spec('torchvision') is None\n"
         "assert not list(importlib.metadata.distributions(name='torchvision'))\n"
-        "from runtime.models.networks import timm_library\n"
+        "from drivetrain.models.networks import timm_vision\n"
         "before, path = torch.library.register_fake, list(sys.path)\n"
-        "timm_library.load().create_model('resnet10t')\n"
+        "timm_vision.load_timm().create_model('resnet10t')\n"
         "assert torch.library.register_fake is before and sys.path == path\n"
         "import transformers; transformers.AutoImageProcessor\n"
     )
@@ -166,7 +168,7 @@ def test_nothing_else_finds_the_torchvision_of_timm() -> None:
 
 def test_timm_that_is_missing_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setattr(timm_library, "ASIDE", folder / "nowhere")
+    monkeypatch.setattr(timm_vision, "ASIDE", folder / "nowhere")
     with pytest.raises(SpecError) as caught:
         tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
     for part in ("timm cannot be imported here", "the images and `make setup` have both", "drivetrain[timm]"):

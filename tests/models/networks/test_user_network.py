@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.data.custom.user_loss import CustomTerms
-from runtime.data.dataset import Head
-from runtime.data.load import load
-from runtime.errors import SpecError
-from runtime.job_spec import load as job_spec
-from runtime.models.build import Model, build
-from runtime.training import losses
+from drivetrain.data.custom.user_loss import CustomTerms
+from drivetrain.data.dataset import Head
+from drivetrain.data.load_data import load
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.models.build import Model, build
+from drivetrain.training import losses
 from tests.own_job import items, job
 
 torch.set_num_threads(1)

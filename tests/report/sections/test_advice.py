@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data.text.max_length import padding
-from runtime.report.advice.recommendation import Advice
-from runtime.report.record import read
-from runtime.report.sections.advice import MOST, advice
-from runtime.report.summary import summarize
-from runtime.report.write import write
+from drivetrain.data.text.max_length import padding
+from drivetrain.report.advice.recommendation import Advice
+from drivetrain.report.record import read
+from drivetrain.report.sections.advice import MAX_SUGGESTIONS, advice
+from drivetrain.report.summary import summarize
+from drivetrain.report.write import write
 from tests.report_folder import change, make, rows, telemetry
 
 GIB = 2**30
@@ -191,7 +191,7 @@ def test_at_most_three_the_most_helpful_first(run: Path) -> None:
     throttle(run, 0.9)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     found = given(run)
-    assert len(found) == MOST
+    assert len(found) == MAX_SUGGESTIONS
     assert [one.weight for one in found] == sorted((one.weight for one in found), reverse=True)
     assert [one.line.split(":")[0] for one in found] == ["optimize", "limits", "optimize"]
 

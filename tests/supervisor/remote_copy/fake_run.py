@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.storage.object_store import ObjectStore, Patience
-from runtime.storage.remote_address import parse
-from runtime.system.files import sha256
-from runtime.training.checkpoints.manifest import MANIFEST
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import parse
+from drivetrain.system.files import sha256
+from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests.object_store import FaultyStore, before
 
 SHORT = Patience(retries=0.3, silence=1.0, connect=1.0)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
-from runtime.errors import CheckpointError, SpecError, StorageError
-from runtime.hardware import disk_space
-from runtime.storage.remote_address import parse
-from runtime.storage.store_errors import RemoteError
-from runtime.supervisor import named_run
-from runtime.supervisor.remote_copy.cached_run import cached_run
-from runtime.supervisor.remote_copy.run_copy import RunCopy
+from drivetrain.cli.main import main
+from drivetrain.errors import CheckpointError, SpecError, StorageError
+from drivetrain.hardware import disk_space
+from drivetrain.storage.remote_address import parse
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.supervisor import named_run
+from drivetrain.supervisor.remote_copy.fetch_run import update_cached_run
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from tests import report_folder
 from tests.object_store import FaultyStore
 from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state
@@ -44,7 +44,7 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     opened("seen/parts-001").delete(["model/config.json"])
     (here / "report.html").write_text("written here")
     count = len(proxy.seen)
-    cached_run(parse("s3://bucket/seen/parts-001"))
+    update_cached_run(parse("s3://bucket/seen/parts-001"))
     assert [path.rpartition("/")[2] for _, path in proxy.seen[count:][1:]] == ["metrics.jsonl", "state.json"]
     assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (here / "model" / "config.json").exists()

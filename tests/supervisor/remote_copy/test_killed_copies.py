@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.errors import Busy
-from runtime.storage.object_store import PART
-from runtime.storage.remote_address import parse
-from runtime.supervisor.remote_copy import writer_lock
-from runtime.supervisor.remote_copy.copy_child import CopyChild
-from runtime.supervisor.remote_copy.remote_runs import RemoteRuns
-from runtime.training.checkpoints.manifest import verify
+from drivetrain.errors import Busy
+from drivetrain.storage.object_store import PART
+from drivetrain.storage.remote_address import parse
+from drivetrain.supervisor.remote_copy import writer_lock
+from drivetrain.supervisor.remote_copy.copy_child import CopyChild
+from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
+from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state, there
 
@@ -86,8 +86,8 @@ def copied(runs: RemoteRuns, folder: Path) -> int:
 @pytest.fixture
 def proxy(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """For writers that follow a dead one at once; the killed process itself keeps the usual times."""
-    monkeypatch.setattr(writer_lock, "STALE", 0.3)
-    monkeypatch.setattr(writer_lock, "LOOK", 0.1)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(writer_lock, "POLL_SECONDS", 0.1)
     return proxy
 
 
@@ -174,11 +174,11 @@ def test_the_second_of_two_machines_is_refused(
     one = tmp_path / "one" / "parts-001"
     trained_on(one, 10, "running")
     assert copied(machine(one.parent, "two"), one) == 0
-    monkeypatch.setattr(writer_lock, "STALE", 30.0)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 30.0)
     first, second = machine(tmp_path / "here", "two"), machine(tmp_path / "there", "two")
     try:
         first.continue_last()
-        monkeypatch.setattr(writer_lock, "BEAT", 0.2)
+        monkeypatch.setattr(writer_lock, "HEARTBEAT_SECONDS", 0.2)
         with first._locks["parts-001"].beating(), pytest.raises(Busy, match="is training this run"):
             second.continue_last()
         assert not (tmp_path / "there").exists()

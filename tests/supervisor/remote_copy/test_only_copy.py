@@ -14,19 +14,20 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.errors import Busy, CheckpointError
-from runtime.storage.remote_address import parse
-from runtime.storage.store_errors import RemoteError
-from runtime.supervisor.remote_copy import copy_child, run_copy, writer_lock
-from runtime.supervisor.remote_copy.copy_child import CopyChild
-from runtime.supervisor.remote_copy.copy_process import Copying
-from runtime.supervisor.remote_copy.copy_record import CopyRecord, of_store
-from runtime.supervisor.remote_copy.fetch_run import fetch_run
-from runtime.supervisor.remote_copy.remote_runs import RemoteRuns
-from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy
-from runtime.supervisor.remote_copy.writer_lock import WriterLock
-from runtime.system import file_lock
-from runtime.training.checkpoints.manifest import verify
+from drivetrain.errors import Busy, CheckpointError
+from drivetrain.storage.remote_address import parse
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.supervisor.remote_copy import copy_child, run_copy, writer_lock
+from drivetrain.supervisor.remote_copy.copy_child import CopyChild
+from drivetrain.supervisor.remote_copy.copy_process import Copying
+from drivetrain.supervisor.remote_copy.copy_record import CopyRecord, of_store
+from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
+from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
+from drivetrain.supervisor.remote_copy.run_copy import LostLock, RunCopy
+from drivetrain.supervisor.remote_copy.run_files import is_gone
+from drivetrain.supervisor.remote_copy.writer_lock import WriterLock
+from drivetrain.system import file_lock
+from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import FaultyStore
 from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state, there
 
@@ -88,7 +89,7 @@ def test_a_process_that_is_killed_at_the_end_is_replaced(proxy: FaultyStore, run
 def test_a_process_that_is_stopped_does_not_hold_the_end_of_a_run(
     proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_child, "HUNG", 2.0)
+    monkeypatch.setattr(copy_child, "SILENT_SECONDS", 2.0)
     ours = runs_at(run.parent, "held")
     ours.begin(run)
     child = ours.child
@@ -214,7 +215,7 @@ def test_a_writer_that_was_cut_off_asks_before_it_writes(
     locked("zombie", "b", before="a")
     before = tags("zombie")
     checkpoint(run, "step-200")
-    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 0.0)
     with pytest.raises(LostLock):
         first.attempt()
     assert tags("zombie") == before
@@ -227,7 +228,7 @@ def test_a_lock_that_cannot_be_shown_is_not_written_under(
     proxy.seen.clear()
     lock.check()
     assert proxy.seen == [], "one that was shown a moment ago is not asked for"
-    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 0.0)
     proxy.away = True
     with pytest.raises(RemoteError):
         lock.check()
@@ -242,7 +243,7 @@ def test_the_lock_is_shown_between_the_parts_of_an_upload(
     checkpoint(run, "step-100", size=20_000_000)
     copying = Copying(run, opened("parts"), 1, "a")
     copying.lock.acquire(None, print)
-    monkeypatch.setattr(writer_lock, "STALE", 0.0)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 0.0)
     assert copying.attempt()
     writes = [path.partition("?")[0].rpartition("/")[2] for method, path in proxy.seen if method == "PUT"]
     first, last = (find(i for i, name in enumerate(writes) if name == "model.safetensors") for find in (min, max))
@@ -276,7 +277,7 @@ def with_removal(copy: RunCopy, remove: Callable[[], None]) -> None:
 
 
 def test_a_copy_of_the_last_start_is_waited_for(proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_child, "PREVIOUS", 0.3)
+    monkeypatch.setattr(copy_child, "PREVIOUS_SECONDS", 0.3)
     recorded(run, "previous")
     ours = runs_at(run.parent, "previous")
     proxy.away = True
@@ -311,7 +312,7 @@ def test_a_folder_that_goes_away_in_between_removes_nothing(
 ) -> None:
     RunCopy(opened("unmounted"), run, 1).send()
     before = tags("unmounted")
-    look = run_copy.is_gone
+    look = is_gone
 
     def gone(path: Path) -> bool:
         if run.is_dir():

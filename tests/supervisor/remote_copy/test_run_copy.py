@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CheckpointError
-from runtime.storage.store_errors import RemoteError
-from runtime.supervisor.remote_copy.fetch_run import fetch_run
-from runtime.supervisor.remote_copy.run_copy import LostLock, RunCopy, discard
-from runtime.training.checkpoints.manifest import verify
+from drivetrain.errors import CheckpointError
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
+from drivetrain.supervisor.remote_copy.run_copy import LostLock, RunCopy, discard
+from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import SHORT, a_run, checkpoint, opened, state, there
 
@@ -80,6 +80,7 @@ def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> No
     assert there(opened("damaged")) == ["step-10"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, tmp_path: Path, every: int) -> None:
     """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""

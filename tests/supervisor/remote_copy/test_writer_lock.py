@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.errors import Busy
-from runtime.storage.store_errors import RemoteError
-from runtime.supervisor.remote_copy import writer_lock
-from runtime.supervisor.remote_copy.writer_lock import WriterLock
+from drivetrain.errors import Busy
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.supervisor.remote_copy import writer_lock
+from drivetrain.supervisor.remote_copy.writer_lock import WriterLock
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import opened
 
@@ -15,9 +15,9 @@ from tests.supervisor.remote_copy.fake_run import opened
 @pytest.fixture
 def proxy(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """The same, for writers that look at the lock more often."""
-    monkeypatch.setattr(writer_lock, "BEAT", 0.1)
-    monkeypatch.setattr(writer_lock, "STALE", 1.5)
-    monkeypatch.setattr(writer_lock, "LOOK", 0.2)
+    monkeypatch.setattr(writer_lock, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 1.5)
+    monkeypatch.setattr(writer_lock, "POLL_SECONDS", 0.2)
     return proxy
 
 

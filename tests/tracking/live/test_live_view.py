@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from runtime.errors import CheckpointError
-from runtime.system.run_files import RunFiles
-from runtime.tracking.live.dashboard import left_text, line, screen
-from runtime.tracking.live.live_view import pause
-from runtime.tracking.live.run_reader import JsonLinesTail, RunReader, RunView
-from runtime.tracking.live.sparkline import KEPT, Sparkline
-from runtime.tracking.live.terminal_painter import Painter
-from runtime.training.progress import Progress
-from runtime.training.run import Run
+from drivetrain.errors import CheckpointError
+from drivetrain.system.run_files import RunFiles
+from drivetrain.tracking.live.dashboard import format_time_left, line
+from drivetrain.tracking.live.live_view import Painter, pause
+from drivetrain.tracking.live.run_reader import JsonLinesTail, RunReader
+from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
+from drivetrain.training.progress import Progress
+from drivetrain.training.run import Run
 from tests.report_folder import change, metrics, rows, running
+from tests.tracking.live.painted_text import text_of
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -37,12 +37,6 @@ def run(tmp_path: Path) -> Path:
 def append(path: Path, row: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-
-
-def text_of(view: RunView, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(screen(view, width))
-    return cast(io.StringIO, console.file).getvalue()
 
 
 def test_a_view_of_a_running_run(run: Path) -> None:
@@ -162,8 +156,8 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
 def test_one_plain_line(run: Path) -> None:
     text = line(RunReader(run).read())
     assert re.fullmatch(r"epoch 7/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
-    assert left_text(75.2, True) == "at most 1:15 left"
-    assert left_text(None, False) == "estimating time left"
+    assert format_time_left(75.2, True) == "at most 1:15 left"
+    assert format_time_left(None, False) == "estimating time left"
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
@@ -189,7 +183,7 @@ def test_a_curve_keeps_its_shape_and_its_size() -> None:
     for value in range(100_000):
         curve.add(1e6 + value)
     curve.add(float("nan"))
-    assert len(curve.means) < KEPT
+    assert len(curve.means) < MAX_POINTS
     assert curve.shape(8) == "▁▂▃▄▅▆▇█"
     assert curve.first == 1e6
     flat = Sparkline()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from runtime.tracking.live import pass_progress
+from drivetrain.tracking.live import time_left
 
 
 def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:
     """What is told of batches of 100 samples that take so long each."""
     now = [0.0]
-    monkeypatch.setattr(pass_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(time_left, "time", SimpleNamespace(monotonic=lambda: now[0]))
     file = io.StringIO()
     file.isatty = lambda: terminal  # type: ignore[method-assign]
-    monkeypatch.setattr(pass_progress.sys, "stderr", file)
+    monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setenv("TERM", "xterm")
 
     def work() -> object:
@@ -24,7 +25,7 @@ def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batc
             now[0] += seconds
             yield range(100), {}
 
-    assert len(list(pass_progress.told(work(), 100 * batches, "evaluate"))) == batches  # type: ignore[arg-type]
+    assert len(list(time_left.report_progress(work(), 100 * batches, "evaluate"))) == batches  # type: ignore[arg-type]
     return file.getvalue()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tracking.live.time_left import TimeLeft, clock_time
+from drivetrain.tracking.live.time_left import TimeLeft, clock_time
 from tests import paths
 
 TRACES = sorted(paths.TRACES.glob("*.json"))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from runtime.tracking.live import watch as watching
-from runtime.tracking.live.run_reader import RunReader
+from drivetrain.tracking.live import watch as watching
+from drivetrain.tracking.live.run_reader import RunReader
 from tests.paths import ROOT
 from tests.report_folder import change, running
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def watch(run: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    command = [sys.executable, "-m", "drivetrain", "watch", str(run)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, **options)
 
 
@@ -66,7 +66,7 @@ def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path)
 def test_watch_loads_no_torch(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done"))
     code = (
-        "import sys; from pathlib import Path; from runtime.tracking.live.watch import watch\n"
+        "import sys; from pathlib import Path; from drivetrain.tracking.live.watch import watch\n"
         f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
@@ -101,7 +101,7 @@ def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes
     ours, theirs = pty.openpty()
     variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
     variables |= {"TERM": "xterm-256color", **environment}
-    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    command = [sys.executable, "-m", "drivetrain", "watch", str(run)]
     started = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
     os.close(theirs)
     return started, ours

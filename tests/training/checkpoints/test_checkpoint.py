@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import CheckpointError, StorageError
-from runtime.training.checkpoints import checkpoint, optimizer_state, retention
+from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.training.checkpoints import checkpoint, run_state
+from tests.training.checkpoints.damage import flip
 
 TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
 
@@ -35,12 +36,6 @@ def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
     assert tensors["c"].equal(weight[:2])
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
@@ -57,7 +52,7 @@ def flip(path: Path) -> None:
 )
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
     save(tmp_path, 1)
-    damage(save(tmp_path, 2))  # type: ignore[operator]
+    damage(save(tmp_path, 2))
     loaded, passed = checkpoint.latest(tmp_path)
     assert loaded is not None
     assert loaded.path.name == "step-1"
@@ -85,13 +80,13 @@ def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
     save(tmp_path, 20, best=2)
     save(tmp_path, 30, best=2)
     (tmp_path / ".tmp-step-40-1").mkdir()
-    retention.prune(tmp_path, keep=2, best=3)
+    checkpoint.prune(tmp_path, keep=2, best=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best-2", "best-3", "step-20", "step-30"]
 
 
 def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    retention.prune(tmp_path, keep=0, best=None)
+    checkpoint.prune(tmp_path, keep=0, best=None)
     assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-1"]
 
 
@@ -102,7 +97,7 @@ def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) ->
         save(tmp_path, step)
     flip(save(tmp_path, 40) / "model.safetensors")
     save(tmp_path, 30)
-    retention.prune(tmp_path, keep=keep, best=None, newest=30)
+    checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
     assert [checkpoint.number(path) for path in checkpoint.steps(tmp_path)] == [10, 20, 30][-keep:]
 
 
@@ -127,7 +122,7 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
     second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
-    optimizer_state.load_optimizer(twin, second, optimizer_state.optimizer_tensors(model, first))
+    run_state.load_optimizer(twin, second, run_state.optimizer_tensors(model, first))
     step(model, first)
     step(twin, second)
     assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
@@ -137,4 +132,4 @@ def test_unknown_parameter_in_optimizer_state() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(CheckpointError, match="names 'lost', which does not exist in the network"):
-        optimizer_state.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})
+        run_state.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from runtime.errors import CheckpointError
-from runtime.models import saved_model
-from runtime.training import effective_settings, loop, run
-from runtime.training.best_metric import BestMetric
-from runtime.training.checkpoints import final_weights
-from runtime.training.evaluation import validation
-from runtime.training.train import train as train_run
+from drivetrain.errors import CheckpointError
+from drivetrain.models import saved_model
+from drivetrain.system import fault_points
+from drivetrain.training import effective_settings, final_model, loop, run
+from drivetrain.training.best_metric import BestMetric
+from drivetrain.training.evaluation import validation
+from drivetrain.training.train import train as train_run
 from tests import tiny
-from tests.training.checkpoints.test_checkpoint import flip
+from tests.training.checkpoints.damage import flip
 
 
 def ended(
@@ -28,16 +28,13 @@ def ended(
 ) -> run.Run:
     """A run of the tiny job that is conducted to its end; `spoil` is called when the last evaluation is done."""
     made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs, more=more))
-    original = loop._ended
 
-    def hooked(this: run.Run) -> str | None:
-        reason = original(this)
-        if reason or this.counters.epoch == this.job.train.epochs:
-            spoil(this)
-        return reason
+    def listen(moment: str, *subjects: Any) -> None:
+        if moment == "trained":
+            spoil(subjects[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_ended", hooked)
+        patch.setattr(fault_points, "listener", listen)
         patch.setattr(effective_settings, "record_changes", lambda *given: None)
         train_run(made)
     return made
@@ -119,11 +116,11 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     made = ended(tmp_path, lambda made: None)
     shutil.rmtree(made.checkpoints)
     with pytest.raises(CheckpointError, match=r"no checkpoint can be read: checkpoint .*best-"):
-        final_weights.weights(made)
+        final_model.choose_weights(made)
 
 
 def test_a_metric_that_is_always_nan_stops_early() -> None:
-    from runtime.job.train import EarlyStopping
+    from drivetrain.job.train import EarlyStopping
 
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
     for epoch in range(2):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import CheckpointError
-from runtime.training.checkpoints import checkpoint, frozen_weights, retention
+from drivetrain.errors import CheckpointError
+from drivetrain.training.checkpoints import checkpoint, frozen_weights
 from tests import tiny
 
 FROZEN = {"body.weight": torch.arange(6.0), "body.bias": torch.ones(2)}
@@ -49,7 +49,7 @@ def test_what_has_changed_is_written_anew(tmp_path: Path) -> None:
 def test_removing_one_leaves_the_others_whole(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
-    retention.prune(tmp_path, 1, None)
+    checkpoint.prune(tmp_path, 1, None)
     assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-3"]
     assert checkpoint.load(tmp_path / "step-3").tensors["model"]["body.weight"].equal(FROZEN["body.weight"])
 
@@ -92,7 +92,7 @@ def test_a_run_with_a_frozen_network_writes_them_once(tmp_path: Path) -> None:
     names = [name for name, _ in made.model.named_parameters()]
     for name, value in made.model.named_parameters():
         value.requires_grad_(name == names[-1])
-    from runtime.training.saver import Saver
+    from drivetrain.training.saver import Saver
 
     saver = Saver(made)
     first = saver.final()

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.cli import main
-from runtime.system.files import read_json
+from drivetrain.cli import main
+from drivetrain.system.files import read_json
 
 SPEC = """
 name: a

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.data.dataset import Head
-from runtime.hardware import facts
-from runtime.job.workload import Workload
-from runtime.models import inspection
-from runtime.optimizations import precision
-from runtime.training.checkpoints import run_state
-from runtime.training.evaluation import validation
-from runtime.training.grad_scaler import Scaler
+from drivetrain.data.dataset import Head
+from drivetrain.hardware import facts
+from drivetrain.job.workload import Workload
+from drivetrain.models import inspection
+from drivetrain.optimizations import precision
+from drivetrain.optimizations.interface import similar_work
+from drivetrain.training.checkpoints import run_state
+from drivetrain.training.evaluation import validation
+from drivetrain.training.grad_scaler import Scaler
 from tests import tiny
 from tests.paths import MACHINES
 
@@ -26,7 +27,7 @@ def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
     exact.model.load_state_dict(short.model.state_dict())
     short.model.eval()
     exact.model.eval()
-    inputs = short.prepared(next(iter(short.batches.epoch(0))), None).inputs
+    inputs = short.preprocess(next(iter(short.batches.epoch(0))), None).inputs
     assert not torch.equal(short.step.outputs(inputs), exact.step.outputs(inputs))  # type: ignore[arg-type]
     assert validation.evaluate(short) == validation.evaluate(exact)
 
@@ -80,7 +81,7 @@ def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path
 
 
 def test_no_calibration_chooses_a_format_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision.similar_work, "nearest", lambda *_: ("a probe",))
+    monkeypatch.setattr(similar_work, "nearest", lambda *_: ("a probe",))
     here = facts.load(MACHINES / "vm-2core-cgroup1.json")
     assert precision.probed(tiny.job(), here, Workload(numeric=True)) == ()
     assert precision.probed(tiny.job(), here, Workload()) == ("a probe",)

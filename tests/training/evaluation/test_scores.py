@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from runtime.data.dataset import Head
-from runtime.training.evaluation.scores import scores
+from drivetrain.data.dataset import Head
+from drivetrain.training.evaluation.scores import scores
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,56 @@ def test_accuracy_and_macro_f1(reference: object, classes: int) -> None:
 def test_classes_that_never_occur_do_not_count() -> None:
     kept = scores(Head("", classes=("a", "b", "c")))
     kept.update(torch.tensor([[2.0, 1, 0], [0, 1, 0]]), torch.tensor([0, 1]))
-    assert kept.compute() == {"accuracy": 1.0, "f1": 1.0}
+    assert {name: kept.compute()[name] for name in ("accuracy", "f1", "balanced_accuracy")} == {
+        "accuracy": 1.0,
+        "f1": 1.0,
+        "balanced_accuracy": 1.0,
+    }
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_scores_of_probabilities_are_those_of_scikit_learn(classes: int, scale: float) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    torch.manual_seed(classes)
+    targets = torch.randint(0, classes, (300,))
+    outputs = scale * (torch.randn(300, classes).round(decimals=1) + torch.nn.functional.one_hot(targets, classes))
+    ours = scores(Head("", classes=tuple("abcd"[:classes])))
+    for part in range(0, 300, 128):
+        ours.update(outputs[part : part + 128], targets[part : part + 128])
+    values = ours.compute()
+    probabilities = outputs.double().softmax(1).numpy()
+    truth = targets.numpy()
+    assert values["log_loss"] == pytest.approx(
+        float(torch.nn.functional.cross_entropy(outputs.double(), targets)), rel=1e-5
+    )
+    assert values["balanced_accuracy"] == pytest.approx(
+        metrics.balanced_accuracy_score(truth, probabilities.argmax(1)), rel=1e-9
+    )
+    squares = ((probabilities - np.eye(classes)[truth]) ** 2).sum(1).mean()
+    assert values["brier"] == pytest.approx(squares / 2 if classes == 2 else squares, rel=1e-4)
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == truth
+    places = np.minimum((confidence * 15).astype(int), 14)
+    gaps = [abs((confidence - right)[places == place].sum()) for place in range(15)]
+    assert values["ece"] == pytest.approx(sum(gaps) / 300, abs=1e-5)
+    if classes == 2:
+        ranking = (outputs[:, 1] - outputs[:, 0]).numpy()
+        assert values["auc"] == pytest.approx(metrics.roc_auc_score(truth, ranking), rel=1e-9)
+        assert values["average_precision"] == pytest.approx(
+            (metrics.average_precision_score(truth, ranking) + metrics.average_precision_score(1 - truth, -ranking)) / 2
+        )
+    else:
+        assert "auc" not in values
+
+
+def test_one_class_alone_has_no_order_and_no_sample_no_scores() -> None:
+    ours = scores(Head("", classes=("a", "b")))
+    assert ours.compute()["auc"] == 0.5
+    assert ours.compute()["log_loss"] == 0
+    ours.update(torch.randn(5, 2), torch.ones(5, dtype=torch.int64))
+    assert ours.compute()["auc"] == 0.5
+    ours.update(torch.full((3, 2), torch.nan), torch.ones(3, dtype=torch.int64))
+    assert ours.compute()["ece"] != ours.compute()["ece"], "what is no number shows"
 
 
 def test_several_labels(reference: object) -> None:
@@ -95,8 +145,8 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
             sent[-1].extend(values)
             return list(next(answers))
 
-        part.gather(total, (number, 3))  # type: ignore[union-attr]
+        part.gather(total, (number, 3))
         part.counts()[0].copy_(whole.counts()[0])
         assert part.compute()["map"] == whole.compute()["map"]
-    assert sum(sizes for sizes, _ in sent).tolist() == [20, 0, 30]  # type: ignore[union-attr]
+    assert sum(sizes for sizes, _ in sent).tolist() == [20, 0, 30]
     assert torch.equal(sum(rows for _, rows in sent), torch.stack([outputs, truth]))  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.cli import main
-from runtime.data.images import split_folders
-from runtime.errors import DataError, SpecError
-from runtime.job_spec import load as job_spec
-from runtime.system.files import read_json, sha256
+from drivetrain.cli import main
+from drivetrain.data.images import split_folders
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.system.files import read_json, sha256
 from tests import own_job, trained
 
 QUICK = ("train.epochs=2", "optimize.measure=off", "optimize.cpu_threads=1")

@@ -14,15 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.report import write as reports
-from runtime.report.sections.mistakes import worst_sections
-from runtime.training.evaluation.worst_mistakes import FILE, MOST, WorstMistakes, picture
+from drivetrain.report import write as reports
+from drivetrain.report.sections.mistakes import worst_sections
+from drivetrain.training.evaluation.worst_mistakes import FILE, MAX_MISTAKES, WorstMistakes, picture
 from tests import tiny
 from tests.report_folder import make
 from tests.report_page import page_of
-from tests.supervisor.test_supervisor import job, train
-
-__all__ = ["job"]
+from tests.supervisor.tiny_run import train
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
@@ -35,8 +33,8 @@ def test_the_most_confident_mistakes_do_not_depend_on_the_batch(size: int) -> No
         worst.update(np.arange(50)[part], outputs[part], truth[part])
     sure, guess = outputs.softmax(dim=1).max(dim=1)
     wrong = [i for i in range(50) if guess[i] != truth[i]]
-    expected = sorted(wrong, key=lambda i: -float(sure[i]))[:MOST]
-    assert len(wrong) > MOST
+    expected = sorted(wrong, key=lambda i: -float(sure[i]))[:MAX_MISTAKES]
+    assert len(wrong) > MAX_MISTAKES
     assert [row["sample"] for row in worst.to_json()] == expected
     assert all(row["truth"] == truth[row["sample"]] != row["answer"] for row in worst.to_json())
 
@@ -79,7 +77,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
     (rows,) = json.loads((run / FILE).read_text()).values()
-    assert 0 < len(rows) <= MOST
+    assert 0 < len(rows) <= MAX_MISTAKES
     for row in rows:
         place = int(row["title"].rsplit("[", 1)[1].rstrip("]"))
         assert row["truth"] == str(labels[place]) != row["answer"]

@@ -10,18 +10,19 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.report import write as reports
-from runtime.report.sections.operators import operators_section
-from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Profiler
+from drivetrain.report import write as reports
+from drivetrain.report.sections.operators import operators_section
+from drivetrain.training.profiling import OPERATORS, PROFILED_STEPS, TRACE, Profiler
 from tests import tiny
-from tests.supervisor.test_supervisor import job, train
+from tests.supervisor import tiny_run
+from tests.supervisor.tiny_run import train
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same job trained twice, with and without a trace."""
     folder = tmp_path_factory.mktemp("traced")
-    path = job.__wrapped__(folder)  # type: ignore[attr-defined]
+    path = tiny_run.write(folder)
     for runs, options in (("with", ["--trace"]), ("without", [])):
         done = train(path, "--runs", str(folder / runs), *options)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -41,12 +42,12 @@ def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) 
     events = json.loads(gzip.decompress((run / TRACE).read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
     kept = json.loads((run / OPERATORS).read_text())
-    assert kept["steps"] == STEPS
+    assert kept["steps"] == PROFILED_STEPS
     assert {row["name"] for row in kept["operators"]} <= names
     times = [row["seconds"] for row in kept["operators"]]
     assert times == sorted(times, reverse=True)
     assert any("convolution" in row["name"] for row in kept["operators"])
-    assert next(row for row in kept["operators"] if "convolution" in row["name"])["calls"] % STEPS == 0
+    assert next(row for row in kept["operators"] if "convolution" in row["name"])["calls"] % PROFILED_STEPS == 0
 
 
 def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
@@ -64,7 +65,7 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
     rows = [{"name": name, "seconds": 0.5, "calls": 10}]
     section = operators_section({"steps": 5, "total": 1.0, "device": "cpu", "operators": rows})
     assert section is not None
-    assert section.blocks[1].rows == ((name, library, "100", "50 %", "2"),)  # type: ignore[union-attr]
+    assert section.blocks[1].rows == ((name, library, "100", "50 %", "2"),)
 
 
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

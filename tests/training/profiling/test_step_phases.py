@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.report.write import write
-from runtime.training.evaluation.validation import evaluate
-from runtime.training.profiling import efficiency, step_phases
+from drivetrain.report.write import write
+from drivetrain.training import profiling
+from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.report_folder import change, make
 
@@ -20,7 +20,7 @@ def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
     for timed in (False, True):
         made = tiny.assembled(tmp_path / str(timed), tiny.job())
         if timed:
-            step_phases.install(made)
+            profiling.split_step_time(made)
         with made.clock.phase("train"):
             found.append(tiny.losses(made, 6))
     assert found[0] == found[1]
@@ -32,7 +32,7 @@ def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
 
 def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    step_phases.install(made)
+    profiling.split_step_time(made)
     with made.clock.phase("evaluate"):
         evaluate(made)
     assert set(made.clock.phases) == {"evaluate"}
@@ -40,7 +40,7 @@ def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
 
 def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    watch = step_phases.StepPhases(made)
+    watch = profiling.StepPhases(made)
     watch.compiles = True
     with made.clock.phase("train"):
         with watch.phase("optimizer"):
@@ -57,22 +57,22 @@ def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     made.device = torch.device("cuda")
     before = made.step
-    step_phases.install(made)
+    profiling.split_step_time(made)
     assert made.step is before
 
 
 def test_operations_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 64 x 5 and 5 x 3: a multiplication and an addition each, three times for a training step."""
-    monkeypatch.setattr(efficiency, "SHORT", 0.0)
+    monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
     made = tiny.assembled(tmp_path, tiny.job())
     made.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
     made.configure_step(forward=made.model)
-    found = efficiency.measured(made)
+    found = profiling.measure_flops(made)
     assert found is not None
     assert found["operations"] == 3 * 2 * (64 * 5 + 5 * 3)
     assert found["product"] > 1e8
-    made.frozen = [made.model]
-    assert efficiency.measured(made) is None
+    made.kept_in_eval_mode = [made.model]
+    assert profiling.measure_flops(made) is None
 
 
 def test_a_network_that_cannot_be_counted_is_an_event(
@@ -82,11 +82,11 @@ def test_a_network_that_cannot_be_counted_is_an_event(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("not like this")
 
-    monkeypatch.setattr(efficiency, "SHORT", 0.0)
+    monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
     made = tiny.assembled(tmp_path, tiny.job())
     made.model = Broken()
     made.configure_step(forward=made.model)
-    assert efficiency.measured(made) is None
+    assert profiling.measure_flops(made) is None
     assert "the efficiency could not be measured: not like this" in capsys.readouterr().out
 
 

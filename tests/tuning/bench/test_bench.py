@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cli import main
-from runtime.optimizations import Effect
-from runtime.plan import plan
-from runtime.report.render import png
-from runtime.system.console import console
-from runtime.tuning.bench import results
-from runtime.tuning.bench.ablation import Ablation, AblationStep, climb
-from runtime.tuning.bench.block_timing import Block, calmest
-from runtime.tuning.bench.variant import Failed, VariantReady
-from runtime.tuning.paired_timing import PairedTiming
+from drivetrain.cli import main
+from drivetrain.optimizations import Effect
+from drivetrain.plan import plan
+from drivetrain.report.render import png
+from drivetrain.system.console import console
+from drivetrain.tuning.bench import bench
+from drivetrain.tuning.bench.ablation import Ablation, AblationStep, climb
+from drivetrain.tuning.bench.variant import Failed, VariantReady
+from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
 from tests.paths import ROOT
-from tests.supervisor.test_supervisor import TEXT
+from tests.supervisor.tiny_run import TEXT
 
 GAINS = {"cpu_threads": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
 
@@ -50,9 +49,9 @@ class Fake:
         self.ready = VariantReady([(self.loss, 1.0)] * 4, 5.0, self.seconds, self.batch, [])
         self.open.append("arm")
 
-    def steps(self, count: int) -> Block:
+    def steps(self, count: int) -> TimedBlock:
         waited = self.noise()
-        return Block(count, count * self.seconds * (1 + waited), waited)
+        return TimedBlock(count, count * self.seconds * (1 + waited), waited)
 
     def close(self) -> None:
         self.open.remove("arm")
@@ -62,7 +61,7 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
     """Arms that are as fast as what is on in their plan says; `hinder` slows all of them on together."""
 
     def start(made: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
-        on = [row.name for row in made.enabled()]
+        on = [row.name for row in made.list_enabled()]
         if fails in on:
             raise Failed("no room")
         speed = np.prod([GAINS[name] for name in on]) / (hinder if len(on) == len(GAINS) else 1.0)
@@ -93,7 +92,7 @@ def test_known_delays_give_known_ratios() -> None:
 def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     ladder, _ = climbed()
     assert ladder.explained
-    assert results.explanation(ladder) == (
+    assert bench.explain_ratios(ladder) == (
         "the single speedups explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
     apart = Ablation(
@@ -101,12 +100,12 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     )
     assert not apart.explained
     expected = "the single speedups do not explain the total, so the optimizations influence each other: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
-    assert results.explanation(apart).startswith(expected)
+    assert bench.explain_ratios(apart).startswith(expected)
     noisy = Ablation(
         tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
     )
     assert noisy.explained is None
-    assert "too noisy to tell whether the single speedups explain the total" in results.explanation(noisy)
+    assert "too noisy to tell whether the single speedups explain the total" in bench.explain_ratios(noisy)
 
 
 def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
@@ -124,31 +123,31 @@ def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
 def test_without_optimizations_there_is_nothing_to_explain() -> None:
     ladder = climb(planned([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.rungs] == ["plain"]
-    assert results.explanation(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
+    assert bench.explain_ratios(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
 
 
 def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
     """Half of the blocks wait for a CPU; the pairs that are kept do not."""
     draws = np.random.default_rng(0)
     noise = lambda: float(draws.integers(0, 2) * 0.8)  # noqa: E731
-    pairs = calmest(Fake(0.2, noise=noise).steps, Fake(0.1, noise=noise).steps, 1, 4)
+    pairs = time_quiet_pairs(Fake(0.2, noise=noise).steps, Fake(0.1, noise=noise).steps, 1, 4)
     assert len(pairs) == 4
     assert {(slow.seconds, fast.seconds) for slow, fast in pairs} == {(0.2, 0.1)}
 
 
 def test_a_noisy_machine_is_reported() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
-    assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
+    assert len(time_quiet_pairs(slow.steps, fast.steps, 1, 4)) == 4
     rung = AblationStep("added", "compile", True, Effect.ROUNDING, PairedTiming((1.0, 1.0, 1.0)), disturbed=0.5)
-    (warning,) = results.restless(Ablation((rung,)))
+    (warning,) = bench.describe_noise(Ablation((rung,)))
     assert "1 of 1 comparisons were disturbed" in warning
     assert "up to 50% of the time" in warning
-    assert results.restless(Ablation((replace(rung, disturbed=0.01),))) == []
+    assert bench.describe_noise(Ablation((replace(rung, disturbed=0.01),))) == []
 
 
 def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     ladder, _ = climbed(fails="channels_last")
-    console().print(results.table(ladder))
+    console().print(bench.ablation_table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(ladder.rungs) + 1, "a head, and a note below the one that failed"
     assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
@@ -174,14 +173,14 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
             first_seconds=0.1,
         ),
     ]
-    console().print(results.table(Ablation(tuple(rungs))))
+    console().print(bench.ablation_table(Ablation(tuple(rungs))))
     text = capsys.readouterr().out
     assert "e+" not in text
     for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
         assert cell in text.split()
     assert "first step" not in text
     assert "memory" not in text
-    console().print(results.table(Ablation((replace(rungs[1], first_seconds=7.4),))))
+    console().print(bench.ablation_table(Ablation((replace(rungs[1], first_seconds=7.4),))))
     assert "first step" in (again := capsys.readouterr().out)
     assert "+7 s" in again
 
@@ -192,7 +191,7 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.Monkey
 
     drawn: list[Any] = []
     monkeypatch.setattr(png, "_save", lambda figure, path: drawn.append(figure))
-    png.ladder([("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
+    png.draw_ablation([png.Bar("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
     (figure,) = drawn
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
@@ -204,7 +203,7 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_disabled_optimizations_are_named() -> None:
-    text = results.left_out(planned(["fused_optimizer"]))
+    text = bench.describe_left_out(planned(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text
 
@@ -231,7 +230,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     command = [
         sys.executable,
         "-m",
-        "runtime",
+        "drivetrain",
         "bench",
         str(job),
         *sets,
@@ -289,7 +288,7 @@ def test_options_that_make_no_sense(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runtime.system.signals.install", lambda handler: None)
+    monkeypatch.setattr("drivetrain.system.signals.install", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
     assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
     assert expected in capfd.readouterr().err

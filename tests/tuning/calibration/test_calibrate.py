@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import calibration_file
-from runtime.hardware.calibration import Calibration
-from runtime.hardware.detect import detect
-from runtime.hardware.facts import Hardware
-from runtime.tuning.calibration import calibrate
+from drivetrain.hardware import calibration_file
+from drivetrain.hardware.calibration import Calibration
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.tuning.calibration import calibrate
 from tests import calibrated
-from tests.paths import ROOT
+from tests.paths import IMPORTS
 
-COMMAND = [sys.executable, "-m", "runtime", "calibrate", "--json"]
+COMMAND = [sys.executable, "-m", "drivetrain", "calibrate", "--json"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hardware]:
         patch.setenv(calibration_file.SWITCH, "on")
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(tmp_path_factory.mktemp("work"))
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", IMPORTS)
         yield detect(Path("runs"))
 
 
@@ -80,7 +81,7 @@ class Fake:
             self.calls += 1
             return [sys.executable, "-c", program, str(folder)]
 
-        monkeypatch.setattr(calibrate, "command", command)
+        monkeypatch.setattr(calibrate, "probe_command", command)
 
 
 @pytest.fixture
@@ -108,9 +109,9 @@ def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypat
 def test_again_measures_again(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(monkeypatch, fresh)
     for _ in range(2):
-        assert not calibrate.calibrated(fresh, again=True).kept
+        assert not calibrate.load_or_measure(fresh, measure_again=True).kept
     assert fake.calls == 2
-    assert calibrate.calibrated(fresh).kept
+    assert calibrate.load_or_measure(fresh).kept
 
 
 def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch
 def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh)
     Path(fresh.storage.cache).write_text("a file in its place")
-    outcome = calibrate.calibrated(fresh)
+    outcome = calibrate.load_or_measure(fresh)
     assert outcome.found is not None
     assert outcome.events[0].startswith("the calibration could not be kept, it serves this run only: ")
 
@@ -155,8 +156,10 @@ def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch
 
 
 def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"])
-    found = calibrate.calibrated(fresh, limit=calibrate.Limit(0.5, 1.0)).found
+    monkeypatch.setattr(
+        calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+    found = calibrate.load_or_measure(fresh, limit=calibrate.Limit(0.5, 1.0)).found
     assert found is not None
     assert found.probes == ()
     assert "no comparison ended within 1 s" in found.missing[0]
@@ -168,10 +171,12 @@ def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.Monk
 
 
 def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(
+        calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
     seconds = iter((3.0, 3.5))
-    monkeypatch.setattr(calibrate.ProcessCgroup, "throttled", lambda group: next(seconds))
-    found = calibrate.calibrated(fresh, limit=calibrate.Limit(0.5, 1.0)).found
+    monkeypatch.setattr(ProcessCgroup, "throttled", lambda group: next(seconds))
+    found = calibrate.load_or_measure(fresh, limit=calibrate.Limit(0.5, 1.0)).found
     assert found is not None
     assert "; the CPU quota was used up for 50% of the time; " in calibrate.summary(found)
 

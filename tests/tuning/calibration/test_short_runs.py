@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job import Job
-from runtime.models import inspection
-from runtime.models.build import build
-from runtime.optimizations import precision
-from runtime.plan import evidence, plan
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import tuner as tune
-from runtime.tuning import variants, vetted_plans
-from runtime.tuning.paired_timing import PairedTiming
+from drivetrain.job import Job
+from drivetrain.models import inspection
+from drivetrain.models.build import build
+from drivetrain.optimizations import precision
+from drivetrain.plan import evidence, plan
+from drivetrain.training import run
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import tuner as tune
+from drivetrain.tuning import variants, vetted_plans
+from drivetrain.tuning.paired_timing import PairedTiming
 from tests import calibrated, tiny
-from tests.tuning.test_tuner import machine
-from tests.tuning.test_vetted_plans import wrong_where
+from tests.tuning.tuned_machine import machine
+from tests.tuning.wrong_results import wrong_where
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def made(folder: Path, asked: Job, ratio: float | None) -> tuple[run.Run, dict[s
     here = here if ratio is None else calibrated.machine(here, calibrated.probes(ratio))
     network = build(asked, data)
     chosen = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.measured(asked, here, chosen, data, network, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(asked, here, chosen, data, network, folder, tiny.Quiet(), said.append)
     return run.assemble(asked, here, chosen, folder, data, network, tiny.Quiet(), PhaseTimer()), found, said
 
 

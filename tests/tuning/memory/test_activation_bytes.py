@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.data.dataset import Dataset
-from runtime.hardware import facts as hardware
-from runtime.job.workload import Workload
-from runtime.models import inspection, recompute
-from runtime.models.networks import cnn
-from runtime.optimizations import Value, gradient_checkpointing
-from runtime.plan import plan
-from runtime.tuning.memory import activation_bytes
+from drivetrain.data.dataset import Dataset
+from drivetrain.hardware import facts as hardware
+from drivetrain.job.workload import Workload
+from drivetrain.models import inspection, recompute
+from drivetrain.models.networks import cnn
+from drivetrain.optimizations import Value, gradient_checkpointing
+from drivetrain.plan import plan
+from drivetrain.tuning.memory import meter
 from tests import tiny
-from tests.models.test_recompute import ENCODER, encoder, resnet
+from tests.models.recomputed_networks import ENCODER, encoder, resnet
 from tests.paths import MACHINES
-from tests.tuning.memory.test_micro_batch import case, settled
+from tests.tuning.memory.micro_batch_cases import case, settled
 
 # Counted by `activations.counted`; one sample of ResNet-50 keeps four times as much at twice the side.
 BERT = Workload(
@@ -78,10 +78,12 @@ def test_turned_on_where_one_sample_does_not_fit(
 def test_counted_only_where_memory_is_short() -> None:
     facts = replace(RESNET50_AT_512, activations=0, recomputed=0)
     small, large = (hardware.load(MACHINES / f"{name}.json") for name in ("gpu-2gb", "h200"))
-    assert gradient_checkpointing.doubtful(tiny.job(), small, facts)
-    assert not gradient_checkpointing.doubtful(tiny.job(), large, facts)
-    assert not gradient_checkpointing.doubtful(tiny.job(), small, replace(facts, blocks=0))
-    assert not gradient_checkpointing.doubtful(tiny.job(optimize="gradient_checkpointing: true"), small, facts)
+    assert gradient_checkpointing.needs_count_of_activations(tiny.job(), small, facts)
+    assert not gradient_checkpointing.needs_count_of_activations(tiny.job(), large, facts)
+    assert not gradient_checkpointing.needs_count_of_activations(tiny.job(), small, replace(facts, blocks=0))
+    assert not gradient_checkpointing.needs_count_of_activations(
+        tiny.job(optimize="gradient_checkpointing: true"), small, facts
+    )
 
 
 def test_counting_activations_changes_neither_network_nor_random_state() -> None:
@@ -90,7 +92,7 @@ def test_counting_activations_changes_neither_network_nor_random_state() -> None
     network.eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     draws = torch.random.get_rng_state()
-    found = activation_bytes.counted(inspection.inspect_workload(data, network), network, data)
+    found = meter.count_activations(inspection.inspect_workload(data, network), network, data)
     assert 0 < found.recomputed < found.activations
     assert torch.equal(draws, torch.random.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
@@ -105,14 +107,14 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
         lengths = (3, ENCODER["max_position_embeddings"], 5, 9)
 
         def gather(self, chosen: object) -> tuple[torch.Tensor, ...]:
-            longest = max(self.lengths[int(i)] for i in chosen)  # type: ignore[attr-defined, call-overload]
+            longest = max(self.lengths[int(i)] for i in chosen)  # type: ignore[attr-defined]
             return ids[:2, :longest], mask[:2, :longest]
 
     data = Texts(ids, torch.zeros(4, dtype=torch.int64))
-    found = activation_bytes.counted(Workload(blocks=4), network, Dataset(data, data, {}, {}))
+    found = meter.count_activations(Workload(blocks=4), network, Dataset(data, data, {}, {}))
     short = replace(data)  # a text of three tokens keeps less
-    short.lengths = (3, 3, 3, 3)  # type: ignore[misc]
-    less = activation_bytes.counted(Workload(blocks=4), network, Dataset(short, short, {}, {}))
+    short.lengths = (3, 3, 3, 3)
+    less = meter.count_activations(Workload(blocks=4), network, Dataset(short, short, {}, {}))
     assert found.activations > 10 * less.activations
     assert found.recomputed < 0.5 * found.activations
 
@@ -120,7 +122,7 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
 def test_counted_activations_are_the_saved_ones() -> None:
     network, (x,) = resnet()
     data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
-    found = activation_bytes.counted(Workload(blocks=8), network, Dataset(data, data, {}, {}))
+    found = meter.count_activations(Workload(blocks=8), network, Dataset(data, data, {}, {}))
     sizes: dict[int, tuple[int, torch.Tensor]] = {}
     own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
 
@@ -138,8 +140,8 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, value: Value
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gradient_checkpointing, "room", lambda job, machine: room)
-    monkeypatch.setattr(gradient_checkpointing, "fixed", lambda job, facts: 0)
+    monkeypatch.setattr(gradient_checkpointing, "available_bytes", lambda job, machine: room)
+    monkeypatch.setattr(gradient_checkpointing, "count_fixed_bytes", lambda job, facts: 0)
     made = settled(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )

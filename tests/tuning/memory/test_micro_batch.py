@@ -12,23 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.data.load import load
-from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.yaml_file import parse
-from runtime.models import inspection, recompute
-from runtime.models.build import build
-from runtime.plan import evidence, plan
-from runtime.system.files import write_json
-from runtime.training import run
-from runtime.training.phase_timer import PhaseTimer
-from runtime.training.step import Step
-from runtime.tuning import prepare
-from runtime.tuning.memory import meter, micro_batch, size_search
-from runtime.tuning.memory.micro_batch import MicroBatchSearch
-from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
+from drivetrain.data.load_data import load
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models import inspection, recompute
+from drivetrain.models.build import build
+from drivetrain.plan import evidence, plan
+from drivetrain.training.step import Step
+from drivetrain.tuning.memory import meter, micro_batch, size_search
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
 from tests import tiny
-from tests.trained import CASES
+from tests.tuning.memory.micro_batch_cases import case, settled
 
 torch.set_num_threads(1)
 BASE = 1000 << 20
@@ -61,7 +57,7 @@ class Scale:
         return BASE + (self.limit << 20)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: meter.Ceiling) -> Iterator[None]:
+    def guard(self, ceiling: meter.Ceiling) -> Iterator[None]:
         yield
 
     def pass_(self, step: Step, count: int) -> None:
@@ -153,7 +149,7 @@ def fitted(
     made = plan.resolve(asked, here, facts)
     found = MicroBatchSearch(
         asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append
-    ).measured()
+    ).measure()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
     assert not recompute.recomputes(network.module)
@@ -193,7 +189,7 @@ def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) 
     limited(31)
     found = [SizeTrial(2, None, 2, 1.0), SizeTrial(31, 40, 40, 1.0)]
     made = SizeSearchResult(0, 40, False, found, largest=31)
-    assert micro_batch.chosen(made, {}, lambda count: 32 % count == 1) == 30
+    assert micro_batch.choose(made, {}, lambda count: 32 % count == 1) == 30
 
 
 def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: Path, limited: Any) -> None:
@@ -254,17 +250,10 @@ def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limited:
 
 def test_the_fastest_of_those_that_fit() -> None:
     found = SizeSearchResult(0, 100, False, [SizeTrial(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
-    assert micro_batch.chosen(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
-    assert micro_batch.chosen(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
-    assert micro_batch.chosen(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
-    assert micro_batch.chosen(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
-
-
-def case(folder: Path, name: str, text: str) -> Job:
-    """One of the tasks on raw files, with a `train:` and `optimize:` of its own."""
-    if not any(folder.glob("train*")):
-        CASES[name].files(folder)
-    return job_spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
+    assert micro_batch.choose(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
+    assert micro_batch.choose(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
+    assert micro_batch.choose(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
+    assert micro_batch.choose(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
 
 
 def test_speeds_are_measured_where_splitting_changes_nothing(tmp_path: Path, limited: Any, monkeypatch: Any) -> None:
@@ -293,17 +282,6 @@ def test_texts_cut_by_tokens_fit_whatever_the_batch(tmp_path: Path, limited: Any
         optimize = f"optimize: {{micro_batch: auto, unpadding: {unpadding}, gradient_checkpointing: false}}\n"
         asked = case(tmp_path, "one text head", "train: {epochs: 1, batch_size: 16}\n" + optimize)
         assert fitted(asked, tmp_path, data=load(asked))["micro_batch"].value == fits
-
-
-def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
-    """A run as the trainer assembles it, with the plan in its folder."""
-    folder.mkdir(exist_ok=True)
-    here = tiny.machine()
-    here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
-    write_json(folder / "hardware.json", here.to_json())
-    write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer())
-    return made
 
 
 def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(

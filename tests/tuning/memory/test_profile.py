@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import runtime
-from runtime.errors import DrivetrainError
-from runtime.tuning.memory.size_search import SizeSearchResult, SizeTrial
-from runtime.tuning.processes import memory_profile
-from runtime.tuning.processes.memory_profile import MemoryRow
-from tests.paths import ROOT
+import drivetrain
+from drivetrain.errors import DrivetrainError
+from drivetrain.tuning.memory.size_search import SizeSearchResult, SizeTrial
+from drivetrain.tuning.processes import memory_profile
+from drivetrain.tuning.processes.memory_profile import MemoryRow
+from tests.paths import IMPORTS, ROOT
 
 TEXT = """
 name: tiny
@@ -36,7 +36,7 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     )
     (tmp_path / "tiny.yaml").write_text(TEXT)
     out = tmp_path / "found"
-    command = [sys.executable, "-m", "runtime", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
+    command = [sys.executable, "-m", "drivetrain", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads((out / "memory.json").read_text())
@@ -58,17 +58,17 @@ def test_from_python(tmp_path: Path) -> None:
         labels=np.arange(60) % 3,
     )
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
-    found = runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
+    found = drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
     assert {row["micro_batch"] for row in found["rows"]} == {2, 4}
     with pytest.raises(DrivetrainError, match=r"train.batch: unknown key"):
-        runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
+        drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
 
 
 def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text("open('canary', 'w').close()")
-    program = "import runtime; runtime.memory_for('missing.yaml')"
+    program = "import drivetrain; drivetrain.memory_for('missing.yaml')"
     command = [sys.executable, "-P", "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "missing.yaml" in done.stderr
     assert not (tmp_path / "canary").exists()
@@ -79,7 +79,7 @@ def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) 
     [(8, 50, [(16, 300), (32, 500), (50, 725)]), (8, 8, []), (8, 10, [(10, 300)]), (0, 64, [])],
 )
 def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
-    found = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, above=300)
+    found = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, next_peak=300)
     assert [(row.micro_batch, row.predicted) for row in memory_profile._beyond(found, batch)] == expected
 
 

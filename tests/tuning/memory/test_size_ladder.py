@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from runtime.tuning.memory.size_ladder import SizeLadder
+from drivetrain.tuning.memory.size_ladder import SizeLadder
 
 
 def climb(ladder: SizeLadder, floor: int, each: int, batch: int = 0) -> list[int]:

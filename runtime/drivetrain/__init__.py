@@ -1,0 +1,67 @@
+"""Drivetrain: adapts a training job to the machine, and reports what was applied.
+
+From Python: `drivetrain.train`, `drivetrain.prepare`, `drivetrain.facts_here`, `drivetrain.plan_for`,
+`drivetrain.memory_for`, `drivetrain.Monitor`; each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.system.version import VERSION
+
+if TYPE_CHECKING:
+    from drivetrain.api import facts_here as facts_here
+    from drivetrain.api import memory_for as memory_for
+    from drivetrain.api import plan_for as plan_for
+    from drivetrain.supervisor.embedded import Result as Result
+    from drivetrain.supervisor.embedded import train as train
+    from drivetrain.supervisor.prepare import prepare as prepare
+    from drivetrain.tracking.monitor import Monitor as Monitor
+    from drivetrain.training.user_parts import StopTraining as StopTraining
+    from drivetrain.training.user_parts import TrainingInfo as TrainingInfo
+
+__version__ = VERSION
+__all__ = [
+    "Monitor",
+    "Result",
+    "StopTraining",
+    "TrainingInfo",
+    "facts_here",
+    "memory_for",
+    "plan_for",
+    "prepare",
+    "train",
+]
+_HOMES = {
+    "train": "supervisor.embedded",
+    "Result": "supervisor.embedded",
+    "facts_here": "api",
+    "plan_for": "api",
+    "memory_for": "api",
+    "prepare": "supervisor.prepare",
+    "Monitor": "tracking.monitor",
+    "StopTraining": "training.user_parts",
+    "TrainingInfo": "training.user_parts",
+}
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from drivetrain.system.installation import SETUP
+
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs torch, which `{SETUP}` installs here", name="torch"
+        ) from None

@@ -1,0 +1,73 @@
+"""`drivetrain baseline JOB`: what simple models reach on a job's data, in seconds and before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.errors import SpecError
+from drivetrain.inference import thread_limits
+from drivetrain.job.formatting import format_metric
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.report.baseline_results import Baseline, Skipped
+from drivetrain.system.console import console, say, say_aside, say_json
+
+
+@dataclass(frozen=True)
+class BaselineRequest:
+    """The options of `drivetrain baseline`."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    seconds: float = 60.0
+    json: bool = False
+
+
+def measure_baselines(request: BaselineRequest) -> int:
+    """Fit the simple models and print their metrics, each as soon as it is known; returns 0.
+
+    Raises:
+        DrivetrainError: for every problem of the job file or of the data.
+    """
+    if not request.seconds > 0:  # a NaN is not, either
+        raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
+    thread_limits.limit()
+    from drivetrain.baselines.measure import measure
+    from drivetrain.data.load_data import add_test, load
+
+    job = SpecSource(request.spec, request.assignments).load()
+    say_aside("baseline: reading the data")
+    dataset = load(job)
+    add_test(job, dataset)
+    outcomes = {}
+    for outcome in measure(job, dataset, request.seconds):
+        outcomes[outcome.name] = outcome
+        if isinstance(outcome, Baseline) and job.best() in outcome.metrics:
+            value = format_metric(outcome.metrics[job.best()])
+            say_aside(f"baseline: {outcome.title()}: {job.best()} {value}, {outcome.rows:,} of {outcome.of:,} samples")
+    fitted = [outcome for outcome in outcomes.values() if isinstance(outcome, Baseline)]
+    if request.json:
+        say_json({"metric": job.best(), "baselines": [vars(row) for row in fitted]}, ascii_only=False)
+        return 0
+    _show(fitted, job.best())
+    for outcome in outcomes.values():
+        if isinstance(outcome, Skipped):
+            say(f"no {outcome.name} model: {outcome.reason}")
+    return 0
+
+
+def _show(rows: Sequence[Baseline], best: str) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    table.add_column("metric", no_wrap=True)
+    for row in rows:
+        table.add_column(escape(row.title()), justify="right")
+    for metric in rows[0].metrics:
+        values = (format_metric(row.metrics[metric]) for row in rows)
+        table.add_row(metric, *values, style="bold" if metric == best else "")
+    table.add_row("seconds", *(f"{row.seconds:.1f}" for row in rows), style="dim")
+    console().print(table)
+    say(f"{best} (checkpoint.best) chooses the weights of a network: what it reaches has to be better than these")

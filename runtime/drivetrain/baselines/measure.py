@@ -1,0 +1,134 @@
+"""Fits simple models to the training samples of a job and evaluates them as its network is evaluated."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from drivetrain.baselines import simple_models
+from drivetrain.baselines.simple_models import Predict
+from drivetrain.data.dataset import NO_LABEL, Dataset, FetchesAhead, Head, Split
+from drivetrain.data.stateless_random import Ids
+from drivetrain.job import Job
+from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from drivetrain.training import losses
+from drivetrain.training.evaluation.metrics import MetricAccumulator
+
+if TYPE_CHECKING:
+    from drivetrain.baselines.sample_features import Features
+
+FIRST_ROWS = 4_000
+"""Training samples of the first fit, whose time says how many more there is time for."""
+GROWTH = 8
+"""Each further fit takes so many times the samples, so all of them together cost little more than the last."""
+EVALUATED_TOGETHER = 4_096
+"""Samples whose outputs are computed at once."""
+
+Outcome = Baseline | Skipped
+Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
+"""Fits one head to the targets of some training samples; the last argument is the seed."""
+
+
+def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
+    """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
+    fitted to more samples.
+
+    Args:
+        job: the job, of which loss, metrics and seed are used.
+        dataset: its data, preprocessed as for its network.
+        seconds: how long all of it may take.
+    """
+    end = time.monotonic() + seconds
+    if not any(head.outputs for head in dataset.heads.values()):
+        yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
+        return
+    yield _evaluate(job, dataset, CONSTANT, _fit_constants(dataset), len(dataset.train), 0.0)
+    if isinstance(dataset.train, FetchesAhead):
+        # A fair sample is spread over all shards: it would fetch all of them.
+        yield Skipped(LINEAR, "the samples are streamed, and a sample of them would fetch every shard")
+        return
+    if not find_spec("sklearn"):
+        yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
+        return
+    from drivetrain.baselines.sample_features import choose_features
+
+    features = choose_features(dataset)
+    if features is None:
+        yield Skipped(LINEAR, "what the inputs mean is known to the job's code alone")
+        return
+    kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
+    if features.suits_trees:
+        kinds[TREES] = simple_models.fit_trees
+    for number, (name, fit) in enumerate(kinds.items()):
+        # What one leaves of its share goes to the next.
+        share = (end - time.monotonic()) / (len(kinds) - number)
+        yield from _fit_growing(job, dataset, features, name, fit, share)
+
+
+def _fit_growing(
+    job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, seconds: float
+) -> Iterator[Baseline]:
+    """Fit one kind of model to more and more training samples, as long as the next fit is expected to end in time."""
+    # In the order of a random permutation, every first part of it is a fair sample.
+    order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
+    begin, rows = time.monotonic(), FIRST_ROWS
+    if seconds == math.inf or len(order) <= 2 * FIRST_ROWS:
+        rows = len(order)
+    while True:
+        started = time.monotonic()
+        ids = order[:rows]
+        features.fit(dataset.train, ids)
+        targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
+        models = {
+            output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
+            for output, head in dataset.heads.items()
+        }
+        yield _evaluate(job, dataset, name, models, rows, time.monotonic() - started)
+        more = min(len(order), rows * GROWTH)
+        now = time.monotonic()
+        if rows == len(order) or now - begin + (now - started) * more / rows > seconds:
+            return
+        rows = more
+
+
+def _fit_constants(dataset: Dataset) -> dict[str, Predict]:
+    return {name: simple_models.fit_constant(dataset.train.targets[name], head) for name, head in dataset.heads.items()}
+
+
+def _evaluate(job: Job, dataset: Dataset, name: str, models: dict[str, Predict], rows: int, seconds: float) -> Baseline:
+    """The metrics of one simple model on the validation samples, and on those of the final test if there is one."""
+    metrics = _metrics(job, dataset, models, dataset.validation, "validation/")
+    if dataset.test:
+        metrics |= _metrics(job, dataset, models, dataset.test.split, "test/")
+    return Baseline(
+        name, metrics, rows, len(dataset.train), seconds, _constant_answers(dataset) if name == CONSTANT else {}
+    )
+
+
+def _metrics(job: Job, dataset: Dataset, models: dict[str, Predict], split: Split, over: str) -> dict[str, float]:
+    train = job.train
+    objective = losses.objective(train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss)
+    tally = MetricAccumulator(dataset.heads, objective)
+    for start in range(0, len(split), EVALUATED_TOGETHER):
+        ids = np.arange(start, min(start + EVALUATED_TOGETHER, len(split)), dtype=np.int64)
+        outputs = {name: predict(split, ids) for name, predict in models.items()}
+        targets = {name: values[torch.from_numpy(ids)] for name, values in split.targets.items()}
+        tally.add(outputs, targets)
+    return tally.metrics(over)
+
+
+def _constant_answers(dataset: Dataset) -> dict[str, str]:
+    """What the constant baseline answers for each head: the name of the most frequent class."""
+    answers = {}
+    for name, head in dataset.heads.items():
+        targets = dataset.train.targets[name]
+        if head.classes and not head.several:
+            classes = targets.argmax(1) if targets.ndim == 2 else targets[targets != NO_LABEL]
+            answers[name] = head.classes[int(torch.bincount(classes, minlength=len(head.classes)).argmax())]
+    return answers

@@ -1,0 +1,230 @@
+"""Turns the samples of a task into the columns that a simple model learns from.
+
+table    the numbers; categories one column each for trees, one column a category for linear models
+series   mean, deviation, extremes, first and last value, slope and mean step of each channel
+images   the pixels of the picture, scaled down to 16 x 16
+texts    how often each token and each pair of neighbours occurs, weighted by rarity (TF-IDF)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from scipy import sparse
+from torch import Tensor
+
+from drivetrain.data.dataset import Dataset, Preprocessing, Split
+from drivetrain.data.stateless_random import Ids
+
+CHUNK = 256
+"""Samples that are read together: decoded pictures of a whole data set need not fit into memory."""
+PICTURE_SIDE = 16
+"""Pixels; a linear model gains nothing from more of them, and takes longer."""
+HASHED_COLUMNS = 2**18
+"""Columns for tokens and pairs; with the 20,000 to 100,000 that occur in small data few collide."""
+LEAST_TEXTS = 2
+"""Training texts in which a token or pair must occur."""
+MAX_TREE_CATEGORIES = 255
+"""scikit-learn's trees take no more categories a column; a longer column is left to them as a number."""
+
+Matrix = Any
+"""(samples, columns) float32, as a NumPy array or a sparse matrix of scipy."""
+
+
+class Features(Protocol):
+    """The columns of some kind of samples."""
+
+    looseness: float
+    """scikit-learn's `C` of logistic regression: 1 is its default; rows of TF-IDF have the length 1 and need more."""
+    suits_trees: bool
+    """Whether boosted trees can learn from them; pixels and thousands of word counts are not for them."""
+
+    def fit(self, split: Split, ids: Ids) -> None:
+        """Compute what the columns need from the training samples."""
+        ...
+
+    def read_linear(self, split: Split, ids: Ids) -> Matrix:
+        """The columns for a linear model."""
+        ...
+
+    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
+        """The columns for trees, and the numbers of those that are categories."""
+        ...
+
+
+def choose_features(dataset: Dataset) -> Features | None:
+    """The columns for this kind of data; None where only its makers know what an input means."""
+    kind = dataset.preprocessing.get("kind")
+    if kind == "table":
+        return TableFeatures(dataset.preprocessing)
+    if kind == "texts":
+        return TextFeatures()
+    if kind == "series":
+        return SeriesFeatures(dataset.prepare)
+    return ImageFeatures(dataset.prepare) if kind == "images" else None
+
+
+def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
+    """The first input of these samples, some samples at a time, prepared as for an evaluation."""
+    for part in _chunks(ids):
+        yield prepare(split.gather(part), part, None)[0].float()
+
+
+@dataclass
+class TableFeatures:
+    """Numbers (already scaled) and categories of rows."""
+
+    preprocessing: dict[str, Any]
+    looseness: float = 1.0
+    suits_trees: bool = True
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Indices of each category column: unknown, perhaps empty, and the categories."""
+        return [1 + row["missing"] + len(row["values"]) for row in self.preprocessing["categorical"]]
+
+    def _read(self, split: Split, ids: Ids) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        inputs = split.gather(ids)
+        numbers = next((x.numpy() for x in inputs if x.is_floating_point()), np.zeros((len(ids), 0), np.float32))
+        return numbers, next(
+            (x.numpy() for x in inputs if not x.is_floating_point()), np.zeros((len(ids), 0), np.int32)
+        )
+
+    def fit(self, split: Split, ids: Ids) -> None:
+        """Nothing: the rows are scaled, and their categories numbered, as for the network."""
+
+    def read_linear(self, split: Split, ids: Ids) -> Matrix:
+        """Numbers, and one column a category."""
+        numbers, categories = self._read(split, ids)
+        rows, parts = np.arange(len(ids)), [sparse.csr_array(numbers)]
+        for column, size in enumerate(self._sizes):
+            ones = np.ones(len(ids), np.float32)
+            parts.append(sparse.csr_array((ones, (rows, categories[:, column])), shape=(len(ids), size)))
+        return sparse.hstack(parts, format="csr") if len(parts) > 1 else numbers
+
+    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
+        """Numbers, then one column for each column of categories."""
+        numbers, categories = self._read(split, ids)
+        columns = [numbers.shape[1] + i for i, size in enumerate(self._sizes) if size <= MAX_TREE_CATEGORIES]
+        return np.hstack([numbers, categories.astype(np.float32)]), columns
+
+
+@dataclass
+class SeriesFeatures:
+    """Simple statistics of windows (N, time, channels)."""
+
+    prepare: Preprocessing
+    looseness: float = 1.0
+    suits_trees: bool = True
+
+    def fit(self, split: Split, ids: Ids) -> None:
+        """Nothing: the channels are scaled as for the network."""
+
+    def read_linear(self, split: Split, ids: Ids) -> Matrix:
+        """Eight statistics a channel, shape (N, 8 * channels)."""
+        return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.prepare)]).numpy()
+
+    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
+        """The same statistics."""
+        return self.read_linear(split, ids), []
+
+
+def _statistics(windows: Tensor) -> Tensor:
+    """Windows (N, time, channels) to statistics (N, 8 * channels)."""
+    time = torch.linspace(-1, 1, windows.shape[1]).view(1, -1, 1)
+    slope = (windows * time).sum(1) / (time**2).sum().clamp_min(1e-9)
+    steps = windows.diff(dim=1).abs().mean(1) if windows.shape[1] > 1 else torch.zeros_like(slope)
+    spread = windows.std(1, correction=0)
+    first_and_last = (windows[:, 0], windows[:, -1])
+    return torch.cat([windows.mean(1), spread, windows.amin(1), windows.amax(1), *first_and_last, slope, steps], dim=1)
+
+
+@dataclass
+class ImageFeatures:
+    """Small versions of pictures (N, channels, height, width)."""
+
+    prepare: Preprocessing
+    looseness: float = 0.1
+    suits_trees: bool = False
+
+    def fit(self, split: Split, ids: Ids) -> None:
+        """Nothing: pictures are normalized as for the network."""
+
+    def read_linear(self, split: Split, ids: Ids) -> Matrix:
+        """The pixels of all channels, scaled down by averaging."""
+        return torch.cat([_shrink(pictures) for pictures in _read_prepared(split, ids, self.prepare)]).numpy()
+
+    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
+        """Not for pixels."""
+        raise NotImplementedError
+
+
+def _shrink(pictures: Tensor) -> Tensor:
+    height, width = (min(side, PICTURE_SIDE) for side in pictures.shape[-2:])
+    return F.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)
+
+
+@dataclass
+class TextFeatures:
+    """Tokens and pairs of neighbours, weighted by TF-IDF."""
+
+    looseness: float = 10.0
+    suits_trees: bool = False
+    _columns: Ids = field(default_factory=lambda: np.arange(HASHED_COLUMNS))
+    """The columns that are used."""
+    _rarity: npt.NDArray[np.float32] = field(default_factory=lambda: np.ones(HASHED_COLUMNS, np.float32))
+    """The weight of each of them."""
+
+    def fit(self, split: Split, ids: Ids) -> None:
+        """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
+        documents = np.zeros(HASHED_COLUMNS, np.int64)
+        for part in _chunks(ids):
+            documents += np.bincount(self._counts(split, part).indices, minlength=HASHED_COLUMNS)
+        self._columns = np.flatnonzero(documents >= LEAST_TEXTS)
+        self._rarity = (np.log((1 + len(ids)) / (1 + documents[self._columns])) + 1).astype(np.float32)
+
+    def read_linear(self, split: Split, ids: Ids) -> Matrix:
+        """One row a text, of length 1."""
+        counts = (self._counts(split, part)[:, self._columns] for part in _chunks(ids))
+        return sparse.vstack([self._weigh(part) for part in counts], format="csr")
+
+    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
+        """Not for hundreds of thousands of columns."""
+        raise NotImplementedError
+
+    def _counts(self, split: Split, ids: Ids) -> Any:
+        """How often each token and pair occurs in each text."""
+        tokens, *_, mask = (x.numpy() for x in split.gather(ids))
+        real = mask.astype(bool)
+        pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
+        # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
+        pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
+        both = real[:, :-1] & real[:, 1:]
+        single_rows, single_places = np.nonzero(real)
+        pair_rows, pair_places = np.nonzero(both)
+        rows = np.concatenate([single_rows, pair_rows])
+        columns = np.concatenate(
+            [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
+        ).astype(np.int64)
+        ones = np.ones(len(rows), np.float32)
+        counts = sparse.csr_array((ones, (rows, columns)), shape=(len(ids), HASHED_COLUMNS))
+        counts.sum_duplicates()
+        return counts
+
+    def _weigh(self, counts: Any) -> Any:
+        weights = (1 + np.log(counts.data)) * self._rarity[counts.indices]
+        rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
+        lengths = np.sqrt(np.bincount(rows, weights**2, minlength=counts.shape[0]))
+        counts.data = (weights / np.maximum(lengths, 1e-12)[rows]).astype(np.float32)
+        return counts
+
+
+def _chunks(ids: Ids) -> Iterator[Ids]:
+    for start in range(0, max(len(ids), 1), CHUNK):
+        yield ids[start : start + CHUNK]

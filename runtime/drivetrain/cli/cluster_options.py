@@ -1,0 +1,89 @@
+"""The options about several machines: of `drivetrain launch --on ENGINE`, which starts a job on a cluster, and of `plan`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from drivetrain.cli import contained
+from drivetrain.errors import SpecError
+
+ENGINES = ("slurm", "k8s", "skypilot", "nodes")
+"""What jobs can be launched on."""
+_NEEDS_ON = ("nodes", "per_node", "site", "output", "submit")
+"""Options of `launch` that mean nothing without --on."""
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of `launch`."""
+    command.add_argument("--on", choices=ENGINES, help="train on a cluster: write the file that its engine takes")
+    command.add_argument(
+        "--nodes", type=int, metavar="N", help="with --on: number of machines (default: limits.nodes, or 1)"
+    )
+    command.add_argument(
+        "--per-node",
+        type=int,
+        metavar="M",
+        help="with --on: processes on each machine, one for each GPU (default: limits.processes, or 1)",
+    )
+    command.add_argument("--site", type=Path, metavar="FILE", help="with --on: what belongs to the cluster (YAML)")
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="with --on: file to write (default: named after the job)"
+    )
+    command.add_argument("--submit", action="store_true", help="with --on: submit the file, too")
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Write the file for the engine.
+
+    Raises:
+        DrivetrainError: if options, job or site do not fit.
+    """
+    from drivetrain.launch.clusters import cluster_launch
+    from drivetrain.launch.clusters.cluster_job import ClusterRequest
+
+    for option, possible in (
+        ("new", "every restart of the job would begin a new run; name another: --set name=NAME"),
+        ("image", "the image of a cluster stands in its site file"),
+        ("network", "networks belong to the cluster"),
+    ):
+        if getattr(options, option):
+            raise SpecError(f"--{option} with --on {options.on}", possible, f"remove --{option}")
+    return cluster_launch.launch(
+        ClusterRequest(
+            engine=options.on,
+            spec=options.job,
+            assignments=tuple(options.set),
+            device=options.device,
+            flags=contained.flags(options),
+            extend=options.extend,
+            nodes=options.nodes,
+            per_node=options.per_node,
+            site=options.site,
+            output=options.output,
+            submit=options.submit,
+        )
+    )
+
+
+def check_absent(options: argparse.Namespace) -> None:
+    """Refuse options of clusters where no cluster is named.
+
+    Raises:
+        SpecError: if there is one.
+    """
+    for option in _NEEDS_ON:
+        if getattr(options, option):
+            name = f"--{option.replace('_', '-')}"
+            raise SpecError(
+                f"{name} without --on", f"--on ENGINE: {', '.join(ENGINES)}", f"add --on ENGINE, or remove {name}"
+            )
+
+
+def add_plan_options(command: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of `plan`."""
+    command.add_argument("--nodes", type=int, metavar="N", help="say what N machines would cost and gain")
+    command.add_argument("--per-node", type=int, metavar="M", help="with --nodes: processes on each (default: 1)")
+    command.add_argument(
+        "--link", metavar="RATE", help="with --nodes: what each node can send, such as 500mbit or 10gbit"
+    )

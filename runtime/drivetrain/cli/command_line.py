@@ -1,0 +1,102 @@
+"""Parses a command line; a mistyped command or option is refused with the nearest one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from drivetrain.cli.arguments import commands_of, options_of, parser
+from drivetrain.errors import SpecError, nearest
+from drivetrain.system.installation import CHECKOUT, stop
+
+_EXAMPLE = "  drivetrain train jobs/digits.yaml   train an example: handwritten digits\n" if CHECKOUT else ""
+FIRST_STEPS = f"""\
+usage: drivetrain COMMAND ...
+
+first steps:
+{_EXAMPLE}  drivetrain init DATA                draft a job file from your data: images, a table, an .npz
+  drivetrain train JOB                train it, or resume its unfinished run
+  drivetrain doctor                   check this machine for problems
+
+`drivetrain --help` lists all commands.
+"""
+OTHER_WORDS = {
+    "extend": "`drivetrain train JOB --extend RUN` continues a finished run",
+    "resume": "`drivetrain train JOB` resumes the unfinished run of the job",
+    "continue": "`drivetrain train JOB` resumes the unfinished run of the job",
+    "run": "`drivetrain train JOB` trains it",
+    "fit": "`drivetrain train JOB` trains it",
+    "test": "`drivetrain evaluate RUN --data PATH` computes the metrics on labeled data",
+    "infer": "`drivetrain predict RUN INPUT` predicts new samples",
+    "stop": f"`{stop('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
+}
+"""What people type, and the command that does it."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The parsed command line; without a command it prints the first steps and ends with exit code 2.
+
+    Args:
+        arguments: the words after the program's name; those of this process if None.
+
+    Raises:
+        SpecError: for an unknown command or option, and for arguments that are missing or invalid.
+        SystemExit: after `--help`, and without a command.
+    """
+    command_words = list(sys.argv[1:] if arguments is None else arguments)
+    top = parser()
+    commands = commands_of(top)
+    if not command_words:
+        print(FIRST_STEPS, end="", file=sys.stderr)
+        raise SystemExit(2)
+    if not command_words[0].startswith("-") and command_words[0] not in commands:
+        raise SpecError(
+            f"{command_words[0]}: there is no such command",
+            ", ".join(commands),
+            _command(command_words[0], list(commands)),
+        )
+    parsed, unknown = top.parse_known_args(command_words)
+    if unknown:
+        raise _unexpected_argument_error(parsed.command, unknown, options_of(commands[parsed.command]))
+    return parsed
+
+
+def _command(word: str, commands: Sequence[str]) -> str:
+    """What to do about an unknown command; people type a job file, too."""
+    if word.endswith((".yaml", ".yml")):
+        return f"to train it: `drivetrain train {word}`"
+    return OTHER_WORDS.get(word.lower()) or nearest(word, commands) or "`drivetrain --help` explains all commands"
+
+
+def _unexpected_argument_error(command: str, unknown: Sequence[str], options: Sequence[str]) -> SpecError:
+    option = next((word for word in unknown if word.startswith("-")), None)
+    if option is None:
+        return SpecError(
+            f"{unknown[0]}: `drivetrain {command}` takes no such argument",
+            f"options: {', '.join(options)}",
+            f"remove it; `drivetrain {command} --help` shows all arguments",
+        )
+    name, _, value = option.partition("=")
+    value = value or next((word for word in unknown[unknown.index(option) + 1 :] if not word.startswith("-")), "VALUE")
+    return SpecError(
+        f"{name}: `drivetrain {command}` has no such option",
+        ", ".join(options),
+        (_key_of_the_job(name, value) if "--set" in options else "")
+        or nearest(name, options)
+        or f"`drivetrain {command} --help` explains them",
+    )
+
+
+def _key_of_the_job(option: str, value: str) -> str:
+    """What to do about an option of other trainers that is a key of the job file here; empty if it is none."""
+    from drivetrain import optimizations
+    from drivetrain.job import Job
+
+    word = option.lstrip("-").replace("-", "_")
+    parts = {section: Job.model_fields[section].annotation for section in ("train", "limits", "checkpoint")}
+    keys_of = {section: set(getattr(part, "model_fields", ())) for section, part in parts.items()}
+    keys_of |= {"train.optimizer": {"lr"}, "optimize": set(optimizations.off_values())}
+    word = {"learning_rate": "lr"}.get(word, word)
+    section = next((section for section, keys in keys_of.items() if word in keys), None)
+    return f"it is a key of the job: --set {section}.{word}={value}" if section else ""

@@ -1,0 +1,352 @@
+"""The commands: a function each, which hands its arguments to the package that does the work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from drivetrain.cli import cluster_options, contained, csv_option
+from drivetrain.cli.contained import repeat, sweep
+from drivetrain.cli.fetch import fetch
+from drivetrain.cli.init import init
+from drivetrain.cli.track import track
+from drivetrain.errors import SpecError
+from drivetrain.launch import image_contents, run_in_image
+from drivetrain.system.console import console, say, say_aside, say_json
+from drivetrain.system.units import format_bytes, parse_bytes
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
+    from drivetrain.cli import validation
+
+    return validation.validate(options.jobs, options.set, remote=options.remote)
+
+
+def facts(options: argparse.Namespace) -> int:
+    """Show what this container may use."""
+    from drivetrain.hardware.calibration_file import attach
+    from drivetrain.hardware.detect import detect
+    from drivetrain.hardware.facts_table import render
+
+    machine = attach(detect(Path("runs")))
+    if options.json:
+        say_json(machine.to_json())
+    else:
+        console().print(render(machine))
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Show every decision."""
+    from drivetrain.cli import plan_nodes
+    from drivetrain.hardware import calibration_file, facts, gpu_selection
+    from drivetrain.hardware.detect import detect
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.launch import expected_container
+    from drivetrain.plan import evidence
+    from drivetrain.plan import plan as plans
+    from drivetrain.plan.plan_table import render
+
+    show = say_aside if options.json else say
+    job = job_spec.load(options.job, options.set)
+    machine = gpu_selection.select_gpus(
+        facts.load(options.hardware) if options.hardware else detect(Path("runs")), job.limits.gpus
+    )
+    if not options.hardware:
+        machine, container_note = expected_container.expect_hardware(machine, job)
+        machine = calibration_file.attach(machine)
+        calibration_note = calibration_file.note(machine, elsewhere=bool(container_note))
+        for note in filter(None, (container_note, calibration_note)):
+            show(note)
+    # Before the table is shown, so that a mistake in these options is the only output.
+    node_lines = list(plan_nodes.lines(options, job, machine))
+    measured = {} if options.hardware else evidence.load_started(machine, job)
+    resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
+    if options.json:
+        say_json(resolved.to_json())
+    else:
+        console().print(render(resolved, job, machine, show_all=options.all))
+    for line in node_lines:
+        show(line)
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train or resume."""
+    from drivetrain.distributed.placement import Options as PlacementOptions
+    from drivetrain.job_spec.spec_source import COPY_VARIABLE
+    from drivetrain.plan import show_plan
+    from drivetrain.supervisor import supervisor
+    from drivetrain.supervisor.extended_run import ExtendRequest
+    from drivetrain.supervisor.supervisor import TrainRequest
+
+    if image_id := os.environ.get("DRIVETRAIN_IMAGE"):
+        image_contents.check_in_container(image_id)
+    if run_in_image.torch_is_missing():
+        return contained.train(options)
+    extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
+    return supervisor.train(
+        TrainRequest(
+            spec=options.job,
+            assignments=tuple(options.set),
+            runs=options.runs,
+            plain=options.plain,
+            plan=options.plan,
+            new=options.new,
+            extend=extend,
+            trace=options.trace,
+            place=PlacementOptions(options.nodes, options.node, options.meet),
+            shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN)) else None,
+            copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
+        )
+    )
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Train in a container, or on a cluster."""
+    if options.on:
+        return cluster_options.launch(options)
+    cluster_options.check_absent(options)
+    from drivetrain.launch import container
+
+    return container.launch(
+        container.LaunchRequest(
+            spec=options.job,
+            assignments=tuple(options.set),
+            device=options.device,
+            flags=contained.flags(options),
+            extend=options.extend,
+            network=options.network,
+            image=options.image,
+        )
+    )
+
+
+def find_lr(options: argparse.Namespace) -> int:
+    """Test learning rates."""
+    from drivetrain.tuning import measuring_request
+
+    return measuring_request.find_lr(
+        measuring_request.LrRangeRequest(
+            spec=options.job,
+            assignments=tuple(options.set),
+            output=options.output,
+            lowest=options.lowest,
+            highest=options.highest,
+            steps=options.steps,
+        )
+    )
+
+
+def memory(options: argparse.Namespace) -> int:
+    """Measure memory."""
+    from drivetrain.tuning import measuring_request
+
+    return measuring_request.memory(measuring_request.MemoryRequest(options.job, tuple(options.set), options.output))
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure what each optimization gains."""
+    from drivetrain.tuning.bench import bench as benching
+
+    return benching.bench(
+        benching.BenchRequest(
+            spec=options.job,
+            assignments=tuple(options.set),
+            output=options.output,
+            against=tuple(options.against),
+            rounds=options.rounds,
+            json=options.json,
+        )
+    )
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure this machine once."""
+    from drivetrain.cli import calibration_table
+
+    return calibration_table.show(as_json=options.json, measure_again=options.again)
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Show a run live."""
+    from drivetrain.supervisor.remote_copy import fetch_run
+    from drivetrain.tracking.live import watch as watching
+
+    if fetch_run.is_cached(options.run):
+        return watching.show_copied(options.run)
+    return watching.watch(options.run)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a report again."""
+    from drivetrain.report import write as reports
+
+    reports.write(options.run)
+    say(f"report {options.run}/report.html")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare runs."""
+    from drivetrain.report.comparison import CompareRequest, compare
+
+    return compare(CompareRequest(options.runs, options.output, options.json))
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Train a finished run again."""
+    from drivetrain.supervisor import reproduce as reproducing
+
+    return reproducing.reproduce(reproducing.ReproduceRequest(options.run, options.runs, options.run_code))
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Examine this machine."""
+    from drivetrain.cli.doctor.doctor import examine
+
+    return examine(options.json)
+
+
+def baseline(options: argparse.Namespace) -> int:
+    """Fit simple models to a job's data."""
+    from drivetrain.baselines import baseline_command
+
+    request = baseline_command.BaselineRequest(options.job, tuple(options.set), options.seconds, options.json)
+    return baseline_command.measure_baselines(request)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Evaluate a trained model."""
+    from drivetrain.inference import evaluate as evaluating
+
+    return evaluating.judge(
+        evaluating.EvaluateRequest(
+            run=options.run,
+            data=options.data,
+            output=options.output,
+            run_code=options.run_code,
+            csv=csv_option.parse(options.csv),
+        )
+    )
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Predict with a trained model."""
+    from drivetrain.inference import predict as predicting
+
+    return predicting.predict(
+        predicting.PredictRequest(
+            run=options.run,
+            inputs=options.inputs,
+            form=options.format,
+            output=options.output,
+            probabilities=options.probabilities,
+            run_code=options.run_code,
+            csv=csv_option.parse(options.csv),
+        )
+    )
+
+
+def export(options: argparse.Namespace) -> int:
+    """Export a trained model."""
+    from drivetrain.inference import export as exporting
+
+    return exporting.export(
+        exporting.ExportRequest(
+            run=options.run,
+            output=options.output,
+            data=options.data,
+            run_code=options.run_code,
+            csv=csv_option.parse(options.csv),
+        )
+    )
+
+
+def sample(options: argparse.Namespace) -> int:
+    """Write sample data."""
+    from drivetrain.data.sample_data import write as sample_data
+
+    paths = sample_data.write(options.kind, options.folder, options.size, options.seed)
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
+    say(f"{options.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
+    return 0
+
+
+def shard(options: argparse.Namespace) -> int:
+    """Write a folder of images as shards."""
+    from drivetrain.data.streaming import destination, write_shards
+
+    try:
+        size = parse_bytes(options.size)
+    except ValueError:
+        raise SpecError(f"--size: {options.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
+    target = destination.open_destination(options.to)
+    manifest = write_shards.write(options.source, target, size, options.seed, say, options.format)
+    shards = manifest.shards
+    images = sum(part.samples for part in shards)
+    say(f"{options.to}: {len(shards):,} shards, {images:,} images, {format_bytes(sum(part.bytes for part in shards))}")
+    return 0
+
+
+def convert(options: argparse.Namespace) -> int:
+    """Convert a pickle checkpoint."""
+    from drivetrain.pretrained import convert as converting
+
+    for line in converting.convert(options.file).lines():
+        say(line)
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the JSON schema."""
+    from drivetrain.job_spec import load_job as job_spec
+
+    say_json(job_spec.schema())
+    return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print the completion of a shell."""
+    from drivetrain.cli import arguments
+    from drivetrain.cli.completion import script
+
+    print(script(options.shell, arguments.parser()), end="")
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "validate": validate,
+    "facts": facts,
+    "plan": plan,
+    "schema": schema,
+    "completion": completion,
+    "train": train,
+    "launch": launch,
+    "repeat": repeat,
+    "sweep": sweep,
+    "find-lr": find_lr,
+    "memory": memory,
+    "bench": bench,
+    "calibrate": calibrate,
+    "watch": watch,
+    "report": report,
+    "compare": compare,
+    "track": track,
+    "reproduce": reproduce,
+    "doctor": doctor,
+    "baseline": baseline,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
+    "sample": sample,
+    "shard": shard,
+    "init": init,
+    "fetch": fetch,
+    "convert": convert,
+}

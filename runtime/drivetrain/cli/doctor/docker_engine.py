@@ -1,0 +1,180 @@
+"""Checks the container engine and its kind, its plugins, and the local images."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
+from drivetrain.cli.doctor.snapshot import Snapshot
+from drivetrain.launch import engine_traits, image_contents
+from drivetrain.launch.project import image, name
+from drivetrain.system import installation
+
+ENGINE, COMPOSE = (20, 10), (2, 20)
+"""Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
+OLD = 90 * 86400
+"""Seconds; an older image lacks too many security fixes of its distribution."""
+WORDS = ("cpu", "ampere", "legacy")
+
+
+def check(snapshot: Snapshot) -> Iterator[Finding]:
+    """Only on a host: in a container the engine is deliberately out of reach."""
+    if snapshot.hardware.place != "host":
+        yield ok("engine", f"running inside a container ({snapshot.hardware.place}); run doctor on the host too")
+        return
+    answer = snapshot.run(["docker", "version", "--format", "{{json .}}"])
+    version = _server(answer)
+    if version is None:
+        yield _silent(snapshot)
+        return
+    if is_podman(answer):
+        yield ok("engine", f"Podman {version}")
+    elif numbers(version) < ENGINE:
+        yield fail("engine", f"{version}; the images need 20.10 or newer", installation.ENGINE)
+    else:
+        yield ok("engine", version)
+    yield from check_kind(snapshot, answer)
+    yield from _plugins(snapshot)
+    yield from _list_ended_containers(snapshot)
+    for word in WORDS:
+        yield from _image(snapshot, word)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`v2.26.1-4` as (2, 26, 1)."""
+    match = re.search(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _server(answer: str | None) -> str | None:
+    try:
+        return str(json.loads(answer or "")["Server"]["Version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _silent(snapshot: Snapshot) -> Finding:
+    if snapshot.run(["docker", "--version"]) is None:
+        return warn(
+            "engine",
+            "not installed: jobs train without a container, so their limits are not enforced",
+            installation.ENGINE,
+        )
+    sock = snapshot.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
+    if sock and snapshot.uid != 0:
+        return warn(
+            "engine",
+            f"user {snapshot.uid} has no permission to use it; its socket belongs to {sock}",
+            "sudo usermod -aG docker $USER, then log in again",
+        )
+    return warn(
+        "engine",
+        "the client is installed, but no engine is running: jobs train without a container",
+        installation.ENGINE,
+    )
+
+
+def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
+    compose = snapshot.run(["docker", "compose", "version", "--short"])
+    if compose is None:
+        yield fail("compose", "docker compose is missing", installation.ENGINE)
+    elif numbers(compose) < COMPOSE:
+        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", installation.ENGINE)
+    else:
+        yield ok("compose", compose)
+    buildx = snapshot.run(["docker", "buildx", "version"])
+    if buildx is None:
+        yield warn("buildx", "missing: existing images run, but no image can be built", installation.ENGINE)
+    else:
+        yield ok("buildx", ".".join(map(str, numbers(buildx))))
+
+
+def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
+    """Containers of this checkout that have ended; the engine keeps them and their logs."""
+    line = ["docker", "ps", "-aq", "--filter", f"name=^{name()}-", "--filter", "status=exited"]
+    if count := len((snapshot.run(line) or "").split()):
+        yield ok(
+            "containers",
+            f"{count} of this checkout ended and are kept for `make logs`; `make prune` removes them, leaves runs/, and "
+            "empties the caches that your checkouts share",
+        )
+
+
+def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
+    title = f"image {word}"
+    answer = snapshot.run(["docker", "image", "inspect", image(word)])
+    if answer is None:
+        return
+    data = json.loads(answer)[0]
+    labels = (data.get("Config") or {}).get("Labels") or {}
+    built = labels.get("org.opencontainers.image.revision", "unknown")
+    age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
+    if word != "cpu" and snapshot.hardware.gpu is None:
+        yield ok(title, f"revision {built}; not used on this host, which has no GPU")
+    elif age > OLD:
+        yield warn(title, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
+    elif snapshot.project and image_contents.differs(labels, word, snapshot.project):
+        yield ok(title, f"revision {built}, of other code than this checkout: the next start updates it")
+    else:
+        yield ok(title, f"revision {built}, {age / 86400:.0f} days old")
+
+
+def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
+    """What does not work with this kind of engine: rootless, Podman, a snap, SELinux.
+
+    Args:
+        snapshot: the machine.
+        version: the answer of `docker version`.
+    """
+    try:
+        info = json.loads(snapshot.run(["docker", "info", "--format", "{{json .}}"]) or "{}")
+    except ValueError:
+        return
+    engine = engine_traits.find(info)
+    if is_podman(version):
+        yield warn(
+            "engine kind",
+            "Podman: jobs train in it through docker compose, but it needs the package catatonit, and docker buildx "
+            "builds an image only if docker.io/moby/buildkit can be pulled",
+            f"sudo apt-get install catatonit; for builds a Docker engine: {installation.ENGINE}",
+        )
+    if engine.rootless:
+        yield _rootless(engine)
+    elif engine.unenforced:
+        yield warn("limits", engine.note().removeprefix("limits: "), "enable the cgroup controllers of the host")
+    if engine.snap:
+        yield _snap(snapshot)
+    if engine.selinux:
+        yield ok("SELinux", "enforced by the engine: the project is relabelled for containers, data elsewhere is not")
+
+
+def is_podman(version: str | None) -> bool:
+    """Whether the engine is Podman, by the answer of `docker version`; its versions are counted in another way."""
+    try:
+        parts = (json.loads(version or "{}").get("Server") or {}).get("Components") or []
+    except ValueError:
+        return False
+    return any("podman" in str(part.get("Name", "")).lower() for part in parts)
+
+
+def _rootless(engine: engine_traits.EngineTraits) -> Finding:
+    whose = "rootless: uid 0 in a container is the user of the engine, and files of runs are that user's"
+    if not engine.unenforced:
+        return ok("engine kind", whose)
+    return warn("engine kind", f"{whose}; {', '.join(engine.unenforced)} cannot be limited", engine.cure())
+
+
+def _snap(snapshot: Snapshot) -> Finding:
+    home = Path(snapshot.environ.get("HOME") or "/root")
+    project = snapshot.project
+    if project and (not project.is_relative_to(home) or project.relative_to(home).parts[0].startswith(".")):
+        return warn(
+            "engine kind",
+            f"a snap, which sees only files below {home} that are not hidden, and the project is in {project}",
+            f"move the project below {home}, or install an engine without snap: {installation.ENGINE}",
+        )
+    return ok("engine kind", f"a snap: data of a job must lie below {home} and must not be hidden")

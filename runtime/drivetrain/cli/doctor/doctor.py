@@ -1,0 +1,62 @@
+"""`drivetrain doctor`: problems of this machine; each line is ok, warn or fail, with the command that fixes it.
+
+    Snapshot (gathered once) -> checks (pure) -> findings -> table or JSON, exit code by the worst
+
+Exit codes: 0 all is well, 1 something should be fixed, 9 something cannot work.
+"""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain.cli.doctor import disk, docker_engine, environment_variables, gpu, limits
+from drivetrain.cli.doctor.finding import EXIT, Check, Finding, Level, worst
+from drivetrain.cli.doctor.snapshot import Snapshot, gather
+from drivetrain.system.console import console, say_json
+
+CHECKS: tuple[Check, ...] = (
+    docker_engine.check,
+    gpu.check,
+    limits.check,
+    disk.check,
+    environment_variables.check,
+    limits.check_port_and_clock,
+)
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def findings(snapshot: Snapshot) -> list[Finding]:
+    """All findings."""
+    return [finding for check in CHECKS for finding in check(snapshot)]
+
+
+def examine(as_json: bool) -> int:
+    """Check this machine and print the findings; returns the exit code."""
+    all_findings = findings(gather())
+    if as_json:
+        say_json({"worst": worst(all_findings), "findings": [f.to_json() for f in all_findings]})
+    else:
+        console().print(render(all_findings))
+    return EXIT[worst(all_findings)]
+
+
+def render(findings_to_show: list[Finding]) -> RenderableType:
+    """The findings as a table."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1), show_edge=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings_to_show:
+        lines = [Text(finding.text)]
+        if finding.fix:
+            lines.append(Text(f"-> {finding.fix}", style="bold"))
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, Group(*lines))
+    bad = {level: sum(f.level == level for f in findings_to_show) for level in Level}
+    warnings, failures = (
+        f"{bad[level]} {word}{'' if bad[level] == 1 else 's'}"
+        for level, word in ((Level.WARN, "warning"), (Level.FAIL, "failure"))
+    )
+    sums = f"{bad[Level.OK]} ok, {warnings}, {failures}"
+    return Group(table, Text(), Text(sums, style="dim"))

@@ -1,0 +1,59 @@
+"""A finding of the doctor: what was checked, the result, and the command that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drivetrain.cli.doctor.snapshot import Snapshot
+
+
+class Level(StrEnum):
+    """Severity."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+EXIT = {Level.OK: 0, Level.WARN: 1, Level.FAIL: 9}
+"""The exit code by the worst finding; 9 is also the code of a device that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+    """What to type or to change; empty if nothing is wrong."""
+
+    def to_json(self) -> dict[str, str]:
+        """The finding for `--json`, where the fix has always been called `mend`."""
+        return {"name": self.name, "level": self.level, "text": self.text, "mend": self.fix}
+
+
+Check = Callable[[Snapshot], Iterator[Finding]]
+
+
+def ok(name: str, text: str) -> Finding:
+    """A passed check."""
+    return Finding(name, Level.OK, text)
+
+
+def warn(name: str, text: str, fix: str) -> Finding:
+    """It works, but slower or riskier than it could."""
+    return Finding(name, Level.WARN, text, fix)
+
+
+def fail(name: str, text: str, fix: str) -> Finding:
+    """Something cannot work."""
+    return Finding(name, Level.FAIL, text, fix)
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The worst level."""
+    return max((f.level for f in findings), key=list(Level).index, default=Level.OK)

@@ -1,0 +1,109 @@
+"""`drivetrain fetch`: downloads what a job names on the Hugging Face hub, in stores and on the web, before its network is closed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import DeviceError
+from drivetrain.job import Job
+from drivetrain.launch import run_in_image
+from drivetrain.pretrained import hub_name
+from drivetrain.system.console import say
+from drivetrain.system.units import format_bytes
+
+if TYPE_CHECKING:
+    from drivetrain.pretrained.hub_dataset import HubData
+    from drivetrain.pretrained.hub_download import HubFile
+    from drivetrain.storage.stored_copy import StoredCopy
+
+SHOWN = 30
+"""Largest number of files that are listed."""
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Fill the cache, and print what was fetched.
+
+    Raises:
+        SpecError: if the job is invalid, or its network or data cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+        DeviceError: if the volume of containers is asked for and no engine answers.
+    """
+    if options.container and "DRIVETRAIN_IMAGE" not in os.environ:
+        return _fetch_in_container(options)
+    from drivetrain.job_spec import hub_data, stored_data
+    from drivetrain.job_spec import load_job as job_spec
+
+    fetched_data: list[HubData] = []
+    copies: list[StoredCopy] = []
+
+    def locate(job: Job) -> Job:
+        job, data = hub_data.locate(job, say, update=options.update)
+        fetched_data.extend(data)
+        job, stored = stored_data.fetch_copies(job, say)
+        copies.extend(stored)
+        return job
+
+    job = job_spec.load(options.job, options.set, locate=locate)
+    for data in fetched_data:
+        _tell_data(data)
+    for copy in copies:
+        _tell_copy(copy)
+    if (name := hub_name.of_hub(job)) is not None:
+        _network(job, name, update=options.update)
+    elif not fetched_data and not copies:
+        say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
+    return 0
+
+
+def _tell_copy(copy: StoredCopy) -> None:
+    state = copy.note or ("downloaded" if copy.downloaded else "everything is there, and has not changed")
+    say(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
+    say(f"in {copy.path}")
+
+
+def _tell_data(data: HubData) -> None:
+    _tell(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
+    say(f"commit {data.commit}")
+    say(f"in {data.folder}")
+
+
+def _network(job: Job, name: str, *, update: bool) -> None:
+    from drivetrain.pretrained import folder
+
+    fetched = folder.fetch(job, name, update=update)
+    snapshot = fetched.snapshot
+    origin = f", made of {snapshot.converted}" if snapshot.converted else ""
+    files = [(file, origin if file.name == "model.safetensors" else "") for file in snapshot.files]
+    _tell(name, files, new=bool(fetched.new), note=fetched.note)
+    say(f"revision {fetched.revision}: commit {snapshot.commit}")
+    say(f"in {snapshot.folder}")
+
+
+def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
+    size = f"{len(files)} files, {sum(file.size for file, _ in files) / 1e6:,.1f} MB"
+    if new:
+        say(f"{name}: fetched {size}, each compared with its hash")
+    else:
+        say(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
+    for file, origin in sorted(files, key=lambda row: row[0].name)[:SHOWN]:
+        say(f"  {file.name}  {format_bytes(file.size)}{origin}")
+    if len(files) > SHOWN:
+        say(f"  and {len(files) - SHOWN:,} more")
+
+
+def _fetch_in_container(options: argparse.Namespace) -> int:
+    from drivetrain.launch import docker_engine
+
+    client = docker_engine.connect()
+    if isinstance(client, docker_engine.EngineMissing):
+        raise DeviceError(
+            f"--container: no Docker engine answers: {client.why}",
+            "an engine, or the cache of this user",
+            f"{client.cure}, or leave out --container",
+        )
+    assignments = [word for assignment in options.set for word in ("--set", assignment)]
+    update = ["--update"] if options.update else []
+    return run_in_image.run(options, [options.command, str(options.job), *assignments, *update])

@@ -1,0 +1,82 @@
+"""The command line: `python -m drivetrain COMMAND`, installed as `drivetrain`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from drivetrain.cli import runs_option
+from drivetrain.cli.command_line import parse
+from drivetrain.cli.commands import COMMANDS
+from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
+from drivetrain.launch import run_in_image
+from drivetrain.supervisor import named_run
+from drivetrain.system import interpreter, secrets
+from drivetrain.system.console import guard_output, say_error
+from drivetrain.system.files import storage_error
+
+OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "reproduce")
+"""Commands whose results are run folders; they go on when nobody reads what they print."""
+
+
+def command() -> NoReturn:
+    """Run the command of this process and end it."""
+    interpreter.leave(main())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    guard_output(needed=True)
+    secrets.take()
+    try:
+        options = parse(arguments)
+        if options.command in OUTLIVE_OUTPUT:
+            guard_output()
+        _check(options)
+        if run_in_image.is_needed(options.command):
+            return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
+        code = COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except DrivetrainError as error:
+        say_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except UnicodeEncodeError as error:
+        # Bytes of a name that are not UTF-8, which pyarrow and safetensors cannot open.
+        if not any("\udc80" <= letter <= "\udcff" for letter in error.object):
+            raise
+        say_error(
+            DataError(f"{error.object}: the path is not UTF-8", "a path that is UTF-8", "rename the file or folder")
+        )
+        return DataError.exit_code
+    except PermissionError as error:
+        # A folder of another user, or one that was closed meanwhile: any command meets it where it first looks inside.
+        if error.filename is None:
+            raise
+        say_error(storage_error(Path(os.fsdecode(error.filename)), error))
+        return StorageError.exit_code
+    except BrokenPipeError:
+        return 0  # who reads has seen enough, as `head` has
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
+    runs_option.apply(options)
+    runs_option.fetch(options)
+    if options.command == "watch" and options.run is None:
+        options.run = named_run.newest()
+    named = [options.run] if hasattr(options, "run") else options.runs if options.command == "compare" else []
+    for path in [*named, *filter(None, [getattr(options, "extend", None)])]:
+        named_run.existing(path)
+    if options.command == "watch":
+        options.run = named_run.newest_trial(options.run)
+    if options.command == "train" and options.plain and options.plan:
+        raise SpecError("--plain and --plan together", "one of them", "remove one")
+    if getattr(options, "restart_schedule", False) and not options.extend:
+        raise SpecError("--restart-schedule without --extend", "both together", "add --extend RUN, or remove it")

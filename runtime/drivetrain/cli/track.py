@@ -1,0 +1,71 @@
+"""`drivetrain track`: send what a tracking server does not have of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from pydantic import ValidationError
+
+from drivetrain.errors import SpecError
+from drivetrain.job.track import Track
+from drivetrain.supervisor import named_run
+from drivetrain.system.console import say
+from drivetrain.tracking.mlflow_server import LOCATION
+from drivetrain.tracking.run_tracker import RunTracker, open_tracker, read_stored_track
+from drivetrain.tracking.tracker import TrackerError
+
+
+def track(options: argparse.Namespace) -> int:
+    """Send the rows, files and state that are missing there.
+
+    Raises:
+        CheckpointError: if there is no such run.
+        SpecError: if neither the run nor the command line names a server.
+        TrackerError: if the server cannot be reached, or refuses.
+    """
+    run = named_run.existing(options.run)
+    target = _requested_server(options) or read_stored_track(run)
+    if target is None:
+        raise SpecError(
+            f"{run}: its job file has no `track:`",
+            "the address of a server on the command line",
+            f"drivetrain track {run} --mlflow http://127.0.0.1:5000",
+        )
+    server, address = target.target
+    with open_tracker(run, address, target.experiment, server) as copy:
+        copy.read()
+        count = len(copy.waiting)
+        _send(copy)
+        unsent = copy.finish()
+    say(f"tracker: {count:,} rows sent" + (f"; not sent: {unsent}" if unsent else ""))
+    say(f"tracker: {copy.page}")
+    return 0
+
+
+def _send(copy: RunTracker) -> None:
+    """Send all rows; a server that is slow gets fewer at once, so that it answers in time."""
+    while True:
+        most = copy.most
+        try:
+            copy.send()
+            return
+        except TrackerError as error:
+            if not error.passing or copy.most == most:
+                raise
+
+
+def _requested_server(options: argparse.Namespace) -> Track | None:
+    """The server of the command line."""
+    if options.mlflow is None:
+        return None
+    # Whoever types the address names the server that may have the credentials.
+    os.environ[LOCATION] = options.mlflow
+    try:
+        return Track(mlflow=options.mlflow, experiment=options.experiment)
+    except ValidationError as error:
+        raise SpecError(
+            f"--mlflow {options.mlflow}" if "mlflow" in str(error) else f"--experiment {options.experiment}",
+            "an address without user and password, such as http://127.0.0.1:5000, and a name of up to 250 characters",
+            "correct it; user and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        ) from None

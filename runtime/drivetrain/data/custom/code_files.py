@@ -1,0 +1,148 @@
+"""Files that a user's code needs: what it imports, what its arguments name, and what it opens; they are copied with it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from drivetrain.errors import CheckpointError
+
+MAX_COPY_BYTES = 16 << 20
+"""Bytes of a file, or of a folder, that is copied; larger ones are data or weights."""
+MAX_FOLDER_FILES = 100
+"""Files of a folder that is copied."""
+MAX_NAME_LETTERS = 240
+"""Letters of a file name."""
+OUTSIDE = "_outside/"
+"""Begins the names of copies of files that are not in the folder of the job."""
+_open_lists: list[tuple[list[str], type | None, int]] = []
+"""The lists that are being filled, each with the class of which a method must be running, and its thread."""
+
+
+def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
+    """Read a Python file, the files beside it that it imports anywhere in its code, and those that they import; none runs.
+
+    Args:
+        first: the file; its folder is where absolute imports are looked up.
+        read: returns the content of a file.
+
+    Raises:
+        OSError: if the first file cannot be read.
+    """
+    waiting, known_files = [first], {first}
+    while waiting:
+        path = waiting.pop()
+        try:
+            content = read(path)
+        except (OSError, CheckpointError):
+            if path == first:
+                raise
+            continue  # perhaps it is never imported; if it is, Python reports it
+        for imported in _list_imported(content, path, first.parent):
+            if imported not in known_files:
+                known_files.add(imported)
+                waiting.append(imported)
+
+
+def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
+    """Files that a source imports: modules, and the packages that they are in."""
+    tree: ast.AST = ast.Module([], [])
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(content)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _module_files(top, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else top
+            module = node.module.split(".") if node.module else []
+            yield from _module_files(base, module)
+            for alias in node.names:
+                yield from _module_files(base, [*module, alias.name])
+
+
+def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the files of a module and of the packages around it that are below a folder."""
+    for count in range(1, len(parts) + 1):
+        folder = base.joinpath(*parts[:count])
+        yield from (file for file in (folder / "__init__.py", folder.with_name(f"{folder.name}.py")) if file.is_file())
+
+
+def name_copy(text: str) -> str:
+    """Return the name of the copy of the file at a path; that of a file outside of the job's folder holds the whole path."""
+    path = Path(os.path.normpath(text))
+    return f"{OUTSIDE}{quote(text, safe='')}" if path.is_absolute() or ".." in path.parts else path.as_posix()
+
+
+def find_original(folder: Path, name: str) -> Path:
+    """Return the file of which there is a copy of this name: in the folder of the job, or else in the working folder."""
+    text = unquote(name.removeprefix(OUTSIDE)) if name.startswith(OUTSIDE) else name
+    return folder / text if os.path.exists(folder / text) else Path.cwd() / text
+
+
+def list_copies(target: Path, name: str) -> list[str]:
+    """List the names of the copies of a file, or of the files in a folder; none if they are too many or too large."""
+    if any(len(part) > MAX_NAME_LETTERS for part in name.split("/")):
+        return []
+    if os.path.isfile(target):
+        return [name] if os.path.getsize(target) <= MAX_COPY_BYTES else []
+    if name == "." or not os.path.isdir(target):
+        return []
+    # No more is listed than needed to see that it is too much.
+    paths = [
+        Path(folder, file)
+        for folder, _, files in islice(os.walk(target), MAX_FOLDER_FILES)
+        for file in files[: MAX_FOLDER_FILES + 1]
+    ]
+    fits = (
+        len(paths) <= MAX_FOLDER_FILES
+        and sum(os.path.getsize(path) for path in paths if path.is_file()) <= MAX_COPY_BYTES
+    )
+    return [f"{name}/{path.relative_to(target).as_posix()}" for path in paths if path.is_file()] if fits else []
+
+
+@contextlib.contextmanager
+def note_opened(within: type | None = None) -> Iterator[list[str]]:
+    """The paths that are opened meanwhile, as they are given; with a class, only those opened below a method of it."""
+    _install()
+    paths: list[str] = []
+    entry = (paths, within, threading.get_ident())
+    _open_lists.append(entry)
+    try:
+        yield paths
+    finally:
+        _open_lists.remove(entry)
+
+
+@functools.cache
+def _install() -> None:
+    sys.addaudithook(_note_event)  # it cannot be removed
+
+
+def _note_event(event: str, arguments: tuple[object, ...]) -> None:
+    if not _open_lists or event != "open":
+        return
+    path, flags = arguments[0], arguments[2]
+    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if isinstance(path, str | bytes) and not writes:
+        for paths, within, thread in _open_lists:
+            if thread == threading.get_ident() and (within is None or _is_running(within)):
+                paths.append(os.fsdecode(path))
+
+
+def _is_running(kind: type) -> bool:
+    """Whether a method of this class is among the callers of the function that opened a file."""
+    frame = sys._getframe(2)
+    while frame and not isinstance(frame.f_locals.get("self"), kind):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None

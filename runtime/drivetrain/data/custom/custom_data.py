@@ -1,0 +1,237 @@
+"""User data: samples from a function of the user, or passed in by a Python program."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from drivetrain.data.custom import target_kinds, user_code, user_loss
+from drivetrain.data.custom.arrays import ArraySplit, describe
+from drivetrain.data.custom.map_dataset import Collate, Items, open_split
+from drivetrain.data.custom.stream import StreamSplit
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.dataset import Dataset, Head, Inputs, NewSamples
+from drivetrain.data.formats import npz_file
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError
+from drivetrain.job.custom import CustomJob, CustomTask
+
+
+def load(job: CustomJob) -> Dataset:
+    """Call the user's function and check what it returns.
+
+    Raises:
+        DataError: if it raises, or its result cannot be used.
+        SpecError: if a loss or metric of the job does not fit the targets.
+    """
+    data = job.data
+    name = f"data.file: {data.factory}() in {data.file}"
+    with blame_user_code(lambda told, do: DataError(f"{name} raised {told}", "", do)):
+        code = user_code.at(job.folder)
+        returned, _ = code.call(data.file, data.factory, data.arguments)
+        if data.reader:  # files that it reads, such as a vocabulary, are stored with the model
+            code.with_copies(code.accepted(data.file, data.reader, data.arguments))
+    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
+        raise DataError(
+            f"{name} returned {describe(returned)}",
+            "a pair: (training data, validation data); or three, the last of them for a final test",
+            "return both, as `return training, validation`",
+        )
+    reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
+    labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
+    built = dataset(job, (returned[0], returned[1]), labels, data.targets, data.names, user_loss.load(job), reader)
+    if len(returned) == 3:
+        label = f"data.file: test data of {data.factory}() in {data.file}"
+        test = open_split(returned[2], label, job.train.seed, len(built.preprocessing["inputs"]))
+        built.test = _like_training(test, label, built.preprocessing, built.heads, labelled=True)
+        built.notes.append(f"{len(test):,} samples for the final test")
+    return built
+
+
+def dataset(
+    job: CustomTask,
+    parts: tuple[Any, Any],
+    labels: Sequence[str],
+    targets: str,
+    names: tuple[str, ...] | None,
+    loss: user_loss.CustomTerms | None,
+    reader: Mapping[str, Any] | None = None,
+    collates: tuple[Collate, Collate] = (default_collate, default_collate),
+) -> Dataset:
+    """Build the dataset of a job from the user's training and validation data.
+
+    Args:
+        job: its loss, metrics and seed are used.
+        parts: training and validation data as the user gave them.
+        labels: names of the two in messages.
+        targets: kind of the targets: auto, classes, labels, numbers or other.
+        names: names of the classes, labels or numbers.
+        loss: the user's loss.
+        reader: file, function and arguments that read new samples.
+        collates: make batches of the items of the two.
+
+    Raises:
+        DataError: if the data cannot be used.
+        SpecError: if a loss or metric of the job does not fit the targets.
+    """
+    train, validation = (
+        open_split(part, label, job.train.seed, collate=collate)
+        for part, label, collate in zip(parts, labels, collates, strict=True)
+    )
+    head, kind = target_kinds.settle(job, train, validation, targets, names)
+    stored = {"kind": "own", "inputs": _shapes(train), "targets": kind, "reader": reader}
+    notes = [
+        f"{len(train):,} training and {len(validation):,} validation samples",
+        _goal(head, kind),
+        *_way(train, names, kind),
+        *target_kinds.unseen(train, head),
+    ]
+    return Dataset(
+        train,
+        validation,
+        {"": head},
+        stored,
+        as_float32,
+        mixable=False,
+        decoded=isinstance(train, ArraySplit),
+        notes=notes,
+        loss=loss,
+        content=partial(_digests, {"training": train, "validation": validation}),
+    )
+
+
+def _shapes(train: Items) -> list[dict[str, Any]]:
+    """Shape and type of each input of a sample."""
+    inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
+    return [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
+
+
+def _digests(parts: Mapping[str, Items]) -> dict[str, str]:
+    """The hashes of those parts whose samples are all in memory."""
+    return {name: part.digest() for name, part in parts.items() if isinstance(part, ArraySplit)}
+
+
+def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+    """Convert float64 inputs to float32, the precision of the network."""
+    return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
+
+
+def _goal(head: Head, kind: str) -> str:
+    description = (
+        f"{head.outputs} {kind}"
+        if kind != "other"
+        else "no built-in metric for these targets: runs are compared by your loss"
+    )
+    return f"targets: {description}"
+
+
+def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+    if isinstance(train, ArraySplit | StreamSplit):
+        return []
+    notes = ["the dataset returns one sample at a time; batches are collated while training"]
+    if kind == "classes" and names is None:
+        notes.append("every target was read once to count the classes; set `names` to skip this")
+    return notes
+
+
+def read(
+    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
+    """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
+
+    Args:
+        paths: files; for a user's reader anything.
+        preprocessing: as stored by `dataset`, plus `code`, the folder of the model's code.
+        heads: the outputs of the model.
+        labelled: whether to read targets.
+
+    Raises:
+        DataError: if no sample can be used.
+        CheckpointError: if the model's code may not be run.
+    """
+    count, reader = len(preprocessing["inputs"]), preprocessing["reader"]
+    data = _call_reader(reader, paths, preprocessing) if reader else _arrays(paths, count, labelled)
+    name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])
+    return _like_training(open_split(data, name, 0, count), name, preprocessing, heads, labelled=labelled)
+
+
+def _like_training(
+    split: Items, name: str, preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
+    """Samples that are checked and converted like those of the training."""
+    shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
+    if labelled and _bare(split):
+        raise DataError(f"{name}: the samples have no targets", "samples with targets", "add targets, or use `predict`")
+    own_shapes = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
+    if [len(shape) for shape in own_shapes] != [len(shape) for shape in shapes]:
+        raise DataError(
+            f"{name}: inputs have the shapes {_list_shapes(own_shapes)}",
+            f"as in training: {_list_shapes(shapes)}",
+            "use inputs of the shape that the network was trained on",
+        )
+    kind = preprocessing["targets"]
+    most = target_kinds.highest(kind, len(heads[""].classes))
+    if labelled and most is not None and isinstance(split, ArraySplit):
+        _check_targets(split, most)
+    split.settle(partial(target_kinds.convert, kind), most)
+    return NewSamples(split, as_float32)
+
+
+def _call_reader(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
+    name, code = f"{reader['function']}() in {reader['file']}", user_code.find_allowed(Path(preprocessing["code"]))
+    with blame_user_code(lambda told, do: DataError(f"{name} raised {told}", "", do)):
+        arguments = code.with_copies(reader["arguments"])
+        return code.call(reader["file"], reader["function"], {}, arguments, [list(paths)])[0]
+
+
+def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:
+    """The arrays of all files, concatenated."""
+    keys = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
+    keys += ["targets"] if labelled else []
+    parts = [_npz(path, keys) for path in paths]
+    return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
+
+
+def _npz(path: Path, keys: Sequence[str]) -> list[object]:
+    if path.suffix.lower() != ".npz":
+        raise DataError(
+            f"{path} is no .npz, and the run was trained without a `reader`",
+            f"an .npz with {', '.join(keys)}",
+            "write it with numpy.savez; or name a `reader` under data: and train again, then any file can be read",
+        )
+    form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
+    try:
+        with npz_file.open_npz(path) as content:
+            missing = [key for key in keys if key not in content]
+            if missing:
+                raise DataError(
+                    f"{path} has no {', '.join(missing)}, it has {', '.join(content)}", form, "rename the arrays"
+                )
+            return [npz_file.member(content, key, path, "") for key in keys]
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
+
+
+def _bare(split: Items) -> bool:
+    return split.raw is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
+
+
+def _check_targets(split: ArraySplit, most: int) -> None:
+    targets = split.all_targets()
+    if targets.min() < 0 or targets.max() > most:
+        raise DataError(
+            f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
+            f"targets from 0 to {most}, as in training",
+            "remove samples of other classes",
+        )
+
+
+def _list_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes))

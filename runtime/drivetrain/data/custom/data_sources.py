@@ -1,0 +1,211 @@
+"""What a Python program passes as data: arrays, datasets, iterables and torch's DataLoader, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from drivetrain.data.custom.arrays import FORMS, describe
+from drivetrain.data.custom.map_dataset import Collate
+from drivetrain.data.custom.stream import StreamSplit
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.loader.orders import Order, Sampled, Sequential, Weighted
+from drivetrain.errors import DataError
+
+LEFT = "workers and pinned memory are decided by the plan"
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One of the two data arguments, before it is opened."""
+
+    name: str
+    """Of the argument."""
+    data: Any
+    """What lies below a DataLoader."""
+    collate: Collate = default_collate
+    batch_size: int | None = None
+    """Of the DataLoader; None without one."""
+    drop_last: bool = False
+    sampler: Any = None
+    """Of the DataLoader; None for a shuffle of all samples."""
+    loader: Any = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the data is an iterable without access by number."""
+        return isinstance(self.data, IterableDataset) or (
+            hasattr(self.data, "__iter__") and not hasattr(self.data, "__getitem__")
+        )
+
+    @property
+    def order(self) -> str:
+        """The kind of order of the training samples, as the spec of a run stores it."""
+        if self.streams:
+            return "stream"
+        return "shuffled" if self.sampler is None else type(self.sampler).__name__
+
+
+def source(value: object, name: str) -> DataSource:
+    """The form of a data argument.
+
+    Raises:
+        DataError: if it can be read only once, or is a DataLoader whose batches are not made of samples.
+    """
+    if not isinstance(value, DataLoader):
+        if isinstance(value, Iterable) and not hasattr(value, "__getitem__") and iter(value) is value:
+            raise DataError(
+                f"{name}: is {describe(value)}, which can be read only once",
+                f"{FORMS}, a DataLoader, or an IterableDataset",
+                "make a list of it, or write a class whose __iter__ starts it anew",
+            )
+        return DataSource(name, value)
+    if type(value.batch_sampler) is not BatchSampler and not isinstance(value.dataset, IterableDataset):
+        raise DataError(
+            f"{name}: is a DataLoader with a batch_sampler of its own, or with batch_size=None",
+            "a batch_size, and a sampler of single samples: a batch is split where memory is short",
+            "give batch_size and sampler, or the dataset itself",
+        )
+    if value.batch_size is None:
+        raise DataError(
+            f"{name}: is a DataLoader with batch_size=None, whose dataset makes the batches",
+            "a dataset of single samples: a batch is split where memory is short",
+            "yield single samples, and give a batch_size",
+        )
+    collate: Any = value.collate_fn
+    data_source = DataSource(name, value.dataset, collate, value.batch_size, value.drop_last, loader=value)
+    return data_source if data_source.streams else _with_sampler(data_source, value.sampler)
+
+
+def _with_sampler(data_source: DataSource, sampler: Any) -> DataSource:
+    """The source with the order of a sampler; a plain shuffle becomes ours."""
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data_source.data):
+        return data_source
+    if type(sampler) is SubsetRandomSampler:
+        return replace(data_source, data=Subset(data_source.data, [int(index) for index in sampler.indices]))
+    return replace(data_source, sampler=sampler)
+
+
+def order(data_source: DataSource, seed: int) -> Order | None:
+    """The order of the training samples; None for a shuffle by (seed, epoch).
+
+    Raises:
+        DataError: if the sampler does not yield indices.
+    """
+    sampler = data_source.sampler
+    if sampler is None or data_source.streams:
+        return None
+    if type(sampler) is SequentialSampler:
+        return Sequential(len(data_source.data))
+    if type(sampler) is WeightedRandomSampler:
+        return Weighted(sampler.weights, sampler.num_samples, sampler.replacement, seed)
+    with blame_user_code(lambda told, do: DataError(f"{data_source.name}: its sampler raised {told}", "", do)):
+        return Sampled(sampler, len(data_source.data), seed, data_source.name)
+
+
+def training(data_source: DataSource, seed: int, batch: int, epoch_steps: int | None) -> Any:
+    """The training data in a form that `map_dataset.opened` takes.
+
+    Args:
+        data_source: the source.
+        seed: of the run.
+        batch: samples of a batch.
+        epoch_steps: batches of an epoch of an iterable; None if it has a length.
+
+    Raises:
+        DataError: if an iterable has no length, or `epoch_steps` is given for other data.
+    """
+    if not data_source.streams:
+        if epoch_steps is not None:
+            raise DataError(
+                f"epoch_steps is {epoch_steps}, and {data_source.name} has a length of its own",
+                "epoch_steps for an iterable; an epoch of other data has every sample once",
+                "leave it out; steps=N ends a training after N steps",
+            )
+        return data_source.data
+    if epoch_steps is not None:
+        return StreamSplit(data_source.name, data_source.data, seed, epoch_steps * batch, data_source.collate)
+    try:
+        size = len(data_source.data)
+    except TypeError:
+        raise DataError(
+            f"{data_source.name}: is {describe(data_source.data)}, an iterable without a length",
+            "a known number of steps in an epoch, on which the schedule depends",
+            "give epoch_steps=N: an epoch, and an evaluation, every N steps; or write __len__",
+        ) from None
+    return StreamSplit(data_source.name, data_source.data, seed, size, data_source.collate)
+
+
+def validation(data_source: DataSource, seed: int) -> Any:
+    """The validation data in a form that `map_dataset.opened` takes: an iterable is read into memory once."""
+    if data_source.streams:
+        with blame_user_code(lambda told, do: DataError(f"{data_source.name}: raised {told}", "", do)):
+            return list(data_source.data)
+    if data_source.sampler is None or type(data_source.sampler) is SequentialSampler:
+        return data_source.data
+    sample_order = order(data_source, seed)
+    assert sample_order is not None
+    return Subset(data_source.data, sample_order(0).tolist())
+
+
+def notes(train: DataSource, validation_source: DataSource, sample_order: Order | None) -> list[str]:
+    """What the user should know about how DataLoaders and iterables are used."""
+    lines = []
+    if train.loader is not None:
+        lines.append(f"train_data: {_words(train, sample_order)}; {LEFT}{_describe_unused(train)}")
+    if train.streams:
+        lines.append("train_data: an iterable is read by this process; a resumed epoch reads it again up to its batch")
+    if isinstance(sample_order, Sampled) and not sample_order.repeats:
+        lines.append(
+            f"train_data: {train.order} yields another order each time, even for the same seed and epoch: a resumed epoch "
+            "is not the same"
+        )
+    if validation_source.loader is not None:
+        lines.append(
+            f"validation_data: every sample once, in batches that the runtime chooses; {LEFT}{_describe_unused(validation_source)}"
+        )
+    if validation_source.streams:
+        lines.append("validation_data: the iterable was read into memory")
+    return lines
+
+
+def _words(data_source: DataSource, sample_order: Order | None) -> str:
+    how = "in the order of the iterable"
+    if isinstance(sample_order, Sequential):
+        how = "in their order, since it does not shuffle"
+    elif isinstance(sample_order, Weighted):
+        how = f"{sample_order.count:,} of them drawn by weight, from seed and epoch"
+    elif sample_order is not None:
+        how = f"in the order of its {data_source.order}"
+    elif not data_source.streams:
+        how = "shuffled by seed and epoch"
+    without_last = ", without a smaller last one" if data_source.drop_last else ""
+    return f"samples of the DataLoader in batches of {data_source.batch_size}{without_last}, {how}"
+
+
+def _describe_unused(data_source: DataSource) -> str:
+    """Settings of a DataLoader that have no effect here, as a clause."""
+    parts = []
+    if data_source.loader.num_workers:
+        parts.append(f'its {data_source.loader.num_workers} workers with optimize={{"loader_workers": N}}')
+    if data_source.loader.worker_init_fn is not None:
+        parts.append("worker_init_fn is not called: random numbers of the dataset are seeded by batch")
+    if data_source.name == "validation_data" and data_source.drop_last:
+        parts.append("drop_last is not used")
+    if isinstance(getattr(data_source.loader, "generator", None), torch.Generator):
+        parts.append("its generator is replaced by seed=")
+    return "".join(f"; {part}" for part in parts)

@@ -1,0 +1,280 @@
+"""Splits of user data given as a map-style dataset, read item by item."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from drivetrain.data import stateless_random
+from drivetrain.data.custom.arrays import FORMS, ArraySplit, arrays, describe, empty
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.dataset import Inputs, Targets
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError
+
+ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
+
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of a list of items."""
+
+
+def as_given(targets: Tensor) -> Tensor:
+    """Return the targets unchanged."""
+    return targets
+
+
+class ItemSplit:
+    """Samples of a map-style dataset, collated per batch.
+
+    Random numbers that the dataset takes from torch, NumPy or `random` depend only on the run's seed, the epoch and the
+    sample, so neither the batch size nor the number of processes, workers or resumes changes them. Samples for
+    validation have the same ones each time.
+    """
+
+    def __init__(
+        self, name: str, dataset: Any, seed: int, inputs: int | None = None, collate: Collate = default_collate
+    ) -> None:
+        """
+        Args:
+            name: for messages.
+            dataset: of the user.
+            seed: of the run.
+            inputs: number of inputs if items may have no target, else None.
+            collate: makes a batch of a list of items, as in torch's DataLoader.
+        """
+        self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
+        self.epoch = -1
+        """Of the random numbers, from 0; -1 if it is no sample of the training."""
+        self.convert: Callable[[Tensor], Tensor] = as_given
+        self.highest: int | None = None
+        self._targets: Targets | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def at(self, epoch: int) -> ItemSplit:
+        """The samples with the random numbers of this epoch, counted from 0."""
+        split = copy.copy(self)
+        split.epoch = epoch
+        return split
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Inputs of these samples."""
+        return self._collate(ids)[0]
+
+    def title(self, index: int) -> str:
+        """The number of the sample."""
+        return f"sample {index}"
+
+    def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
+        """Inputs and targets of these samples; each item is read once.
+
+        Raises:
+            DataError: if the dataset raises, or its items cannot be collated.
+        """
+        return self.checked(*self._collate(ids))
+
+    def checked(self, inputs: Inputs, raw: Tensor | None) -> tuple[Inputs, Targets]:
+        """Inputs and converted targets of a collated batch."""
+        if raw is None:
+            return inputs, {}
+        if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
+            wrong = raw.max() if raw.max() > self.highest else raw.min()
+            raise DataError(
+                f"{self.name}: a target is {wrong:g}",
+                f"targets from 0 to {self.highest}, as at the start",
+                "fix the dataset, or set data.names and data.targets",
+            )
+        return inputs, {"": self.convert(raw)}
+
+    @property
+    def targets(self) -> Targets:
+        """All targets. Unless the dataset has a `targets` attribute, the first call reads every item."""
+        if self._targets is None:
+            self._targets = {"": self.convert(self.all_targets())}
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: Targets) -> None:
+        self._targets = value
+
+    def first_targets(self) -> Tensor:
+        """Targets of the first samples as the user gave them."""
+        targets = self._collate(np.arange(min(8, len(self))))[1]
+        assert targets is not None
+        return targets
+
+    def all_targets(self) -> Tensor:
+        """All targets as the user gave them: the dataset's `targets` attribute if it has one, else item by item."""
+        listed = self._read_targets_attribute()
+        if listed is not None:
+            return listed
+        groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
+        return torch.cat([targets for ids in groups if (targets := self._collate(ids)[1]) is not None])
+
+    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
+        """Set how targets are converted, and the highest valid class index."""
+        self.convert, self.highest = convert, highest
+
+    def _read_targets_attribute(self) -> Tensor | None:
+        """The `targets` attribute, as in torchvision's datasets, if it agrees with the items."""
+        try:
+            listed = torch.as_tensor(self.dataset.targets)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+        ids = np.unique(np.array([0, len(self) // 2, len(self) - 1]))
+        of_items = self._collate(ids)[1]
+        if (
+            of_items is None
+            or len(listed) != len(self)
+            or not torch.equal(listed[torch.from_numpy(ids)].to(of_items), of_items)
+        ):
+            return None
+        return listed
+
+    def _collate(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
+        return self.collate_items(self.items(ids), ids % len(self))
+
+    def items(self, ids: Ids) -> list[Any]:
+        """The dataset's items of these samples.
+
+        Raises:
+            DataError: if the dataset raises.
+        """
+        at = 0
+
+        def item(number: int) -> Any:
+            nonlocal at
+            repetition, at = divmod(number, len(self))
+            # What is no sample of the training is drawn alike in every run, so that `evaluate` sees what the run saw.
+            key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
+            stateless_random.seed_globally(stateless_random.key(*key, at, repetition))
+            return self.dataset[at]
+
+        with blame_user_code(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
+            return [item(number) for number in ids.tolist()]
+
+    def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
+        """Inputs and raw targets of some items.
+
+        Raises:
+            DataError: if they cannot be put into a batch.
+        """
+        batch = self._batch(items, ids)
+        if self._bare(items[0]):
+            batch = (batch, None)
+        elif not isinstance(batch, tuple | list) or len(batch) != 2:
+            if self.collate is not default_collate:
+                raise DataError(f"{self.name}: collate_fn gives {describe(batch)}", ITEM, "return such a pair")
+            raise self._wrong(items, ids, "no pair")
+        inputs = tuple(batch[0]) if isinstance(batch[0], tuple | list) else (batch[0],)
+        other = next((x for x in (*inputs, batch[1]) if x is not None and not isinstance(x, Tensor)), None)
+        if other is not None and self.collate is not default_collate:
+            raise DataError(f"{self.name}: collate_fn gives {describe(other)}", ITEM, "return tensors")
+        if other is not None:
+            raise self._wrong(items, ids, "no numbers")
+        sizes = {len(value) if value.ndim else 0 for value in (*inputs, batch[1]) if value is not None}
+        if self.collate is not default_collate and sizes != {len(items)}:
+            raise DataError(
+                f"{self.name}: collate_fn makes tensors of {', '.join(map(str, sorted(sizes)))} rows of {len(items)} samples",
+                "one row for each sample in every tensor, so that a batch can be split",
+                "stack the samples along the first dimension",
+            )
+        return inputs, batch[1]
+
+    def _batch(self, items: list[Any], ids: Ids) -> Any:
+        if self.collate is not default_collate:
+            with blame_user_code(lambda told, do: DataError(f"{self.name}: collate_fn raised {told}", "", do)):
+                return self.collate(items)
+        try:
+            return default_collate(items)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise self._wrong(items, ids, str(error)) from error
+
+    def _bare(self, item: Any) -> bool:
+        """Whether an item has no target."""
+        pair = isinstance(item, tuple | list) and len(item) == 2
+        return self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list)))
+
+    def _wrong(self, items: list[Any], ids: Ids, reason: str) -> DataError:
+        """The error for items that cannot be collated."""
+        parts = []
+        for index, item in zip(ids.tolist(), items, strict=True):
+            pair = (item, 0) if self._bare(item) else item
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                return DataError(f"{self.name}: sample {index} is {describe(item)}", ITEM, "return such a pair")
+            parts.append([*pair[0], pair[1]] if isinstance(pair[0], tuple | list) else [*pair])
+            for position, value in enumerate(parts[-1]):
+                if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                    where = "the target" if position == len(parts[-1]) - 1 else "an input"
+                    return DataError(
+                        f"{self.name}: {where} of sample {index} is {describe(value)}",
+                        ITEM,
+                        "convert it in the dataset",
+                    )
+        shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
+        other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is None:
+            return DataError(f"{self.name}: samples cannot be put into a batch: {reason}", ITEM, "fix the dataset")
+        return DataError(
+            f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
+            "inputs and targets of one shape",
+            "pad or crop them in the dataset",
+        )
+
+
+Items = ArraySplit | ItemSplit
+
+
+def open_split(
+    value: object, name: str, seed: int, inputs: int | None = None, collate: Collate = default_collate
+) -> Items:
+    """Wrap what the user's function returned as a split.
+
+    Args:
+        value: one of `FORMS`.
+        name: for messages.
+        seed: of the run.
+        inputs: number of inputs if samples may have no target, else None.
+        collate: makes a batch of a list of items; another than torch's keeps arrays from being indexed directly.
+
+    Raises:
+        DataError: if it has none of the forms, or is empty.
+    """
+    if isinstance(value, ItemSplit):
+        return value
+    unwrapped, rows = _unwrap(value)
+    if isinstance(unwrapped, TensorDataset) and collate is default_collate:
+        return arrays(unwrapped.tensors, name, inputs, rows)
+    if isinstance(value, Tensor | np.ndarray) and inputs == 1:
+        value = (value,)
+    if isinstance(value, tuple):
+        flat = (*value[0], *value[1:]) if value and isinstance(value[0], tuple | list) else value
+        return arrays(flat, name, inputs, None)
+    if isinstance(value, IterableDataset | DataLoader) or not (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    ):
+        hint = "pass its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
+        raise DataError(f"{name}: is {describe(value)}, which has no __getitem__ or no __len__", FORMS, hint)
+    with blame_user_code(lambda told, do: DataError(f"{name}: len() raised {told}", FORMS, do)):
+        size = len(value)
+    if not size:
+        raise empty(name)
+    return ItemSplit(name, value, seed, inputs, collate)
+
+
+def _unwrap(value: object) -> tuple[Any, Tensor | None]:
+    """The dataset below torch's Subset, as `random_split` makes it, and the indices of the subset."""
+    rows = None
+    while isinstance(value, Subset):
+        subset_rows = torch.as_tensor(value.indices, dtype=torch.int64)
+        rows = subset_rows if rows is None else subset_rows[rows]
+        value = value.dataset
+    return value, rows

@@ -1,0 +1,132 @@
+"""Iterables of the user: their samples, and batches of them in their order, read by this process."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from drivetrain.data import stateless_random
+from drivetrain.data.custom.map_dataset import Collate, ItemSplit
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.dataset import Batch, Dataset
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.loader.orders import Sequential
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError
+
+
+class StreamSplit(ItemSplit):
+    """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again what it had passed.
+
+    Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
+    (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
+
+    Args:
+        name: for messages.
+        dataset: has `__iter__`, which starts from the beginning.
+        seed: of the run.
+        samples: of an epoch.
+        collate: makes a batch of a list of items.
+    """
+
+    def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
+        super().__init__(name, dataset, seed, None, collate)
+        self.count = samples
+        self.head: list[Any] = []
+        """The first samples of the first epoch, as far as they were looked at."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def items(self, ids: Ids) -> list[Any]:
+        """The first items, for checks and measurements before the first step."""
+        most = int(ids.max()) + 1
+        if most > len(self.head):
+            self.head = self._take(self._begin(0), 0, 0, np.arange(most))
+        return [self.head[index] for index in ids.tolist()]
+
+    def all_targets(self) -> Tensor:
+        """Not known before the training.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            f"{self.name}: is an iterable, whose targets are not known before it is read",
+            "names of the classes, in the order of the network's outputs, and class weights as numbers",
+            'give names=["a", "b"], and class_weights={"a": 2} in place of balanced; or targets="numbers"',
+        )
+
+    def read(self, epoch: int, groups: Sequence[Ids], start: int, report: Callable[[str], None]) -> Iterator[Batch]:
+        """The batches of an epoch from batch `start` on.
+
+        Args:
+            epoch: from 0.
+            groups: positions of the samples of every batch of the epoch, in order.
+            start: batches that are read and dropped.
+            report: reports samples that are left over.
+
+        Raises:
+            DataError: if the iterable raises, or ends early.
+        """
+        stream = self._begin(epoch)
+        for batch, ids in enumerate(groups):
+            items = self._take(stream, epoch, batch, ids)
+            if batch >= start:
+                yield Batch(ids, *self.checked(*self.collate_items(items, ids)))
+        if epoch == 0 and not hasattr(self.dataset, "set_epoch") and next(stream, None) is not None:
+            report(
+                f"{self.name}: an epoch ends after {self.count:,} samples, and the iterable has more; each epoch begins "
+                "with the same ones, unless it has a method set_epoch(epoch) that chooses others"
+            )
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch))
+        with blame_user_code(lambda told, do: DataError(f"{self.name}: __iter__ raised {told}", "", do)):
+            if inspect.ismethod(begin := getattr(self.dataset, "set_epoch", None)):
+                begin(epoch)
+            return iter(self.dataset)
+
+    def _read_seeded(self, stream: Iterator[Any], epoch: int, ids: Ids) -> Iterator[Any]:
+        """The next samples, each read with random numbers of its own, whatever the batch size."""
+        for index in ids.tolist():
+            stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch, index))
+            yield from itertools.islice(stream, 1)
+
+    def _take(self, stream: Iterator[Any], epoch: int, batch: int, ids: Ids) -> list[Any]:
+        with blame_user_code(lambda told, do: DataError(f"{self.name}: batch {batch + 1} raised {told}", "", do)):
+            items = list(self._read_seeded(stream, epoch, ids))
+        if len(items) < len(ids):
+            raise DataError(
+                f"{self.name}: the iterable ended in batch {batch + 1} of epoch {epoch + 1}, and {self.count:,} samples "
+                "were announced",
+                "as many samples in every epoch as __len__ or epoch_steps says",
+                "correct __len__, or give fewer epoch_steps",
+            )
+        return items
+
+
+class StreamBatches(Batches):
+    """Batches of an iterable; the order is that of the iterable."""
+
+    def __init__(self, split: StreamSplit, batch_size: int, seed: int, *, drop_last: bool) -> None:
+        super().__init__(split, batch_size, seed, Sequential(len(split)), drop_last=drop_last)
+        self.stream = split
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, starting at batch `start`; those before are read too."""
+        batches = self.stream.read(epoch, self.order(epoch), start, self.tell)
+        return (batch.pin_memory() for batch in batches) if self.pin else batches
+
+
+def batches_of(dataset: Dataset, batch_size: int, seed: int) -> Batches:
+    """The training batches of a dataset."""
+    if isinstance(dataset.train, StreamSplit):
+        return StreamBatches(dataset.train, batch_size, seed, drop_last=dataset.drop_last)
+    return Batches(dataset.train, batch_size, seed, dataset.order, drop_last=dataset.drop_last)

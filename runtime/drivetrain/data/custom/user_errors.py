@@ -1,0 +1,117 @@
+"""Turns exceptions of user code into errors that show the user's lines instead of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from torch import nn
+
+from drivetrain.data.custom.user_code import short_name
+from drivetrain.errors import DrivetrainError
+from drivetrain.job.formatting import printable
+from drivetrain.job.user_files import describe_syntax_error
+from drivetrain.system import torch_errors
+
+_INSTALLED = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"])
+"""Folders of this package and of Python's library, whose lines the user cannot change."""
+
+
+@contextlib.contextmanager
+def blame_user_code(refuse: Callable[[str, str], DrivetrainError]) -> Iterator[None]:
+    """Turn an exception of user code into `refuse(text, action)`.
+
+    The text holds the exception, the user's lines, and the layer; the action says which of them to change.
+    """
+    try:
+        yield
+    except DrivetrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        if torch_errors.is_out_of_memory(error):
+            raise
+        raise refuse(describe_error(error), action(error)) from error
+
+
+def describe_error(error: BaseException) -> str:
+    """`ValueError: width must be even`, followed by the user's lines that led to it."""
+    lines = own_lines(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        syntax_error = describe_syntax_error(short_name(error.filename) or error.filename, error)
+        return "\n".join([f"{type(error).__name__}: {syntax_error}", *lines])
+    text = printable(" ".join(str(error).split()), 500)
+    inner = [f"    in {layer}"] if (layer := _layer(error)) else []
+    return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines, *inner])
+
+
+def action(error: BaseException) -> str:
+    """What to do about an exception of user code: not every one has a line of the user's."""
+    if isinstance(error, ModuleNotFoundError) and error.name and (lacks := _lacking(error.name.partition(".")[0])):
+        return lacks
+    if own_lines(error):
+        return "fix these lines"
+    if _layer(error):
+        return "change this layer, or what it gets: the data, or the layer before it"
+    return "correct what this message names"
+
+
+def _lacking(package: str) -> str:
+    """What to do about an import of a package that is nowhere here; empty for one that a container or .venv has."""
+    if find_spec(package):
+        return ""
+    if os.environ.get("DRIVETRAIN_IMAGE"):
+        return (
+            f"the image has no {package}: do without it, or train without a container: `make setup`, "
+            f"`.venv/bin/pip install {package}`, `.venv/bin/drivetrain train JOB`"
+        )
+    return f"if it is a package: `{sys.executable} -m pip install {package}`; a file of yours must lie beside this one"
+
+
+def own_lines(error: BaseException) -> list[str]:
+    """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last.
+
+    Without any, those of the program that called the runtime: neither ours nor of an installed package.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [(short, frame) for frame in frames if (short := short_name(frame.filename))]
+    user_frames = user_frames or [
+        (Path(frame.filename).name, frame) for frame in frames if not _is_installed(frame.filename)
+    ]
+    return [_line(name, frame) for name, frame in user_frames]
+
+
+def _line(name: str, frame: traceback.FrameSummary) -> str:
+    where = "" if frame.name == "<module>" else f"in {frame.name}: "
+    return f"    {name}:{frame.lineno}: {where}{(frame.line or '').strip()}"
+
+
+def _is_installed(file: str) -> bool:
+    return (
+        file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen")
+    )
+
+
+def _layer(error: BaseException) -> str:
+    """`layer body.2: Linear(in_features=5, out_features=8, bias=True)`, if it raised the error behind the user's lines.
+
+    Empty if the last frame with a layer belongs to the user.
+    """
+    modules: list[nn.Module] = []
+    inside = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, is_user_code = frame.f_locals.get("self"), bool(short_name(frame.f_code.co_filename))
+        if isinstance(layer, nn.Module):
+            modules.append(layer)
+        inside = not is_user_code and (inside or isinstance(layer, nn.Module))
+    if not inside:
+        return ""
+    last = modules[-1]
+    name = next((name for name, module in modules[0].named_modules() if module is last), "")
+    kind = type(last).__name__ if next(last.children(), None) else printable(" ".join(repr(last).split()), 200)
+    return f"layer {name}: {kind}" if name else f"the network: {kind}"

@@ -1,0 +1,260 @@
+"""Converts the cells of a table's column to numbers, text, times or class indices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data import labels
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+from drivetrain.system import spelling
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Numbers = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Larger numbers count as infinite, since the network computes in float32."""
+_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
+TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""Truth values as the reader of CSV files takes them, which reads a column as text if one cell is something else."""
+_TIME_FORM = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+TIMES_SHARE = 0.5
+"""Share of times among the filled cells from which on a column of text is one of times."""
+_TRIED_CELLS = 100
+"""Different cells by which the type is chosen."""
+
+
+def kind(column: pyarrow.ChunkedArray) -> str:
+    """The kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or another type's name."""
+    from pyarrow import types
+
+    data_type = column.type
+    if (
+        types.is_integer(data_type)
+        or types.is_floating(data_type)
+        or types.is_boolean(data_type)
+        or types.is_decimal(data_type)
+    ):
+        return "number"
+    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
+        return "text"
+    if types.is_null(data_type):
+        return "nothing"
+    return "time" if types.is_temporal(data_type) else str(data_type)
+
+
+def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
+    """A column as float64 with NaN for empty cells, and a mask of the cells that are not numbers (NaN too); both (N,)."""
+    from pyarrow import compute, float64, int8, types
+
+    not_numbers = np.zeros(len(column), np.bool_)
+    if kind(column) == "text":
+        trimmed = texts(column)
+        for word, digit in TRUTH.items():
+            trimmed = compute.if_else(compute.equal(trimmed, word), digit, trimmed)
+        good = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
+        empty = compute.is_null(trimmed)
+        not_numbers = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, MISSING_NUMBERS))))
+        column = compute.if_else(good, trimmed, None)
+    elif types.is_boolean(column.type):
+        column = column.cast(int8())
+    # Integers beyond 2^53 lose digits, which float32 would drop anyway.
+    values = _array(compute.cast(column, float64(), safe=False))
+    return values, not_numbers
+
+
+def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """A column as stripped text in one spelling, null for empty cells; a pyarrow array of strings.
+
+    Numbers are written without `.0` if all of the column are whole, so that an integer column reads the same with gaps
+    in it, and as text.
+    """
+    from pyarrow import compute, int64, large_string, string, types
+
+    if types.is_floating(column.type):
+        values = _array(column).astype(np.float64)
+        is_integer = np.isnan(values) | (np.abs(values) < 2.0**53) & (values == np.floor(values))
+        if is_integer.all():
+            column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
+    trimmed = compute.utf8_trim_whitespace(plain(column))
+    if _matches(trimmed, spelling.WHOLE) and not _matches(trimmed, spelling.FRACTION):
+        trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE, r"\1")
+    if compute.all(
+        compute.match_substring_regex(trimmed.filter(compute.not_equal(trimmed, "")), spelling.TRUTH)
+    ).as_py():
+        trimmed = compute.utf8_lower(trimmed)
+    return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
+
+
+def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """A column of strings with `spelling.plain` of each cell."""
+    from pyarrow import compute
+
+    composed = compose_text(column)
+    return column if composed is column else compute.replace_substring_regex(composed, spelling.INVISIBLE, "")
+
+
+def compose_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """A column of strings in Unicode's composed form (NFC): the same texts, from whichever system they come."""
+    from pyarrow import compute
+
+    if compute.all(compute.string_is_ascii(column)).as_py() is not False:
+        return column
+    return compute.utf8_normalize(column, "NFC")
+
+
+def _matches(column: pyarrow.ChunkedArray, pattern: str) -> bool:
+    from pyarrow import compute
+
+    return bool(compute.any(compute.match_substring_regex(column, pattern)).as_py())
+
+
+def empty_cells(column: pyarrow.ChunkedArray, cells: Collection[str]) -> pyarrow.ChunkedArray:
+    """The column without a value where it has one of these cells: as text, or as what the text is in its type."""
+    from pyarrow import ArrowException, array, compute, float64, scalar, types
+
+    form = kind(column)
+    if form == "text":
+        trimmed = compute.utf8_trim_whitespace(column)
+        return compute.if_else(compute.is_in(trimmed, array(cells, trimmed.type)), None, column)
+    wider = float64() if form == "number" and not types.is_boolean(column.type) else column.type
+    values = []
+    for cell in cells:
+        try:
+            values.append(scalar(cell).cast(wider))
+        except (ArrowException, NotImplementedError):
+            continue
+    if not values:
+        return column
+    compared = column if wider == column.type else compute.cast(column, wider, safe=False)
+    return compute.if_else(compute.is_in(compared, array([value.as_py() for value in values], wider)), None, column)
+
+
+def different(column: pyarrow.ChunkedArray) -> list[str]:
+    """The distinct texts of a column, without empty cells."""
+    from pyarrow import compute
+
+    return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
+
+
+def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
+    """The class index of each text, shape (N,); no cell may be empty.
+
+    Raises:
+        DataError: for a text that is no class; names `key`.
+    """
+    indices = positions(column, classes).astype(np.int64)
+    return labels.indices(column.to_pylist(), classes, key) if (indices < 0).any() else indices
+
+
+def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
+    """The index of each text in `values`, or in another spelling such as 12.0 for 12, -1 if it is not there; shape (N,),
+    int32.
+    """
+    from pyarrow import array, compute
+
+    exact = np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
+    unknown = compute.unique(column.filter(exact < 0)).drop_null()
+    if not len(unknown):
+        return exact
+    codes = {spelling.code(value): index for index, value in reversed(list(enumerate(values)))}
+    indices = np.array([codes.get(spelling.code(text), -1) for text in unknown.to_pylist()], np.int32)
+    position_in_unknown = _array(compute.fill_null(compute.index_in(column, unknown), -1))
+    return np.where(position_in_unknown >= 0, indices[position_in_unknown], exact)
+
+
+def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:
+    """The number of each cell's value in the order of first appearance, -1 for an empty cell; shape (N,)."""
+    from pyarrow import ChunkedArray, compute
+
+    combined = column.combine_chunks() if isinstance(column, ChunkedArray) else column
+    numbers = combined.dictionary_encode().indices
+    return np.asarray(_array(compute.fill_null(numbers, -1)), np.int64)
+
+
+def format_cell(column: pyarrow.ChunkedArray, row: int) -> str:
+    """One cell, for messages."""
+    return f"`{printable(str(column[row].as_py()), 40)}`"
+
+
+def check_kind(column: pyarrow.ChunkedArray, name: str, option: str, source: str, *, dates: bool = False) -> None:
+    """Check that cells are numbers or text or, if allowed, dates.
+
+    Raises:
+        DataError: for other types; names `option`.
+    """
+    column_kind = kind(column)
+    if column_kind not in ("number", "text", "nothing") and not (dates and column_kind == "time"):
+        raise DataError(
+            f'{option}: column "{name}" of {source} is {column.type}',
+            "numbers, text, true or false",
+            "convert it, or leave the column out",
+        )
+
+
+def _array(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _is_one_of(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> pyarrow.ChunkedArray:
+    from pyarrow import array, compute
+
+    return compute.is_in(column, array(values, column.type))
+
+
+def read_times(column: pyarrow.ChunkedArray) -> tuple[Any, Mask] | None:
+    """Read a column of text as timestamps, and a mask of the cells that are no time; None if most cells are no times.
+
+    A few cells such as 0000-00-00 make the reader of a file take all of them for text. They and empty cells become null.
+    """
+    from pyarrow import array, compute, timestamp
+
+    cells = texts(column)
+    shaped = compute.unique(cells.filter(compute.match_substring_regex(cells, _TIME_FORM)))
+    types = [timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
+    time_type = max(types, key=lambda candidate: sum(map(len, _parse_times(shaped.slice(0, _TRIED_CELLS), candidate))))
+    good = array([text for part in _parse_times(shaped, time_type) for text in part.to_pylist()], cells.type)
+    right = compute.is_in(cells, good)
+    wrong = compute.and_(cells.is_valid(), compute.invert(right))
+    filled = len(cells) - cells.null_count
+    if not filled or (compute.sum(right).as_py() or 0) < TIMES_SHARE * filled:
+        return None
+    return compute.if_else(right, cells, None).cast(time_type), np.asarray(
+        wrong.to_numpy(zero_copy_only=False), np.bool_
+    )
+
+
+def find_first_no_time(column: pyarrow.ChunkedArray) -> int:
+    """Return the row of the first cell that has not the form of a time; the first of all if there is none."""
+    from pyarrow import compute
+
+    cells = texts(column)
+    shaped = compute.fill_null(compute.match_substring_regex(cells, _TIME_FORM), True)
+    return int((~shaped.to_numpy(zero_copy_only=False)).argmax())
+
+
+def _parse_times(cells: pyarrow.Array, time_type: pyarrow.DataType) -> list[pyarrow.Array]:
+    """Return the parts of these cells that are times of a type: halved as long as a part has one that is none."""
+    from pyarrow import ArrowInvalid
+
+    parts, good = [cells] if len(cells) else [], []
+    while parts:
+        part = parts.pop()
+        try:
+            part.cast(time_type)
+        except ArrowInvalid:
+            half = len(part) // 2
+            parts += [part.slice(0, half), part.slice(half)] if half else []
+        else:
+            good.append(part)
+    return good

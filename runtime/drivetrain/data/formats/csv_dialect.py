@@ -1,0 +1,107 @@
+"""How the CSV files of a job are written: what is declared, what was found, and what training found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+OPTION = "--csv"
+"""The option of the command line for files that no job names."""
+_PLURAL = {"comma": "commas", "semicolon": "semicolons", "tab": "tabs", "pipe": "pipes"}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one file is written, in the words of the spec."""
+
+    delimiter: str
+    encoding: str
+    decimal: str | None = None
+    """point or comma; None if no number of the file tells."""
+
+    def note(self, path: Path) -> str:
+        """Such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
+        usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
+        parts = [
+            _PLURAL[self.delimiter] if self.delimiter != usual else "",
+            "decimal commas" if self.decimal == "comma" else "",
+            self.encoding if self.encoding != "utf-8" else "",
+        ]
+        return f"{path.name}: {', '.join(filter(None, parts))}" if any(parts) else ""
+
+
+@dataclass
+class CsvFiles:
+    """The CSV files of a job, or new ones for its model."""
+
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
+    option: str = "data.csv"
+    """Where options are declared: the key of the spec, or an option of the command line."""
+    usual: Dialect | None = None
+    """The dialect of the first file, or of training: it decides where a file can be read in two ways."""
+    stored: dict[str, Any] | None = None
+    """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
+    units: Mapping[str, str] | None = None
+    """Columns that are in percent or in a unit in the first file, or in that of training, with the sign; None if it is not
+    known.
+    """
+    missing: tuple[str, ...] = ()
+    """Cells that stand for no value, in tables of any kind."""
+    notes: list[str] = field(default_factory=list)
+    """What was found in the files, for the user."""
+    rewritten: set[str] = field(default_factory=set)
+    """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
+
+    def key(self, name: str) -> str:
+        """An option, for messages."""
+        return f"{self.option} {name}=..." if self.option.startswith("--") else f"{self.option}.{name}"
+
+    def advice(self, name: str, values: Sequence[str]) -> str:
+        """How to declare an option."""
+        if self.option.startswith("--"):
+            return " or ".join(f"{self.option} {name}={value}" for value in values)
+        return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
+
+    def add(self, path: Path, dialect: Dialect, notes: Sequence[str], units: Mapping[str, str]) -> None:
+        """Keep what was found in a file."""
+        if self.units is None:
+            self.units = units
+        note = dialect.note(path)
+        self.notes += [one for one in (note, *notes) if one and one not in self.notes]
+        self.usual = self.usual or dialect
+        if self.stored is None:
+            form = {key: value for key, value in asdict(dialect).items() if value}
+            self.stored = form if note or self.units else {}
+            percent = sorted(name for name, sign in self.units.items() if sign == "%")
+            other_units = {name: sign for name, sign in sorted(self.units.items()) if sign != "%"}
+            self.stored |= {key: value for key, value in (("percent", percent), ("units", other_units)) if value}
+
+
+def of_job(
+    declared: Mapping[str, str], preprocessing: Mapping[str, Any], missing: Sequence[str] | None = None
+) -> CsvFiles:
+    """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
+    cells = tuple(missing or preprocessing.get("missing", ()))
+    return CsvFiles(declared, usual=_read_stored(preprocessing), units=_units(preprocessing), missing=cells)
+
+
+def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
+    """New files for a trained model."""
+    cells = tuple(preprocessing.get("missing", ()))
+    return CsvFiles(declared, OPTION, _read_stored(preprocessing), units=_units(preprocessing), missing=cells)
+
+
+def _read_stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
+    stored = preprocessing.get("csv")
+    return (
+        Dialect(**{key: value for key, value in stored.items() if key not in ("percent", "units")}) if stored else None
+    )
+
+
+def _units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:
+    form = preprocessing.get("csv", {})
+    return dict.fromkeys(form.get("percent", ()), "%") | form.get("units", {}) or None

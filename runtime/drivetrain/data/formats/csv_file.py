@@ -1,0 +1,289 @@
+"""Reads CSV and TSV files with a header: any separator, encoding and form of numbers that `csv_dialect` has words for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data.formats import csv_layout, number_format, row_lines, text_encoding
+from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, Dialect
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+
+BLOCK = 1 << 22
+"""Bytes that are read at once: those of the first rows, and those in which quotes are looked for."""
+LARGEST_BLOCK = 1 << 28
+"""Bytes that are read at once of a file with longer rows."""
+TAIL = 1 << 16
+"""Bytes at the end in which empty rows are found."""
+SHOWN = 5
+"""Largest number of rows of wrong length in a message."""
+_NAMELESS = "\0"
+"""Starts the names of columns that have none in the file."""
+_SEPARATORS = re.escape("".join(SIGNS.values())).encode()
+_ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
+"""A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
+_JSON = re.compile(rb"[{\[]")
+
+
+class CsvReader:
+    """Reads one file.
+
+    Raises:
+        DataError: if it has no header, or encoding or separator are not clear; names `key`.
+    """
+
+    def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
+        self.path, self.key, self.files = path, key, files
+        self.layout, self.block = csv_layout.find(path, key, files), BLOCK
+        check_quotes(path, key, self.layout.names)
+
+    def names(self) -> list[str]:
+        """The column names in the header.
+
+        Raises:
+            DataError: if there is none.
+        """
+        from pyarrow import ArrowInvalid, csv
+
+        if self.layout.blank:
+            return list(self.layout.names)
+        try:
+            with csv.open_csv(self.path, read_options=self._reading(), parse_options=self._parsing()) as reader:
+                return list(reader.schema.names)
+        except ArrowInvalid as error:
+            if "Empty CSV" in str(error):
+                raise csv_layout.no_rows_error(self.path, self.key) from None
+            self._check_lengths()
+            if self._enlarge_blocks():
+                return self.names()
+            raise
+
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
+        """Read these columns; those in `text` are kept as written.
+
+        Raises:
+            DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
+        """
+        from pyarrow import csv
+
+        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
+            return self._parse(csv.read_csv, columns, text)
+
+        last = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
+        # An unclosed quote shows in the last column alone; elsewhere its row is too short.
+        final = last[-1] if last else self.names()[-1]
+        also = [] if last or final in columns else [final]
+        table = parse([*columns, *last, *also], [*text, *also])
+        self._check_last(table[final])
+        for name in last:
+            self._check_nameless(table[name])
+        table = table.select(list(columns))
+        empty = min(self._empty_rows(), len(table))
+        return self._with_numbers(table.slice(0, len(table) - empty), text, parse, empty)
+
+    def head(self, rows: int) -> tuple[Any, int]:
+        """The first rows, and the approximate number of all rows.
+
+        Raises:
+            DataError: if rows have different numbers of cells, or numbers are not clear; names `key`.
+        """
+        from pyarrow import Table, csv
+
+        def block(path: Path, **options: Any) -> Any:
+            with csv.open_csv(path, **options) as reader:
+                return Table.from_batches([next(iter(reader))])
+
+        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
+            return self._parse(block, columns, text)
+
+        names = self.names()
+        table = parse(names, ())
+        size = self.path.stat().st_size
+        count = max(len(table), len(table) * size // min(self.block, size))
+        return self._with_numbers(table, (), parse, 0).slice(0, rows), count
+
+    def _with_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty: int) -> Any:
+        """The table with its numbers in the form of the file; keeps what was found."""
+        numbers_read = number_format.read(table, text, parse, self.key, self.path, self.layout.delimiter, self.files)
+        notes = [f"{self.path.name}: {note}" for note in numbers_read.notes]
+        if empty:
+            notes.append(f"{self.path.name}: {empty:,} empty rows at the end are left out")
+        self.files.add(
+            self.path,
+            Dialect(self.layout.delimiter, self.layout.encoding, numbers_read.decimal),
+            notes,
+            numbers_read.units,
+        )
+        return numbers_read.table
+
+    def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
+        from pyarrow import ArrowInvalid, csv, string
+
+        kinds = {**dict.fromkeys(text, string()), **{name: string() for name in columns if name.startswith(_NAMELESS)}}
+        # A mark for no value must not turn a column of dates or of truth values into one of text.
+        nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
+        options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
+        try:
+            return parse(
+                self.path, read_options=self._reading(), parse_options=self._parsing(), convert_options=options
+            )
+        except ArrowInvalid:
+            self._check_lengths()
+            if self._enlarge_blocks():
+                return self._parse(parse, columns, text)
+            raise
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.key}: {self.path} has a byte 0x{error.object[error.start]:02X} that {self.layout.encoding} "
+                "does not have",
+                f"text in one encoding, which {self.files.key('encoding')} can name",
+                "write the file again in UTF-8, or name its encoding",
+            ) from None
+
+    def _enlarge_blocks(self) -> bool:
+        """Whether the file is to be read again in larger blocks, since a row may not fit into one."""
+        block, self.block = self.block, min(LARGEST_BLOCK, max(self.block, self.path.stat().st_size + 1))
+        return self.block > block
+
+    def _reading(self, **options: object) -> object:
+        from pyarrow import csv
+
+        layout = self.layout
+        if layout.blank:
+            names = [*layout.names, *(f"{_NAMELESS}{i}" for i in range(layout.blank))]
+            options |= {"column_names": names, "skip_rows": layout.header}
+        else:
+            options |= {"skip_rows": layout.skipped}
+        return csv.ReadOptions(encoding=layout.encoding, block_size=self.block, **options)
+
+    def _parsing(self, **options: object) -> object:
+        from pyarrow import csv
+
+        return csv.ParseOptions(delimiter=self.layout.sign, newlines_in_values=True, **options)
+
+    def _check_lengths(self) -> None:
+        """Read the file again in one thread to find the rows that are too short or too long."""
+        from pyarrow import ArrowInvalid, csv
+
+        if self.layout.encoding == "utf-8":
+            # The message shows the text of rows with a wrong length.
+            text_encoding.check(self.path, self.key)
+        wrong: list[str] = []
+        expected: list[int] = []
+
+        def note(row: Any) -> str:
+            # For the parser the header is row 1.
+            wrong.append(
+                f"{row_lines.place(self.path, row.number - 1)}: {row.actual_columns} cells, {printable(row.text)}"
+            )
+            expected.append(row.expected_columns)
+            return "skip"
+
+        options = {"read_options": self._reading(use_threads=False)}
+        try:
+            with csv.open_csv(self.path, parse_options=self._parsing(invalid_row_handler=note), **options) as reader:
+                for _ in reader:
+                    pass
+        except ArrowInvalid:
+            # If no row is wrong, the failure has another cause, which the caller reports.
+            pass
+        if wrong:
+            remainder = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
+            head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
+            name = self.layout.delimiter
+            raise DataError(
+                "\n    ".join([head, *wrong[:SHOWN], *remainder]),
+                "as many cells in each row as in the header",
+                f"put quotes around cells that contain a {name}, and add missing {name}s",
+            )
+
+    def _check_last(self, column: Any) -> None:
+        """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
+        cell = column[-1].as_py() if len(column) else None
+        if not isinstance(cell, str) or "\n" not in cell:
+            return
+        if not self._end(64).rstrip().endswith(b'"'):
+            raise DataError(
+                f"{self.key}: {self.path} {row_lines.place(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
+                "one cell",
+                'quotes in pairs; a quote inside of a cell is written ""',
+                "close it",
+            )
+
+    def _check_nameless(self, column: Any) -> None:
+        from pyarrow import compute
+
+        filled = compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
+        if filled.any():
+            row = int(filled.argmax())
+            raise DataError(
+                f"{self.key}: {self.path} has a column without a name at its end, and {row_lines.place(self.path, row + 1)} has "
+                f"`{printable(str(column[row].as_py()), 40)}` there",
+                "a name for every column that has values",
+                "name the column in the header, or remove it",
+            )
+
+    def _empty_rows(self) -> int:
+        """How many rows at the end are separators only, as spreadsheets write for cleared rows."""
+        sign = re.escape(self.layout.sign.encode())
+        if self.layout.sign == "\t":
+            sign = rb"\t"
+        lines = re.split(rb"\r\n|\n|\r", self._end(TAIL).rstrip(b"\r\n"))
+        count = 0
+        while count < len(lines) - 1 and re.fullmatch(rb"[ ]*(" + sign + rb"[ ]*)+", lines[-1 - count]):
+            count += 1
+        return count
+
+    def _end(self, size: int) -> bytes:
+        """The last bytes of the file; the zero bytes of UTF-16 are left out."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - size))
+            return file.read().replace(b"\0", b"")
+
+
+def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
+    """Check a file for quotes behind a backslash, and the header for apostrophes around each name.
+
+    Raises:
+        DataError: if there are any; names `key`.
+        OSError: if the file cannot be read.
+    """
+    if names and all(len(name) > 1 and name[0] == name[-1] == "'" for name in names):
+        raise DataError(
+            f"{key}: {path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
+            'double quotes around cells, as in "a, b"',
+            "write the file again with double quotes, or without any where no cell needs them",
+        )
+    if line := _find_escaped_quote(path):
+        number, text = line
+        raise DataError(
+            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
+            'a quote inside of a cell is written ""',
+            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+        )
+
+
+def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
+    """Return the number and the text of the first line with a quote behind a backslash."""
+    if not _has_escaped_quote(path):
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            # Programs write JSON into cells, with its own backslashes.
+            if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
+                return number, line.decode("utf-8", "replace").strip()
+    return None
+
+
+def _has_escaped_quote(path: Path) -> bool:
+    """Whether the file has a backslash before a quote at all, which few have."""
+    with path.open("rb") as file:
+        last = b""
+        while block := file.read(BLOCK):
+            if b'\\"' in last + block:
+                return True
+            last = block[-1:]
+    return False

@@ -1,0 +1,331 @@
+"""The layout of a CSV or TSV file: separator, encoding, header; found in its first rows, without pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+from drivetrain.data.formats import row_lines, text_encoding
+from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+from drivetrain.system.spelling import plain
+
+SUFFIXES = (".csv", ".tsv")
+SAMPLE = 1 << 18
+"""Bytes of the first rows, in which separator and header are found; more if the header or the first row is longer."""
+LONGEST = 1 << 26
+"""Characters of the longest cell, and bytes of the longest sample."""
+_SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
+"""A first line for Excel, which is no part of the table."""
+_LINE_END = re.compile(r"\r\n|\n|\r")
+MAX_EXAMPLE_NAMES = 6
+"""Names of columns in the example of a header."""
+MIN_ROWS = 5
+"""Fewer rows do not show whether the first one is a header."""
+
+
+@dataclass(frozen=True)
+class CsvLayout:
+    """What a parser must know about a file."""
+
+    delimiter: str
+    """A key of SIGNS."""
+    encoding: str
+    names: tuple[str, ...]
+    """The header, without `blank` names; empty if only the parser of the whole file can tell."""
+    blank: int = 0
+    """Columns at the end without name and values: each row ends in separators."""
+    skipped: int = 0
+    """Lines before the header."""
+    header: int = 1
+    """Lines up to the end of the header."""
+    rows: int = 0
+    """Rows below the header in the sample."""
+    is_empty: bool = False
+    """Whether the file has empty lines only."""
+
+    @property
+    def sign(self) -> str:
+        """The character that separates cells."""
+        return SIGNS[self.delimiter]
+
+
+def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
+    """The layout of a file.
+
+    Args:
+        path: a CSV or TSV file.
+        key: the spec key that names it, for messages.
+        files: what is declared.
+        whole_file: whether the encoding is found from the whole file, not from its start.
+
+    Raises:
+        DataError: if the encoding or the separator cannot be told, or the first row is no header; names `key`.
+        OSError: if it cannot be read.
+    """
+    encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE)
+    # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
+    csv.field_size_limit(LONGEST)
+    sample = _read_sample(path, encoding, files)
+    _check_above(sample.readings, sample.skipped, path, key, files)
+    row_lines.note_skipped(path, sample.skipped)
+    delimiter = files.declared.get("delimiter") or sample.delimiter or _delimiter(path, key, files, sample.readings)
+    if delimiter not in sample.readings:
+        return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
+    rows, lines = sample.readings[delimiter]
+    names, skipped = rows[0], sample.skipped
+    check_header(rows, path, key)
+    blank = _count_blank_columns(names, rows[1:])
+    columns = tuple(map(plain, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
+    return CsvLayout(delimiter, encoding, columns, blank, skipped, skipped + lines[0], len(rows) - 1)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The start of a file, read with each separator."""
+
+    readings: dict[str, tuple[list[list[str]], list[int]]]
+    """Rows and the lines that they begin in, by the name of the separator."""
+    skipped: int
+    """Lines above the header."""
+    delimiter: str | None
+    """The separator that the file's first line names, as in `sep=;`."""
+    is_empty: bool
+
+
+def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
+    """Read the start of a file; more of it until there is a row below the header, whatever the separator is."""
+    size = SAMPLE
+    while True:
+        with path.open("rb") as file:
+            start = file.read(size)
+            complete = not file.read(1)
+        text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
+        first = _SEP.match(text)
+        skipped = int(files.declared.get("skip", 1 if first else 0))
+        body = text[_end_of_lines(text, skipped) :]
+        readings = {
+            name: rows_and_lines for name, sign in SIGNS.items() if (rows_and_lines := _rows(body, sign, complete))
+        }
+        if complete or size >= LONGEST or all(len(rows) > 1 for rows, _ in readings.values()):
+            break
+        size *= 4
+    named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
+    return _Sample(readings, skipped, named, complete and not body.strip())
+
+
+def _count_blank_columns(names: list[str], rows: list[list[str]]) -> int:
+    """Columns at the end without a name and without values."""
+    # Rows that end in separators have columns without a name: all their cells must be empty, too.
+    blank = len(names) - len(_trim(names))
+    if 0 < blank < len(names) and all(_is_blank(row[len(names) - blank :]) for row in rows):
+        return blank
+    # Or the header alone does not end in separators.
+    longer = max((len(row) for row in rows), default=len(names)) - len(names)
+    surplus = longer > 0 and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows)
+    return longer if surplus else 0
+
+
+def _end_of_lines(text: str, count: int) -> int:
+    """Where the text behind so many lines begins."""
+    ends = [0, *(line_end.end() for line_end in islice(_LINE_END.finditer(text), count))]
+    return ends[count] if count < len(ends) else len(text)
+
+
+def _check_above(
+    readings: Mapping[str, tuple[list[list[str]], list[int]]], skipped: int, path: Path, key: str, files: CsvFiles
+) -> None:
+    """Refuse a file whose header comes behind lines of another form: titles, or comments.
+
+    Raises:
+        DataError: if it has some; names `key`.
+    """
+    declared = files.declared.get("delimiter")
+    tried = [reading for name, reading in readings.items() if declared in (None, name)]
+    if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
+        return
+    # The header is the first row that is as long as most rows.
+    rows, ends = max(tried, key=lambda reading: _width(reading[0]))
+    width = _width(rows)
+    above = next(line_number for line_number, row in enumerate(rows) if len(row) == width)
+    names, below = rows[above], rows[above + 1 :]
+    shorter = 0 < above < len(rows) and len(_trim(rows[0])) < width
+    if not shorter or len(below) < MIN_ROWS or any(len(row) != width for row in below):
+        return
+    # What looks like cells is no header, so the lines above it are rows, too.
+    columns = zip(names, zip(*below, strict=True), strict=True)
+    if len(set(names)) < width or any(is_value(name, cells) for name, cells in columns):
+        return
+    raise DataError(
+        f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
+        f"the header seems to be `{printable(', '.join(names), 60)}`",
+        f"a header in the first line, or the number of lines above it in {files.key('skip')}",
+        files.advice("skip", [str(skipped + ends[above] - 1 - sum(name.count("\n") for name in names))]),
+    )
+
+
+def _width(rows: list[list[str]]) -> int:
+    """The most frequent number of cells in a row."""
+    return Counter(map(len, rows)).most_common(1)[0][0]
+
+
+def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[int]] | None:
+    """Rows that are not empty, and for each the number of lines up to its end; None if they cannot be parsed."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        for row in reader:
+            if row:
+                lines.append(reader.line_num)
+                rows.append(row)
+    except csv.Error:
+        return None
+    # The last row of a sample is cut off.
+    return (rows if complete or len(rows) < 2 else rows[:-1], lines) if rows else None
+
+
+def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], list[int]]]) -> str:
+    """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
+    usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
+    several = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
+    if len(several) < 2:
+        return next(iter(several), usual)
+    if usual == "tab" in several:
+        return usual
+    fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in several.items()}
+    best = [name for name, share in fitting.items() if share == max(fitting.values())]
+    if files.usual and files.usual.delimiter in best:
+        return files.usual.delimiter
+    if len(best) > 1:
+        read = [f"{name} ({len(several[name][0])} columns: {_list_names(several[name][0])})" for name in best]
+        raise DataError(
+            f"{key}: the columns of {path} could be separated by {' or by '.join(read)}",
+            f"one of them, in {files.key('delimiter')}",
+            files.advice("delimiter", best),
+        )
+    return best[0]
+
+
+def _trim(names: list[str]) -> list[str]:
+    """Names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1].strip():
+        count -= 1
+    return names[:count]
+
+
+def _is_blank(cells: list[str]) -> bool:
+    return not any(cell.strip() for cell in cells)
+
+
+def _fits(row: list[str], header: list[str]) -> bool:
+    return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
+
+
+def _list_names(names: list[str]) -> str:
+    return printable(" | ".join(names), 40)
+
+
+def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
+    """Check that the first row of a file is unlike those below.
+
+    It is like them if it has a number over every column of numbers and, over a column of text, one of the texts below; or,
+    in a file of numbers alone, numbers that do not ascend as names do, such as years.
+
+    Raises:
+        DataError: if it is; names `key`.
+    """
+    first, below = rows[0], [row for row in rows[1:] if len(row) == len(rows[0]) and row != rows[0]]
+    if len(below) < MIN_ROWS or len(set(first)) == 1:
+        return
+    columns = list(zip(*below, strict=True))
+    filled = [[cell for cell in cells if cell.strip()] for cells in columns]
+    numbers = [column for column, cells in enumerate(filled) if cells and all(map(is_number, cells))]
+    texts = [column for column in range(len(first)) if column not in set(numbers)]
+    # A name over numbers is a header, whatever stands over texts.
+    if not all(is_number(first[column]) for column in numbers):
+        return
+    names = ",".join(f"c{number}" for number in range(1, min(len(first), MAX_EXAMPLE_NAMES) + 1))
+    if texts:
+        like = next(
+            (first[column] for column in texts if first[column].strip() and first[column] in columns[column]), ""
+        )
+        description = f"its first row `{printable(', '.join(first), 60)}` is like the rows below, which have `{printable(like, 40)}` too"
+    else:
+        like = "" if all(one < two for one, two in pairwise(map(float, first))) else first[0]
+        description = f"its first row has only numbers: `{printable(', '.join(first), 60)}`"
+    if like:
+        raise DataError(
+            f"{key}: {path} seems to have no header: {description}",
+            "a first row with the names of the columns",
+            f"write a line with the names above it, such as {names}",
+        )
+
+
+def is_number(cell: str) -> bool:
+    """Whether Python reads a cell as a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def is_value(name: str, cells: Sequence[str]) -> bool:
+    """Whether the name of a column is rather one of its cells: empty, a number, or the same as another."""
+    return not name.strip() or is_number(name) or name in cells
+
+
+def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
+    """Return the column names; None where only the reader of the whole file can tell.
+
+    Raises:
+        DataError: if there is no header or no row, or if encoding, separator or names are not clear; names `key`.
+    """
+    try:
+        layout = find(path, key, files, whole_file=False)
+    except OSError:
+        return None
+    if layout.is_empty:
+        raise no_rows_error(path, key)
+    if not layout.names:
+        return None
+    if not layout.rows:
+        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+    check_names(layout.names, path, key)
+    return list(layout.names)
+
+
+def check_names(names: Sequence[str], path: Path, key: str) -> None:
+    """Check that each column has a name of its own.
+
+    Raises:
+        DataError: if one has none, or two have the same; names `key`.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{key}: {path} has several columns named {', '.join(twice[:10])}",
+            "one column of each name",
+            "rename or remove the others",
+        )
+    if not all(name.strip() for name in names):
+        number = next(i for i, name in enumerate(names, start=1) if not name.strip())
+        raise DataError(
+            f"{key}: column {number} of {path} has no name",
+            "a name for every column",
+            "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
+        )
+
+
+def no_rows_error(path: Path, key: str) -> DataError:
+    """The error for a file without any text."""
+    return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")

@@ -1,0 +1,62 @@
+"""Names of classes that the README.md of a dataset on the Hugging Face hub declares, for tables in the hub's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.data.formats import shards
+from drivetrain.pretrained.hub_dataset_files import README, header
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def name_classes(table: pyarrow.Table, path: Path) -> pyarrow.Table:
+    """The table with the names of classes instead of their numbers, if the dataset that it belongs to declares them.
+
+    Names in the table itself, as the datasets library stores them, come first.
+    """
+    return shards.with_names(table, find_names(path))
+
+
+def find_names(path: Path) -> dict[str, list[str]]:
+    """Class names by column of the dataset that a file in the cache belongs to; none for other files."""
+    folder = shards.snapshot(path)
+    if folder is None:
+        return {}
+    try:
+        readme = (folder / README).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return read_declared(readme, path.relative_to(folder))
+
+
+def read_declared(readme: str, path: Path) -> dict[str, list[str]]:
+    """Class names by column: those of the configuration whose name is a part of the path, or of the only one."""
+    dataset_info = header(readme).get("dataset_info")
+    every = [
+        row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
+    ]
+    of_configuration = [row for row in every if str(row.get("config_name")) in path.parts] or every
+    if len(of_configuration) != 1:
+        return {}
+    features = of_configuration[0].get("features")
+    rows = [row for row in features if isinstance(row, dict)] if isinstance(features, list) else []
+    return dict(_names(rows))
+
+
+def _names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
+    for row in rows:
+        kind = row.get("dtype")
+        label = kind.get("class_label") if isinstance(kind, Mapping) else None
+        names = label.get("names") if isinstance(label, Mapping) else None
+        texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
+        if any(isinstance(text, list | dict) for text in texts):
+            continue  # references to lists of references would be written out
+        if isinstance(names, list):
+            yield str(row.get("name")), [str(name) for name in names]
+        elif isinstance(names, Mapping) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
+            by_number = {str(number): str(name) for number, name in names.items()}
+            yield str(row.get("name")), [by_number[str(number)] for number in range(len(names))]

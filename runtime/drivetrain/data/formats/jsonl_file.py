@@ -1,0 +1,160 @@
+"""Reads JSON lines: one object per line, whose keys are the columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.data.decoded_size import DecodedSize
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CELL = 4
+"""Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
+LINE = len(b'{"a":1}')
+"""Bytes of the shortest line with a key."""
+_KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
+
+
+_ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
+"""How a time with a zone ends."""
+LARGEST_BLOCK = 1 << 28
+"""Bytes that are read at once of a file with long lines."""
+
+
+class JsonlReader:
+    """Reads one file."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
+
+    def names(self) -> list[str]:
+        """All keys, in the order in which they first occur.
+
+        Raises:
+            DataError: if a line is not an object, or a key changes its type.
+        """
+        with self.path.open("rb") as file:
+            _check_keys(file, self.path.stat().st_size, self.path, self.key)
+        return list(_table(self.path, self.key).column_names)
+
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
+        """Read these columns; a key that a line lacks gives an empty cell."""
+        from pyarrow import schema, string, types
+
+        table = _table(self.path, self.key)
+        # Text that looks like a time would be returned in another form.
+        changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
+        if changed:
+            table = _table(self.path, self.key, schema([(name, string()) for name in changed]))
+        return _with_zones(table.select(list(columns)), self.path, self.key, text)
+
+    def head(self, rows: int) -> tuple[pyarrow.Table, int]:
+        """The first rows, and the approximate number of all rows."""
+        from pyarrow import json as reader
+
+        with self.path.open("rb") as file:
+            lines = list(islice(file, rows))
+        size = sum(map(len, lines))
+        _check_keys(lines, size, self.path, self.key)
+        table = reader.read_json(BytesIO(b"".join(lines)), reader.ReadOptions(block_size=size + 1))
+        return table, max(len(table), len(table) * self.path.stat().st_size // max(1, size))
+
+
+def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
+    from pyarrow import ArrowInvalid
+    from pyarrow import json as reader
+
+    parsing = reader.ParseOptions(explicit_schema=schema)
+    try:
+        return reader.read_json(path, parse_options=parsing)
+    except ArrowInvalid:
+        _check_lines(path, key)
+        # A line may not fit into a block.
+        size = min(LARGEST_BLOCK, path.stat().st_size + 1)
+        return reader.read_json(path, reader.ReadOptions(block_size=size), parsing)
+
+
+def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None:
+    """Check what the table of some lines takes: every line has a cell for each key that any line has.
+
+    Args:
+        lines: those that are read.
+        size: their bytes.
+        path: the file, for messages.
+        key: the spec key that names it.
+
+    Raises:
+        DataError: if they do not fit into memory.
+    """
+    cells = DecodedSize(str(path), key)
+    if CELL * (size // LINE) ** 2 <= cells.limit:
+        return
+    names = set[bytes]()
+    for number, line in enumerate(lines, 1):
+        names.update(_KEY.findall(line))
+        cells.add(CELL * number * len(names) - cells.size)
+
+
+def _with_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
+    """The table with the zone of times that have one, which the reader drops; text where only some have one."""
+    from pyarrow import compute, schema, string, timestamp, types
+
+    times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
+    if not times:
+        return table
+    written = _table(path, key, schema([(name, string()) for name in times]))
+    for name in times:
+        zoned = compute.match_substring_regex(written[name], _ZONE)
+        if not compute.any(zoned).as_py():
+            continue
+        cells = written[name]
+        if compute.all(zoned).as_py():
+            cells = cells.cast(timestamp("us", "UTC"))
+        table = table.set_column(table.column_names.index(name), name, cells)
+    return table
+
+
+def _check_lines(path: Path, key: str) -> None:
+    """Read line by line to find one that cannot be parsed. The caller reports other failures."""
+    kinds: dict[str, tuple[str, int]] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                value = json.loads(line) if line.strip() else {}
+            except UnicodeDecodeError:
+                return
+            except RecursionError:
+                raise _error(f"{key}: {path} line {number} is nested too deeply: {_start(line)}") from None
+            except json.JSONDecodeError as error:
+                description = f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_start(line)}"
+                raise _error(description) from None
+            if not isinstance(value, dict):
+                raise _error(f"{key}: {path} line {number} is not an object: {_start(line)}")
+            for name, cell in value.items():
+                kind = _kind(cell)
+                before, where = kinds.setdefault(name, (kind, number)) if kind else ("", 0)
+                if kind and kind != before:
+                    description = f'{key}: {path} line {number}: "{name}" is {kind}, in line {where} it is {before}'
+                    raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
+
+
+def _kind(cell: object) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(cell), "")
+
+
+def _start(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace").strip())
+
+
+def _error(description: str) -> DataError:
+    return DataError(description, 'one JSON object in each line: {"text": "...", "label": "..."}', "fix the line")

@@ -1,0 +1,99 @@
+"""Reads arrays of an untrusted .npz file; nothing is written to disk, nothing is unpickled."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data import decoded_size
+
+HEADER = 1 << 16
+"""Bytes of a member in which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Those that numpy writes. The others unpack a few bytes to gigabytes at once, whatever is asked for."""
+_FAILURES = (RuntimeError, SyntaxError, TypeError, KeyError, zlib.error, struct.error, tokenize.TokenError)
+"""What a damaged member makes zipfile and numpy raise, beside ValueError and OSError."""
+Shape = tuple[tuple[int, ...], np.dtype[np.generic]]
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[Any]:
+    """The file as `numpy.load(..., allow_pickle=False)` opens it.
+
+    Raises:
+        ValueError, OSError, EOFError, zipfile.BadZipFile: if it is no .npz file.
+    """
+    # numpy would leave the file open if it is no .npz.
+    with path.open("rb") as raw:
+        if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            # numpy would make room for what its header declares.
+            raise ValueError("it is one array (.npy), not an .npz file")
+        raw.seek(0)
+        with np.load(raw, allow_pickle=False) as file:
+            yield file
+
+
+def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic]:
+    """The array with this name.
+
+    Args:
+        file: as from `opened`.
+        name: of the array.
+        path: of the file, for messages.
+        key: the spec key that names the file; empty for one of the command line.
+
+    Raises:
+        DataError: if it takes more memory than is free.
+        ValueError: if it is no array, or holds Python objects.
+    """
+    try:
+        entry = name if name in file.zip.namelist() else f"{name}.npy"
+        shape, kind = _header(file.zip, entry)
+        # Python's integers do not overflow, as the product of numpy would.
+        decoded_size.check(math.prod(map(abs, shape)) * kind.itemsize, f"array `{name}` of {path}", key)
+        value = file[name]
+    except MemoryError as error:
+        raise ValueError(f"{name} does not fit into memory: {str(error) or 'out of memory'}") from None
+    except _FAILURES as error:
+        raise ValueError(f"{name} cannot be read: {str(error) or type(error).__name__}") from None
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"{name} is not an array")
+    return value
+
+
+def shapes(path: Path) -> dict[str, Shape]:
+    """Shape and dtype of every array of a file, read from the headers only.
+
+    Raises:
+        ValueError: if a member is no array.
+        OSError, zipfile.BadZipFile: if the file cannot be read.
+    """
+    with zipfile.ZipFile(path) as archive:
+        try:
+            return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
+        except (MemoryError, *_FAILURES) as error:
+            raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _header(archive: zipfile.ZipFile, entry: str) -> Shape:
+    """Shape and dtype of a member, of which only the first bytes are unpacked."""
+    info = archive.getinfo(entry)
+    if info.compress_type not in COMPRESSIONS:
+        raise ValueError(f"{entry} is compressed in a way that numpy does not write")
+    with archive.open(info) as opened:
+        file = io.BytesIO(opened.read(HEADER))
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind

@@ -1,0 +1,324 @@
+"""Finds out how the numbers of a CSV file are written, and reads them: decimal commas, thousands, percent signs.
+
+`1.234,5` and `0,5` show decimal commas, `1,234.5` and `0.5` decimal points. `1,234` alone can be both, so a file with
+nothing but such numbers is an error. Semicolons separate columns in many languages that write decimal
+commas: there `1.234` alone can be both, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data.formats import number_marks, row_lines
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+from drivetrain.system.spelling import plain
+
+Parse = Callable[[Sequence[str], Sequence[str]], Any]
+"""(columns, those of them to keep as text) -> a pyarrow table."""
+SIGNS = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
+CURRENCIES = ("€", "$", "£")
+MOSTLY = 0.5
+"""Share of numbers among the filled cells from which on a text column is read as numbers."""
+LOOKED_AT = 1000
+"""Distinct texts of a column from which it is told whether it can be numbers."""
+_STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?\d"
+_SPACES = " \t\u00a0\u202f\u2009"
+_APART = "[ '\u2019\u00a0\u202f\u2009]"
+"""What separates thousands in every language."""
+_EXPONENT = r"([eE][-+]?\d+)?$"
+_ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_APART}\d{{3}})+([.,]\d+)?$"
+_PLAIN = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+_LIST = r"^\d+(,\d+){2,}$"
+
+
+def _with(pattern: str, decimal: str) -> str:
+    """A pattern in which D is the decimal sign, and T separates thousands."""
+    signs = (r"\.", ",") if decimal == "point" else (",", r"\.")
+    return pattern.replace("D", signs[0]).replace("T", signs[1])
+
+
+_NUMBER = r"^[-+]?(\d{1,3}(T\d{3})+(D\d+)?|\d+(D\d*)?|D\d+)([eE][-+]?\d+)?$"
+_SURE = r"^[-+]?(\d*D(\d{1,2}|\d{4,})|0*D\d{3}|\d{4,}D\d{3}|\d{1,3}(T\d{3})+D\d+|\d{1,3}(T\d{3}){2,})([eE][-+]?\d+)?$"
+_EITHER = r"^[-+]?[1-9]\d{0,2}D\d{3}$"
+_OTHER = {"point": "comma", "comma": "point"}
+
+
+@dataclass
+class _Column:
+    name: str
+    cells: Any
+    """Trimmed texts without units and spaces between thousands, with a hyphen for any minus sign; null where there is no
+    value.
+    """
+    sign: str
+    """A percent sign, a currency or a unit; empty without one."""
+    bare: Any = None
+    """Whether a cell has a value without the sign; None if the column has no sign."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """How many cells have a mark for no value, by the mark."""
+
+
+@dataclass
+class NumbersRead:
+    """A table with its numbers."""
+
+    table: Any
+    decimal: str | None
+    """point or comma; None if no number tells."""
+    notes: list[str] = field(default_factory=list)
+    units: dict[str, str] = field(default_factory=dict)
+    """Columns in percent or in a unit, with the sign."""
+
+
+def read(
+    table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
+) -> NumbersRead:
+    """A parsed table with the numbers that its parser took for text, or read in another language.
+
+    Args:
+        table: a pyarrow table, of which numbers with a point are read already.
+        text: columns that stay as they are.
+        parse: reads columns of the file again, as text.
+        key: the spec key that names the file.
+        path: the file.
+        delimiter: what separates the columns.
+        files: what is declared, and the dialect that decides if the file does not tell.
+
+    Raises:
+        DataError: if the decimal sign is not clear.
+    """
+    from pyarrow import types
+
+    table, notes = _read_truth(table, text, files.missing)
+    kinds = {field.name: field.type for field in table.schema if field.name not in text}
+    suspects = [
+        name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name], files.missing)
+    ]
+    declared = files.declared.get("decimal")
+    if not suspects and delimiter != "semicolon" and declared != "comma":
+        notes += _check_trained(table, kinds, {}, key, path, files)
+        return NumbersRead(table, declared, notes)
+    float_columns = [name for name, kind in kinds.items() if types.is_floating(kind)]
+    raw = parse([*suspects, *float_columns], [*suspects, *float_columns]) if suspects or float_columns else None
+    columns = (
+        [_clean(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *float_columns)]
+        if raw
+        else []
+    )
+    decimal = declared or _decimal(columns, key, path, delimiter, float_columns, files)
+    units = dict[str, str]()
+    for column in columns:
+        if column.name in float_columns and decimal != "comma":
+            continue
+        converted, remarks = _numbers(column, decimal or "point")
+        _check_unit(column, converted, key, path)
+        table = table.set_column(table.column_names.index(column.name), column.name, converted)
+        notes += remarks
+        if types.is_string(converted.type):
+            files.rewritten.add(plain(column.name))
+        elif column.sign:
+            units[plain(column.name)] = column.sign
+    notes += _check_trained(table, kinds, units, key, path, files)
+    return NumbersRead(table, decimal, notes, units)
+
+
+def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
+    """The table with truth values in the place of texts that are truth values and marks for no value; and notes."""
+    from pyarrow import array, bool_, compute, types
+
+    notes = []
+    for position, part in enumerate(table.schema):
+        if part.name in text or not types.is_string(part.type):
+            continue
+        for column in (table[position].slice(0, LOOKED_AT), table[position]):
+            cells = {cell: cell.strip() for cell in compute.unique(column).to_pylist() if cell is not None}
+            truth = [cell for cell, bare in cells.items() if bare.lower() in ("true", "false")]
+            if not truth or any(
+                bare not in (*MISSING_NUMBERS, *missing) for cell, bare in cells.items() if cell not in truth
+            ):
+                break
+        else:
+            is_truth = compute.is_in(table[position], array(truth, table[position].type))
+            values = compute.if_else(is_truth, compute.utf8_trim_whitespace(table[position]), None).cast(bool_())
+            if marks := number_marks.count_marks(compute.utf8_trim_whitespace(table[position])):
+                notes.append(number_marks.list_marks(part.name, marks))
+            table = table.set_column(position, part.name, values)
+    return table, notes
+
+
+def _check_trained(
+    table: Any, kinds: Mapping[str, Any], units: Mapping[str, str], key: str, path: Path, files: CsvFiles
+) -> list[str]:
+    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %. Refuse one
+    in another unit, too; numbers without one are taken to be in that of training, which a note says.
+
+    Zeros and empty cells are the same in both forms.
+    """
+    from pyarrow import compute, types
+
+    notes: list[str] = []
+    if files.units is None:
+        return notes
+    for name in kinds:
+        kind = table.schema.field(name).type
+        was, unit = files.units.get(plain(name), ""), units.get(plain(name), "")
+        if was == unit or not (types.is_integer(kind) or types.is_floating(kind)):
+            continue
+        if row := next((row for row, cell in enumerate(table[name].to_pylist(), start=1) if cell), 0):
+            example = compute.cast(table[name], "string")[row - 1].as_py() + unit
+            if not (was and unit) and "%" not in (was, unit):
+                bare = "here" if was else "in the training data"
+                notes.append(f"{name}: without a unit {bare}, read as {_describe(was or unit)}")
+                continue
+            first = _describe(was) if was else "not in percent"
+            raise DataError(
+                f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{example}`',
+                "the form of the training data: a percent sign in each cell, or in none"
+                if "%" in (was, unit)
+                else "the unit of the training data",
+                "write the column in that form",
+            )
+    return notes
+
+
+def _describe(sign: str) -> str:
+    return SIGNS.get(sign, f"in {sign}")
+
+
+def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
+    """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
+    from pyarrow import compute
+
+    distinct = compute.unique(column)
+    start = distinct.slice(0, LOOKED_AT)
+    if _count(start, _STARTS) < len(start) / 10:
+        # A column of texts or names, which may be long.
+        return False
+    cleaned = _clean(distinct, "", missing)
+    cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
+    # As they are written: the parser has read them as text for the sake of the others.
+    plain, lists = _count(distinct, _PLAIN), _count(cells, _LIST)
+    number = [compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, name)), False) for name in _OTHER]
+    either = compute.sum(compute.or_(*number)).as_py() or 0
+    grouped = _count(distinct, _ANY_THOUSANDS)
+    thousands = sum(_count(cells, _with(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER)
+    return (
+        either >= max(1, MOSTLY * filled)
+        and lists <= thousands
+        and (either > plain or cleaned.sign != "" or grouped > 0 or bool(cleaned.marks))
+    )
+
+
+def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
+    """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5. And of which some have a unit."""
+    from pyarrow import compute, types
+
+    if column.sign in ("", *CURRENCIES) or types.is_string(converted.type):
+        return
+    row = compute.index(compute.and_(column.bare, compute.not_equal(converted, 0)), True).as_py()
+    if row >= 0:
+        cell = printable(column.cells[row].as_py(), 40)
+        raise DataError(
+            f'{key}: {path}: column "{column.name}" is {_describe(column.sign)}, and {row_lines.place(path, row + 1)} has `{cell}` without the sign',
+            f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
+            "write the column in one form",
+        )
+
+
+def _count(cells: Any, pattern: str) -> int:
+    from pyarrow import compute
+
+    return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
+
+
+def _clean(column: Any, name: str, missing: Sequence[str]) -> _Column:
+    from pyarrow import array, compute
+
+    cells = compute.utf8_trim(column, _SPACES)
+    marks = number_marks.count_marks(cells)
+    empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
+    cells = number_marks.unify_signs(compute.if_else(empty, None, cells))
+    filled = len(cells) - cells.null_count
+    sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MOSTLY * filled), "")
+    unsigned = None
+    if sign:
+        unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))
+        bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
+        cells = compute.if_else(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"), bare, cells)
+    elif sign := number_marks.find_unit(cells):
+        bare = number_marks.remove_unit(cells, sign)
+        unsigned = compute.equal(bare, cells)
+        cells = bare
+    joined = compute.replace_substring_regex(cells, _APART, "")
+    cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
+    return _Column(name, cells, sign, unsigned, marks)
+
+
+def _decimal(
+    columns: Sequence[_Column], key: str, path: Path, delimiter: str, float_columns: Sequence[str], files: CsvFiles
+) -> str | None:
+    """The decimal sign that the cells show.
+
+    Raises:
+        DataError: if they show both, or could be read with both.
+    """
+    sure = {name: _first(columns, path, _with(_SURE, name)) for name in _OTHER}
+    if sure["point"] and sure["comma"]:
+        raise DataError(
+            f"{key}: {path} has decimal points ({sure['point']}) and decimal commas ({sure['comma']})",
+            f"one decimal sign for all numbers of a file, which {files.key('decimal')} can name",
+            f"write all numbers with one decimal sign, or {files.advice('decimal', ['comma', 'point'])}: cells with the "
+            "other sign are then no numbers",
+        )
+    if sure_sign := next((name for name, example in sure.items() if example), None):
+        return sure_sign
+    doubtful = [column for column in columns if column.name not in float_columns or delimiter == "semicolon"]
+    either = _first(doubtful, path, _with(_EITHER, "comma")) or _first(doubtful, path, _with(_EITHER, "point"))
+    if not either or (files.usual and files.usual.decimal):
+        return files.usual.decimal if files.usual and either else None
+    cell = either.rsplit("`", 2)[1]
+    one, thousand = cell.replace(",", "."), cell.replace(",", "").replace(".", "")
+    right = ("comma", "point") if "," in cell else ("point", "comma")
+    raise DataError(
+        f"{key}: {path}: {either} can be {one} or {thousand}, and no other number of the file tells",
+        f"a decimal comma or a decimal point, in {files.key('decimal')}",
+        f"{files.advice('decimal', [right[0]])} if it is {one}, {right[1]} if it is {thousand}",
+    )
+
+
+def _first(columns: Sequence[_Column], path: Path, pattern: str) -> str:
+    """The first cell that matches, with its place; empty if none does."""
+    from pyarrow import compute
+
+    for column in columns:
+        matches = compute.fill_null(compute.match_substring_regex(column.cells, pattern), False)
+        row = compute.index(matches, True).as_py()
+        if row >= 0:
+            return (
+                f'column "{column.name}" {row_lines.place(path, row + 1)}: `{printable(column.cells[row].as_py(), 40)}`'
+            )
+    return ""
+
+
+def _numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
+    """The column as numbers, or as text with decimal points if a cell is none; and notes."""
+    from pyarrow import compute, float64, int64
+
+    cells = column.cells
+    good = compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, decimal)), False)
+    point, thousands = (".", ",") if decimal == "point" else (",", ".")
+    plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
+    values = compute.if_else(good, plain, cells)
+    notes = [f"{column.name}: {_describe(column.sign)}, read without the sign"] if column.sign else []
+    if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
+        return values, notes
+    if column.marks:
+        notes.append(number_marks.list_marks(column.name, column.marks))
+    is_integer = _count(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
+    return compute.cast(values, int64() if is_integer else float64()), notes

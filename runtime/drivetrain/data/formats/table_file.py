@@ -1,0 +1,216 @@
+"""Reads a CSV, TSV, JSONL or Parquet file as a table, or reports exactly what is wrong with it.
+
+The first row below the header is row 1. In a CSV an empty cell has no value; in numeric columns neither have NA, N/A,
+NaN, NULL and the like. A row with too many or too few cells is an error for the whole file, not a bad sample: mostly a
+separator in a text is not quoted, and then the rows around it cannot be trusted either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from drivetrain.data import decoded_size
+from drivetrain.data.formats import (
+    arrow_file,
+    column_values,
+    csv_layout,
+    hub_classes,
+    jsonl_file,
+    parquet_file,
+    table_paths,
+    text_encoding,
+)
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.formats.csv_file import CsvReader
+from drivetrain.data.labels import list_names
+from drivetrain.errors import DataError, nearest
+from drivetrain.system.spelling import plain
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SUFFIXES = table_paths.SUFFIXES
+POSSIBLE = table_paths.POSSIBLE
+
+
+class _Reader(Protocol):
+    """Reads one file."""
+
+    def names(self) -> list[str]: ...
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> Any: ...
+    def head(self, rows: int) -> tuple[Any, int]: ...
+
+
+def read(
+    path: Path,
+    key: str,
+    *,
+    required: Mapping[str, str] | None = None,
+    only: bool = False,
+    leave: Collection[str] = (),
+    text: Collection[str] = (),
+    csv: CsvFiles | None = None,
+) -> Any:
+    """Read a table.
+
+    Args:
+        path: a file with one of SUFFIXES.
+        key: the spec key that names the file, for messages.
+        required: required columns, each with the spec key that names it.
+        only: read only the required columns.
+        leave: columns that are not read.
+        text: columns that are kept as text: a label 007 stays 007.
+        csv: how CSV files are written; gets what was found. None: as the file shows.
+
+    Returns:
+        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV
+        and
+        JSONL the type that all cells of a column can be parsed as: bool, int64, double, date, time, timestamp, string.
+
+    Raises:
+        DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
+    """
+    suffix = _suffix(path, key)
+    required = required or {}
+    try:
+        reader = _reader(path, suffix, key, csv)
+        written = reader.names()
+        names = list(map(plain, written))
+        csv_layout.check_names(names, path, key)
+        check_wanted(names, required, path)
+        raw_names = {
+            name: raw for name, raw in zip(names, written, strict=True) if _is_chosen(name, required, only, leave)
+        }
+        text_names = [name for name in raw_names if name in text]
+        table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
+        table = as_text(_rename(hub_classes.name_classes(table, path), list(raw_names)), text_names)
+        # Readers accept text that is not UTF-8.
+        table.validate(full=True)
+    except _failures() as error:
+        raise _unreadable(path, suffix, key, error) from None
+    _check_content(table, path, suffix, key)
+    return _empty(table, csv.missing) if csv and csv.missing else table
+
+
+def _empty(table: pyarrow.Table, cells: Collection[str]) -> pyarrow.Table:
+    """The table without values where a column has one of these cells."""
+    for position, name in enumerate(table.column_names):
+        table = table.set_column(position, name, column_values.empty_cells(table[name], cells))
+    return table
+
+
+def _is_chosen(name: str, required: Collection[str], only: bool, leave: Collection[str]) -> bool:
+    return (name in required or not only) and name not in leave
+
+
+def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[pyarrow.Table, int]:
+    """The first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
+
+    Raises:
+        DataError: as from `read`, for problems in the first rows.
+    """
+    suffix = _suffix(path, key)
+    try:
+        table, count = _reader(path, suffix, key, csv).head(rows)
+        table = hub_classes.name_classes(table, path)
+        table = _rename(table, list(map(plain, table.column_names)))
+        csv_layout.check_names(table.column_names, path, key)
+        table.validate(full=True)
+    except _failures() as error:
+        raise _unreadable(path, suffix, key, error) from None
+    _check_content(table, path, suffix, key)
+    return table, count
+
+
+def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
+    """The table with other column names; what pandas has written beside them stays."""
+    return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
+
+
+def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataError:
+    """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
+    if isinstance(error, MemoryError):
+        return decoded_size.too_large(f"{path} does not fit into memory", key)
+    if suffix == ".jsonl":
+        text_encoding.check(path, key)
+    return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
+
+
+def _check_content(table: pyarrow.Table, path: Path, suffix: str, key: str) -> None:
+    if suffix not in (".parquet", ".arrow") and any("binary" in str(field.type) for field in table.schema):
+        # pyarrow's message for text that is not UTF-8.
+        text_encoding.check(path, key)
+    if not len(table):
+        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+
+
+def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path) -> None:
+    """Check that all required columns are there.
+
+    Raises:
+        DataError: for the first that is missing, with the key that names it and the most similar name.
+    """
+    for name, option in required.items():
+        if name not in names:
+            raise DataError(
+                f'{option}: {path} has no column "{name}"',
+                f"its columns: {list_names(list(names), 30)}",
+                nearest(name, names) or f'rename the column in the file to "{name}", or name another one',
+            )
+
+
+def _reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
+    if suffix == ".parquet":
+        return parquet_file.ParquetReader(path, key)
+    if suffix == ".arrow":
+        return arrow_file.ArrowReader(path, key)
+    if suffix == ".jsonl":
+        text_encoding.check_mark(path, key)
+        return jsonl_file.JsonlReader(path, key)
+    return CsvReader(path, key, csv or CsvFiles())
+
+
+def _suffix(path: Path, key: str) -> str:
+    """The suffix that tells the kind of the file, which is not empty."""
+    try:
+        import pyarrow  # noqa: F401 - only asks whether it is there
+    except ImportError:
+        raise DataError(
+            f"{key}: {path} is a table, and pyarrow is not installed here",
+            "an environment with pyarrow",
+            "pip install pyarrow, or use an image of this project, which has it",
+        ) from None
+    if path.is_dir():
+        raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
+    suffix = path.suffix.lower()
+    table_paths.check_is_table(path, key)
+    table_paths.check_suffix(path, key)
+    if path.exists() and path.stat().st_size == 0:
+        raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
+    return suffix
+
+
+def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
+    """Integers and booleans of these columns as text; other types stay, for the caller to check."""
+    from pyarrow import string, types
+
+    for name in names:
+        kind = table.schema.field(name).type
+        if types.is_integer(kind) or types.is_boolean(kind):
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(string()))
+    return table
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    import pyarrow
+
+    return (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,0 +1,188 @@
+"""Finds the tables in a folder, and the splits that their names say: train.csv, val.csv, test.csv; shards; save_to_disk.
+
+A split is named by its first file. Nothing is read but names and the small JSON files of the datasets library.
+Spreadsheets and compressed files are no tables, and are refused with the command that makes a CSV of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.data.formats.shards import SHARD
+from drivetrain.data.images.file_names import is_leftover
+from drivetrain.data.images.split_folders import TEST, TRAIN, VALIDATION
+from drivetrain.errors import DataError
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+WORDS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+SCRIPT = ".py"
+"""Ends the names of files of code, which datasets once came with."""
+POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
+SPREADSHEETS = {
+    ".xlsx": "an Excel file",
+    ".xlsm": "an Excel file",
+    ".xlsb": "an Excel file",
+    ".xls": "an Excel file",
+    ".ods": "an OpenDocument spreadsheet",
+}
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gz", "gunzip -k"),
+    b"BZh": ("bzip2", "bz2", "bunzip2 -k"),
+    b"\xfd7zXZ": ("xz", "xz", "unxz -k"),
+}
+"""Compressed files by their first bytes: the name, the suffix and the command that unpacks them."""
+_READABLE = "a CSV, TSV, JSONL or Parquet file"
+_OFFICE_OPTIONS = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
+"""Commas, quotes and UTF-8, which are otherwise those of the machine's language."""
+
+
+def find_splits(folder: Path, key: str) -> dict[str, str]:
+    """Find the tables in a folder by split: `train`, `validation`, `test`; a single table has the empty name.
+
+    Raises:
+        DataError: if it has no table, or several whose names say no split; names `key`.
+    """
+    try:
+        saved = _find_saved(folder)
+        tables = saved if saved is not None else _list_named(folder) or _list_named(folder, "data")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise DataError(
+            f"{key}: the dataset in {folder} cannot be read: {type(error).__name__}: {str(error)[:200]}",
+            "a folder that save_to_disk of the datasets library wrote",
+            "write it again",
+        ) from None
+    splits: dict[str, str] = {}
+    for split, split_names in WORDS.items():
+        same = [name for name in tables if os.path.splitext(name.lower())[0] in split_names]
+        if len(same) > 1:
+            raise DataError(
+                f"{key}: {folder} has {' and '.join(tables[name] for name in same)} for one split",
+                "one table for each split",
+                "name the tables: data.train, data.validation, data.test",
+            )
+        if same:
+            splits[split] = tables[same[0]]
+    if "train" in splits:
+        return splits
+    if len(tables) == 1:
+        return {"": next(iter(tables.values()))}
+    scripts = [name for name in sorted(os.listdir(folder)) if name.endswith(SCRIPT)] if not tables else []
+    raise DataError(
+        f"{key}: {folder} is a folder without a table{f'; its {scripts[0]} is code, which is not run' if scripts else ''}"
+        if not tables
+        else f"{key}: {folder} is a folder with {len(tables)} tables, and none is called train: {', '.join(sorted(tables)[:6])}",
+        "one table, or train, validation and test: CSV, TSV, JSONL, Parquet, or a folder of save_to_disk",
+        "name one file",
+    )
+
+
+def has_images(folder: Path) -> bool:
+    """Whether a folder given for images holds tables with them, and no folders of images: what the datasets library wrote."""
+    if any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json")):
+        return True
+    try:
+        folders = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        folders = {name for name in folders if not is_leftover(name)}
+        tables = {**_list_named(folder), **_list_named(folder, "data")}
+    except OSError:
+        return False
+    return folders <= {"data"} and any(path.lower().endswith((".parquet", ".arrow")) for path in tables.values())
+
+
+def find_table(folder: Path, key: str) -> Path:
+    """Return the only table in a folder.
+
+    Raises:
+        DataError: if there are several, or none; names `key`.
+    """
+    by_split = find_splits(folder, key)
+    if "" not in by_split:
+        raise DataError(
+            f"{key}: {folder} is a folder with the splits {', '.join(by_split)}",
+            "one table",
+            f"name one: {folder / next(iter(by_split.values()))}",
+        )
+    return folder / by_split[""]
+
+
+def _find_saved(folder: Path) -> dict[str, str] | None:
+    """The splits of a folder that save_to_disk wrote; None if it did not."""
+    if (folder / "dataset_dict.json").is_file():
+        names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return {str(name): os.path.join(name, _first(folder / name)) for name in names}
+    return {"": _first(folder)} if (folder / "state.json").is_file() else None
+
+
+def _first(folder: Path) -> str:
+    """The first file of a split, which stands for all."""
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return str(sorted(row["filename"] for row in state["_data_files"])[0])
+
+
+def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
+    """Tables by the stem of their names; of several files of a table the first."""
+    by_stem: dict[str, str] = {}
+    inner_folder = folder / inside
+    for name in sorted(os.listdir(inner_folder)) if inner_folder.is_dir() else ():
+        stem, suffix = os.path.splitext(name)
+        if name.startswith(".") or suffix.lower() not in SUFFIXES or not (inner_folder / name).is_file():
+            continue
+        shard = SHARD.fullmatch(name)
+        if shard is None or not int(shard["number"]):
+            same = shard["stem"] if shard else stem
+            by_stem[name if same in by_stem else same] = os.path.join(inside, name)
+    return by_stem
+
+
+def check_is_table(path: Path, key: str) -> None:
+    """Check that a file is no spreadsheet and not compressed, by its name and its first bytes.
+
+    Raises:
+        DataError: if it is, with the command that converts it; names `key`.
+    """
+    kind = SPREADSHEETS.get(path.suffix.lower())
+    start = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            start = file.read(8)
+    # A CSV file may be another one with a new name; the readers of other files check how they begin.
+    if path.suffix.lower() in (".csv", ".tsv"):
+        if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+            kind = "a spreadsheet with the name of a text file"
+        for mark, (name, ending, command) in _COMPRESSED.items():
+            if start.startswith(mark):
+                packed = shlex.quote(f"{path}.{ending}")
+                raise DataError(
+                    f"{key}: {path} is compressed with {name}",
+                    _READABLE,
+                    f"unpack it: mv {shlex.quote(str(path))} {packed} && {command} {packed}",
+                )
+    if kind:
+        folder, quoted = shlex.quote(str(path.parent)), shlex.quote(str(path))
+        code = f"import pandas; pandas.read_excel({str(path)!r}).to_csv({str(path.with_suffix('.csv'))!r}, index=False)"
+        raise DataError(
+            f"{key}: {path} is {kind}",
+            _READABLE,
+            f"save its sheet as CSV, or: libreoffice --headless {_OFFICE_OPTIONS} --outdir {folder} {quoted}; "
+            f"with pandas: {shlex.join(['python3', '-c', code])}",
+        )
+
+
+def check_suffix(path: Path, key: str, possible: Sequence[str] = SUFFIXES) -> None:
+    """Check that the name of a file says that it is a table, or another file that is `possible`.
+
+    Raises:
+        DataError: if it says something else; names `key`.
+    """
+    suffix = path.suffix.lower()
+    if suffix in possible:
+        return
+    action = f"name a file that ends in {', '.join(possible)}"
+    if suffix == ".json":
+        lines = shlex.quote(str(path.with_suffix(".jsonl")))
+        action = f"write each object of its list into a line of its own: jq -c '.[]' {shlex.quote(str(path))} > {lines}"
+    raise DataError(f"{key}: {path} has an unknown file type", POSSIBLE, action)

@@ -1,0 +1,275 @@
+"""Finds the encoding of a text file, and where a file is not in it."""
+
+from __future__ import annotations
+
+import codecs
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+
+_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF8 = b"\xef\xbb\xbf"
+BLOCK = 1 << 22
+MAX_GUESS_LINES = 2000
+"""Lines that are not UTF-8 from which the encoding is guessed."""
+_POSSIBLE_ENCODINGS = (
+    *("windows-1252", "windows-1251", "windows-1250", "windows-1254", "iso-8859-15", "cp850", "mac-roman", "shift-jis"),
+    "gb18030",
+)
+"""Encodings in which a line is shown if the right one is not clear."""
+_CURRENCY = "\u00a4"
+_IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
+"""Signs of Windows-1252 that can stand between two letters."""
+LANGUAGE_SHARE = 0.95
+"""Share of accented letters that are those of one language, from which on the text is taken for that language."""
+_WESTERN_LETTERS = (
+    *("áéíóúüñ", "àâæçéèêëîïôœùûüÿ", "äöüßé", "àèéìíîòóùú", "ãáâàçéêíõóôúü", "àçèéíïòóúüñ", "æøåéèóò", "åäöéüà"),
+    *("áðéíóúýþæö", "éëïóöüèêáí", "äõöüšž", "éïèêñöçü"),
+)
+"""Spanish, French, German, Italian, Portuguese, Catalan, Danish and Norwegian, Swedish and Finnish, Icelandic, Dutch,
+Estonian, English."""
+_OTHER_LETTERS = {
+    "windows-1250": ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "âăîşţ", "čćđšž"),
+    "windows-1254": ("çğ\u0131öşüâîû",),
+}
+"""Polish, Czech, Slovak, Hungarian, Romanian, Croatian and Slovene; Turkish."""
+
+
+def find(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
+    """The encoding of a CSV file, in the words of the spec.
+
+    Args:
+        path: the file.
+        key: the spec key that names it, for messages.
+        files: what is declared.
+        most: bytes to look at; None for all.
+
+    Raises:
+        DataError: if it cannot be told, or the declared one is not right; names `key`.
+        OSError: if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+    declared = files.declared.get("encoding")
+    marked = "utf-16" if start.startswith(_MARKS) else "utf-8" if start.startswith(_UTF8) else None
+    if marked and declared and not declared.startswith(marked):
+        raise _contradiction_error(
+            path, key, files, f"starts with the byte order mark of {marked.upper()}", declared, marked
+        )
+    if marked == "utf-16" or (declared and declared.startswith("utf-16")):
+        return declared or "utf-16"
+    if not marked and start.count(b"\0") * 5 > len(start):
+        little = start[1::2].count(b"\0") > start[::2].count(b"\0")
+        raise DataError(
+            f"{key}: {path} has zero bytes like UTF-16, and no byte order mark",
+            f"text in UTF-8, or an encoding in {files.key('encoding')}",
+            files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
+        )
+    if _is_utf8(path, most):
+        if declared not in (None, "utf-8") and (line := _find_accented(path, most)):
+            example = printable(line.decode(declared, "replace").strip())
+            description = f"is UTF-8: in {declared} a line of it reads `{example}`"
+            raise _contradiction_error(path, key, files, description, declared, "utf-8")
+        return declared or "utf-8"
+    if declared == "utf-8":
+        check(path, key)
+    return declared or _guess(path, key, files, most)
+
+
+def _contradiction_error(
+    path: Path, key: str, files: CsvFiles, description: str, declared: str, right: str
+) -> DataError:
+    return DataError(
+        f"{key}: {path} {description}, and {files.key('encoding')} is {declared}",
+        "the encoding of the file",
+        f"{files.advice('encoding', [right])}, or leave it out",
+    )
+
+
+def _is_utf8(path: Path, most: int | None) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK if most is None else most):
+                decoder.decode(block)
+                if most is not None:
+                    return True
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _lines(path: Path, most: int | None) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not ASCII, with their numbers."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if most is not None and file.tell() > most and number > 1:
+                return
+            if not line.isascii():
+                yield number, line
+
+
+def _find_accented(path: Path, most: int | None) -> bytes | None:
+    return next((line for _, line in _lines(path, most)), None)
+
+
+def _guess(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
+    """Windows-1252, which has all characters of Latin-1, if the text reads well in it."""
+    bad: list[tuple[int, bytes]] = []
+    accented = 0
+    for number, line in _lines(path, most):
+        if _first_bad(line) is None:
+            accented += 1
+        elif len(bad) < MAX_GUESS_LINES:
+            bad.append((number, line))
+    if accented:
+        raise _not_utf8(path, key, bad, accented)
+    if files.usual and not files.usual.encoding.startswith("utf-"):
+        return files.usual.encoding
+    number, line = bad[0]
+    if _is_western([line for _, line in bad]):
+        text = _extract(line, "windows-1252")
+        files.notes.append(f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{text}`")
+        return "windows-1252"
+    read: dict[str, str] = {}
+    for name in _POSSIBLE_ENCODINGS:
+        try:
+            read.setdefault(_extract(line, name), name)
+        except UnicodeDecodeError:
+            continue
+    examples = ", ".join(f"`{text}` in {name}" for text, name in read.items())
+    raise DataError(
+        f"{key}: {path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
+        f"a file in UTF-8, or its encoding in {files.key('encoding')}",
+        f"{files.advice('encoding', ['NAME'])}, with the name in which the line reads right",
+    )
+
+
+def _extract(line: bytes, name: str) -> str:
+    """The part of a line around its first character beyond ASCII."""
+    text = line.decode(name, "strict").strip()
+    position = next((i for i, c in enumerate(text) if c > "\x7f"), 0)
+    first, end = max(0, position - 25), position + 35
+    return f"{'…' * (first > 0)}{printable(text[first:end])}{'…' * (end < len(text))}"
+
+
+def _is_western(lines: list[bytes]) -> bool:
+    """Whether text in Windows-1252 looks like a language of Western Europe.
+
+    Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, the
+    currency sign where ISO 8859-15 has that of the euro, or exactly the letters of a language that it cannot write.
+    """
+    if has_other_letters(b"".join(lines)):
+        return False
+    letters = pairs = unlikely = total = 0
+    for line in lines:
+        try:
+            text = line.decode("windows-1252")
+        except UnicodeDecodeError:
+            return False
+        for i, sign in enumerate(text):
+            if sign < "\x80":
+                continue
+            if sign == _CURRENCY:
+                return False
+            before, after = text[i - 1 : i], text[i + 1 : i + 2]
+            total += 1
+            if sign.isalpha():
+                letters += 1
+                pairs += after > "\x7f" and after.isalpha()
+                unlikely += sign.isupper() and before.islower()
+            else:
+                unlikely += before.isalpha() and after.isalpha() and sign not in _IN_WORDS
+    return pairs * 2 <= letters and unlikely * 10 <= total
+
+
+def check_mark(path: Path, key: str) -> None:
+    """Check that a text file does not start with the byte order mark of UTF-16.
+
+    Raises:
+        DataError: if it does; names `key`.
+    """
+    with path.open("rb") as file:
+        if file.read(2) in _MARKS:
+            raise _error(f"{key}: {path} is UTF-16", path, "UTF-16")
+
+
+def check(path: Path, key: str) -> None:
+    """Check that a text file is UTF-8.
+
+    Raises:
+        DataError: with the first line that is not, its text in the likely encoding, and how to convert the file.
+    """
+    bad: list[tuple[int, bytes]] = []
+    accented = 0
+    try:
+        for number, line in _lines(path, None):
+            if _first_bad(line) is None:
+                accented += 1
+            else:
+                bad.append((number, line))
+    except OSError:
+        # The caller reports why the file cannot be opened.
+        return
+    if bad:
+        raise _not_utf8(path, key, bad, accented)
+
+
+def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
+    """The error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
+    number, line = bad[0]
+    # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
+    name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
+    text = printable(line.decode(name, "replace").strip())
+    description = (
+        f"{key}: {path} line {number}: byte 0x{_first_bad(line):02X} is not UTF-8; in {name} the line reads `{text}`"
+    )
+    if accented:
+        mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
+        return DataError(
+            f"{description}; {mixed}",
+            "one encoding throughout",
+            "export the file again, all of it in UTF-8",
+        )
+    return _error(description, path, name)
+
+
+def _error(description: str, path: Path, name: str) -> DataError:
+    target = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {path} > {target}")
+
+
+def _first_bad(line: bytes) -> int | None:
+    """The first byte that is not UTF-8."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return line[error.start]
+    return None
+
+
+def has_other_letters(text: bytes) -> bool:
+    """Whether the letters are those of a language that Windows-1252 cannot write, and of none that it can."""
+    if _best_language_share(text, "windows-1252", _WESTERN_LETTERS) >= LANGUAGE_SHARE:
+        return False
+    return any(
+        _best_language_share(text, encoding, languages) >= LANGUAGE_SHARE
+        for encoding, languages in _OTHER_LETTERS.items()
+    )
+
+
+def _best_language_share(text: bytes, encoding: str, languages: tuple[str, ...]) -> float:
+    """The largest share of the accented letters that a language has."""
+    letters = Counter(
+        sign
+        for sign in text.decode(encoding, "replace").replace("\u0130", "\u0131").lower()
+        if sign > "\x7f" and sign.isalpha()
+    )
+    # What the encoding cannot read, or a sign in the midst of words, is no letter of any language.
+    total = sum(letters.values()) or 1
+    return max(sum(count for letter, count in letters.items() if letter in language) for language in languages) / total

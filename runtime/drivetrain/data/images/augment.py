@@ -1,0 +1,114 @@
+"""Random augmentation of training images, on whole batches.
+
+Order: resized crop, padded crop, flip, RandAugment, color jitter (brightness, contrast, saturation), erasing. Areas
+that an image does not cover (padding, warps, erased patches) get the mean color of the training images, which
+normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only, with `views` on the epoch
+modulo `views`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drivetrain.data import stateless_random
+from drivetrain.data.images import color_ops
+from drivetrain.data.images.randaugment import randaugment
+from drivetrain.data.images.warp import Floats, crop
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.to_device import onto
+from drivetrain.job.data import ColorJitter, Erasing, ImageAugment
+
+NARROWEST = 0.3
+"""Smallest width / height of an erased patch; its inverse is the largest (Zhong et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """The augmentations that a job requests."""
+
+    spec: ImageAugment
+    seed: int
+    fill: tuple[float, ...]
+    """Mean color of the training images."""
+
+    def __call__(self, pixels: Tensor, ids: Ids, epoch: int) -> Tensor:
+        """Return augmented images; the given ones are not modified.
+
+        Args:
+            pixels: shape (N, C, S, S), from 0 to 1.
+            ids: sample ids, shape (N,).
+            epoch: counted from 0.
+        """
+        spec = self.spec
+        draw = partial(_draw, self.seed, epoch % spec.views if spec.views else epoch, ids)
+        fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)
+        if spec.resized_crop:
+            pixels = crop(pixels, draw("resized_crop", 4), spec.resized_crop.scale, spec.resized_crop.ratio)
+        if spec.crop_padding:
+            pixels = crop_padded(pixels, draw("crop_padding", 2), spec.crop_padding, fill)
+        if spec.flip:
+            pixels = torch.where(_column(draw("flip", 1) < 0.5, pixels), pixels.flip(3), pixels)
+        if spec.randaugment:
+            numbers = draw("randaugment", 2 * spec.randaugment.num_ops)
+            pixels = randaugment(pixels, numbers, spec.randaugment.magnitude, fill)
+        if spec.color_jitter:
+            pixels = jitter(pixels, draw("color_jitter", 3), spec.color_jitter)
+        if spec.erasing:
+            pixels = erase(pixels, draw("erasing", 5), spec.erasing, fill)
+        return pixels
+
+
+def crop_padded(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Tensor:
+    """Shift each image by up to `padding` pixels in each direction; `drawn` has shape (N, 2)."""
+    count, channels, height, width = pixels.shape
+    padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
+    padded[:, :, padding : padding + height, padding : padding + width] = pixels
+    corners = (drawn * (2 * padding + 1)).astype(np.int64).tolist()
+    return torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, corners, strict=True)])
+
+
+def jitter(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
+    """Change brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
+    changes = {
+        color_ops.brightness: spec.brightness,
+        color_ops.contrast: spec.contrast,
+        color_ops.saturation: spec.saturation,
+    }
+    for (change, most), number in zip(changes.items(), drawn.T, strict=True):
+        if most:
+            pixels = change(pixels, _column(1 + most * (2 * number - 1), pixels).to(pixels.dtype))
+    return pixels
+
+
+def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
+    """Erase a patch in some images; `drawn` (whether, area, aspect ratio, y, x) has shape (N, 5)."""
+    height, width = pixels.shape[2:]
+    whether, share, shape, y, x = drawn.T
+    area = spec.area[0] + (spec.area[1] - spec.area[0]) * share
+    ratio = np.exp(np.log(NARROWEST) * (2 * shape - 1))
+    tall = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
+    wide = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
+    top, first_x = np.floor(y * (height - tall + 1)), np.floor(x * (width - wide + 1))
+    tall = np.where(whether < spec.probability, tall, 0)
+    # Compared on the device: four numbers an image are copied, not a mask of its size.
+    edges = onto(pixels.device, np.stack([top, top + tall, first_x, first_x + wide]).astype(np.int64))
+    first_line, end_line, first_column, end_column = edges[:, :, None]
+    lines, columns = torch.arange(height, device=pixels.device), torch.arange(width, device=pixels.device)
+    vertical = (lines >= first_line) & (lines < end_line)
+    horizontal = (columns >= first_column) & (columns < end_column)
+    return torch.where((vertical[:, :, None] & horizontal[:, None, :])[:, None], fill, pixels)
+
+
+def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
+    return stateless_random.uniform(seed, purpose, epoch, ids, count)
+
+
+def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
+    """One value per image, reshaped to (N, 1, 1, 1)."""
+    return onto(like.device, values).view(-1, 1, 1, 1)

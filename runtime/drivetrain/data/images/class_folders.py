@@ -1,0 +1,191 @@
+"""Lists a folder of images that has one subfolder per class."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivetrain.data.images import split_folders
+from drivetrain.data.images.file_names import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.labels import list_names
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import readable
+
+
+@dataclass
+class FolderListing:
+    """Image files with their labels, and what was skipped."""
+
+    names: list[str] = field(default_factory=list)
+    """Paths relative to the folder."""
+    labels: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(folder: Path, key: str) -> FolderListing:
+    """List the images of every class, nested ones too, in sorted order.
+
+    Hidden files and folders are skipped silently. Folders of thumbnails and deleted files, files of other kinds, empty folders, images outside of every class
+    folder and folders that link back to themselves are skipped with a note.
+
+    Raises:
+        DataError: if there are no class folders, or they are splits such as train and test; names `key`.
+    """
+    listing = FolderListing()
+    empty, passed = [], _SkippedFiles()
+    top = sorted(_entries(folder, key, passed), key=lambda entry: entry.name)
+    classes = [entry.name for entry in top if _is_folder(entry)]
+    _check_parts(folder, classes, key)
+    _check_names(folder, classes, key)
+    for label in classes:
+        names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
+        listing.names += names
+        listing.labels += [label] * len(names)
+        if not names:
+            empty.append(label)
+    loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
+    _check_inner(folder, classes, listing.names, key)
+    if not listing.names:
+        raise DataError(
+            f"{key}: {folder} has no images in class folders ({len(loose):,} images are outside of class folders)",
+            f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
+            "move the images into one folder per class, or write a manifest",
+        )
+    if empty:
+        listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty)}")
+    if loose:
+        listing.notes.append(
+            f"{folder}: {len(loose):,} images outside of class folders are skipped: {list_names(loose)}"
+        )
+    listing.notes += passed.notes(folder)
+    return listing
+
+
+def subfolders(folder: Path, key: str) -> list[str]:
+    """Names of the subfolders of a folder, sorted, without hidden ones and leftovers.
+
+    Raises:
+        DataError: if it cannot be listed; names `key`.
+    """
+    return sorted(entry.name for entry in _entries(folder, key, _SkippedFiles()) if _is_folder(entry))
+
+
+@dataclass
+class _SkippedFiles:
+    """What was skipped inside class folders."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """The number of folders, by name."""
+    loops: list[str] = field(default_factory=list)
+
+    def notes(self, folder: Path) -> Iterator[str]:
+        if self.kinds:
+            counts = [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(self.kinds.items())]
+            yield f"{folder}: files without an image extension are skipped: {list_names(counts)}"
+        if self.leftovers:
+            counts = [f"{name} ({count:,})" if count > 1 else name for name, count in sorted(self.leftovers.items())]
+            yield f"{folder}: folders of thumbnails, deleted files and the like are no classes and are skipped: {list_names(counts)}"
+        if self.loops:
+            yield f"{folder}: symbolic links to a parent folder are not followed: {list_names(self.loops)}"
+
+
+def _images(root: Path, subfolder: str, above: tuple[str, ...], passed: _SkippedFiles, key: str) -> Iterator[str]:
+    """Images of a folder and its subfolders, as paths relative to the root."""
+    real = os.path.realpath(root / subfolder)
+    if real in above:
+        passed.loops.append(subfolder)
+        return
+    entries = sorted(_entries(root / subfolder, key, passed), key=lambda entry: entry.name)
+    read = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
+    for entry in entries:
+        name = f"{subfolder}/{entry.name}"
+        if _is_folder(entry):
+            yield from _images(root, name, (*above, real), passed, key)
+        elif _is_image(entry.name) or _is_unread_picture(entry.name, read):
+            yield name
+        else:
+            kind = os.path.splitext(entry.name)[1].lower()
+            passed.kinds[kind] = passed.kinds.get(kind, 0) + 1
+
+
+def _entries(folder: Path, key: str, passed: _SkippedFiles) -> list[os.DirEntry[str]]:
+    """What is in a folder, without hidden files and folders and without leftovers, of which `passed` gets the names."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(
+            f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
+            "a folder that this user may read",
+            "give this user read permission",
+        ) from None
+    skipped = [entry.name for entry in visible if is_leftover(entry.name) and _is_folder(entry)]
+    for name in skipped:
+        passed.leftovers[name] = passed.leftovers.get(name, 0) + 1
+    return [entry for entry in visible if entry.name not in skipped]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether the entry is a folder. A broken link is not; it counts as an image, and is reported when it is opened."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _check_names(folder: Path, classes: list[str], key: str) -> None:
+    """Refuse names of classes that no file of a run can hold, and names that are the same to a reader."""
+    not_utf8 = [name for name in classes if name.encode("utf-8", "replace").decode() != name]
+    if not_utf8:
+        raise DataError(
+            f"{key}: the names of these folders of {folder} are not UTF-8: {list_names([readable(name) for name in not_utf8])}",
+            "names in UTF-8, since classes are written to files",
+            f"rename them, as archives of other systems need: convmv -r -f latin1 -t utf8 --notest {folder}",
+        )
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(unicodedata.normalize("NFC", name).strip(), []).append(name)
+    if twice := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        raise DataError(
+            f"{key}: folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(twice)}",
+            "one folder for each class",
+            "move the images of each pair into one folder",
+        )
+
+
+def _is_unread_picture(name: str, read: set[str]) -> bool:
+    """Whether a file is a picture of a kind that cannot be read, without a twin of the same name that can: it counts as a
+    bad sample. `read` has the names of the images, without their endings.
+    """
+    stem, kind = os.path.splitext(name)
+    return kind.lower() in OTHER_PICTURES and stem not in read
+
+
+def _check_inner(folder: Path, classes: list[str], names: list[str], key: str) -> None:
+    """Refuse a folder that holds only the folder with the classes, as archives often do."""
+    parts = {tuple(name.split("/")[1:-1]) for name in names}
+    inner = {part[0] for part in parts if part}
+    if len(classes) == 1 and len(inner) > 1 and () not in parts:
+        inner_folder = folder / classes[0]
+        raise DataError(
+            f"{key}: {folder} holds a single folder, {classes[0]}, which has the folders {list_names(sorted(inner))}",
+            "a folder with one folder per class",
+            f"name the inner one if those are the classes: {inner_folder}",
+        )
+
+
+def _check_parts(folder: Path, classes: list[str], key: str) -> None:
+    if len(classes) > 1 and split_folders.are_splits(classes):
+        raise DataError(
+            f"{key}: the folders of {folder} are splits of a data set, not classes: {list_names(classes)}",
+            "a folder with one folder per class",
+            f"name one of them: {' or '.join(str(folder / name) for name in classes)}",
+        )

@@ -1,0 +1,71 @@
+"""Makes images square: center crop, padding with zeros, or squashing (`data.fit`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from drivetrain.data.images.resize import USUAL, Resize, pad_sides
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in gray (ITU-R BT.601, as in Pillow and JPEG)."""
+
+_NEXT_TO = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
+"""The interpolation of torch that is next to one of Pillow."""
+
+
+def square(pixels: Tensor, size: int, channels: int, resize: Resize = USUAL) -> Tensor:
+    """Resize images to squares with the given number of channels; the dtype stays.
+
+    Args:
+        pixels: shape (N, C, H, W), uint8 or float32.
+        size: side of the square in pixels; with antialiasing when it is smaller.
+        channels: 1 or 3; gray is repeated three times, color is converted to luma.
+        resize: how the image becomes square.
+
+    Returns:
+        Shape (N, channels, size, size).
+    """
+    pixels = _recolour(pixels, channels)
+    height, width = pixels.shape[2:]
+    inner = pad_sides((height, width), size) if resize.fit == "pad" else (size, size)
+    if resize.fit != "pad":
+        wide, high = (max(1, round(side)) for side in resize.kept(width, height))
+        top, first_column = (height - high) // 2, (width - wide) // 2
+        pixels = pixels[:, :, top : top + high, first_column : first_column + wide]
+    if pixels.shape[2:] != inner:
+        parts = [
+            _resize(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
+        ]
+        pixels = torch.cat(parts)
+    top, first_column = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return functional.pad(
+        pixels, (first_column, size - inner[1] - first_column, top, size - inner[0] - top)
+    ).contiguous()
+
+
+def luma(pixels: Tensor) -> Tensor:
+    """Float images (N, C, H, W) as gray images (N, 1, H, W)."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = (pixels[:, i : i + 1] * share for i, share in enumerate(LUMA))
+    return red + green + blue
+
+
+def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
+    mode = _NEXT_TO.get(mode, mode)
+    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
+    return _as(out, pixels.dtype)
+
+
+def _recolour(pixels: Tensor, channels: int) -> Tensor:
+    if pixels.shape[1] == channels:
+        return pixels
+    if channels == 3:
+        return pixels.expand(-1, 3, -1, -1)
+    return _as(luma(pixels.float()), pixels.dtype)
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if dtype.is_floating_point else values.round().clamp(0, 255).to(dtype)

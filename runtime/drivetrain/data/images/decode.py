@@ -1,0 +1,363 @@
+"""Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
+
+Rules: the first frame of an animation; upright by EXIF; transparency over white, or another ground if nothing could
+be seen on it; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts them;
+square by `data.fit` (center crop, padding with black, or squashing), resized with antialiasing. A JPEG much larger
+than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import stat
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
+
+from drivetrain.data.images.resize import GROUNDS, USUAL, Resize, pad_sides
+from drivetrain.hardware import cgroup
+
+_AVIF = features.check("avif")  # a Pillow that was built without it
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(("AVIF",) if _AVIF else ()))
+# Programs store whole documents in the metadata; Pillow's own limits, 1 and 64 MB, are for programs that keep the text.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
+_BITS, _PHOTOMETRIC, _COMPRESSION, _PLANES = 258, 262, 259, 284
+"""Tags of TIFF: bits of a sample, what 0 means, compression, and whether each channel is stored by itself."""
+VISIBLE = 8
+"""Pixels that differ by no more than this, of 255, count as one color."""
+_MEASURED = 100_000
+"""Pixels of a file from which percentiles are computed."""
+_GLANCE = 64
+"""Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
+_CHUNK = 256
+_END = b"\xff\xd9"
+"""The last two bytes of a JPEG."""
+_LARGEST_SHARE = 4
+"""A decoded image may take up to this part of the memory limit, as 4 bytes a pixel."""
+_ONE_AT_A_TIME = threading.Lock()
+"""For images that are larger than photographs usually are: each thread decodes one."""
+
+Source = str | bytes
+"""A path, or the content of an image file."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class UnreadableImage(Exception):
+    """An image that cannot be used; the text is the reason."""
+
+
+class ImageHeader(NamedTuple):
+    """Properties of an image file, without its pixels."""
+
+    short_side: int
+    """In pixels of the file."""
+    grey: bool
+    """Stored without color."""
+    oblong: bool
+    """Not square."""
+    range_16_bit: tuple[float, float, float, float] | None = None
+    """Of a gray file with 16 bits: smallest value, 1st and 99th percentile, largest value."""
+    color_16_bit: int | None = None
+    """Of a color file with 16 bits a channel, of which Pillow keeps the upper 8: the largest value of these."""
+    invisible_over: tuple[str, ...] | None = None
+    """Of a file with transparent pixels: the grounds on which its pixels have one color."""
+    colors_without_alpha: bool = False
+    """No pixel is visible, but their colors differ: the fourth channel is no transparency."""
+    content: int = 0
+    """A digest of the pixels: the same for copies, whatever their name, their metadata and, without loss, their format."""
+
+    def is_usual(self) -> bool:
+        """Whether the file has opaque pixels of 8 bits."""
+        return self[3:7] == (None, None, None, False)
+
+
+def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
+    """The image as a square.
+
+    Args:
+        source: an image file, or its content.
+        size: side of the square in pixels.
+        channels: 1 for gray, 3 for red, green, blue.
+        resize: how the image becomes square.
+
+    Returns:
+        Shape (channels, size, size).
+
+    Raises:
+        UnreadableImage: with the reason.
+    """
+    return _complete(source, partial(_pixels, size=size, channels=channels, resize=resize))
+
+
+def _pixels(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    mode = "L" if channels == 1 else "RGB"
+    with _open(source) as image:
+        # A JPEG stores luma separately, so decoding to gray needs no conversion.
+        enough = math.ceil(2 * size / resize.share)
+        drafted = image.draft("L" if channels == 1 else None, (enough, enough))
+        flat = _flat(image, mode, resize)
+        # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
+        width, height = drafted[1][2:] if drafted else flat.size
+        small = _square(flat, width, height, size, resize)
+        turn = _UPRIGHT.get(_orientation(image))
+        array = np.asarray(small if turn is None else small.transpose(turn))
+    return array.reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
+    """The top left part of an image, `width` x `height` pixels, resized to a square."""
+    filter_ = Image.Resampling[resize.interpolation.upper()]
+    if resize.fit != "pad":
+        wide, high = resize.kept(width, height)
+        first_x, top = (width - wide) / 2, (height - high) / 2
+        return flat.resize((size, size), filter_, (first_x, top, first_x + wide, top + high))
+    inner = pad_sides((width, height), size)
+    small = flat.resize(inner, filter_, (0, 0, width, height))
+    square = Image.new(flat.mode, (size, size))
+    square.paste(small, ((size - inner[0]) // 2, (size - inner[1]) // 2))
+    return square
+
+
+def look(source: Source) -> ImageHeader:
+    """Decode the image once, and discard the pixels.
+
+    Raises:
+        UnreadableImage: with the reason.
+    """
+    return _complete(source, _look)
+
+
+def _look(source: Source) -> ImageHeader:
+    with _open(source) as image:
+        short, oblong = min(image.size), image.width != image.height
+        colors = _has_color_of_16_bits(image)
+        image.draft(None, (_GLANCE, _GLANCE))
+        header = ImageHeader(short, False, oblong)
+        if image.mode.startswith("I;16"):
+            values = _values_16_bit(image, invert=True)
+            low, high = (
+                float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED)], (1, 99))
+            )
+            header = header._replace(range_16_bit=(float(values.min()), low, high, float(values.max())))
+        elif image.has_transparency_data:
+            header = _add_visibility(header, image.convert("RGBA"))
+        flat = _flat(image, "RGB")
+        if colors:
+            header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
+        return header._replace(grey=image.mode in _GREY, content=_digest(_comparable(image, flat)))
+
+
+def _complete(source: Source, use: Callable[[Source], Result]) -> Result:
+    """What `use` makes of an image; of a JPEG that lacks nothing but its last two bytes, with them."""
+    try:
+        return use(source)
+    except UnreadableImage:
+        completed = _with_end(source)
+        if completed is None:
+            raise
+        return use(completed)
+
+
+def _with_end(source: Source) -> bytes | None:
+    """The content of a JPEG with the two bytes at the end that some cameras and downloads leave out; None if it lacks more.
+
+    Bytes between its last pixel and its end change nothing, but those that stand for lost pixels do.
+    """
+    try:
+        # Reading a pipe would block for ever.
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
+            return None
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        if content[:2] != b"\xff\xd8" or content.endswith(_END):
+            return None
+        content = content.removesuffix(_END[:1])
+        read = [_full(content + between + _END) for between in (b"", b"\x55" * 64)]
+    except (OSError, UnreadableImage):
+        return None
+    return content + _END if read[0] == read[1] else None
+
+
+def _full(content: bytes) -> bytes:
+    with _open(content) as image:
+        image.load()
+        return image.tobytes()
+
+
+def _comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
+    """A loaded image, upright, in the form in which copies are equal: in RGB, as `flat` is, unless that drops a content."""
+    # What flattening drops can be all that differs between two images.
+    if image.mode.startswith("I;16"):
+        values = _values_16_bit(image, invert=True)
+        unit = 1 if values.max() <= 255 else 257
+        has_8_bits = not (values % unit).any()
+        flat = Image.fromarray((values / unit).astype(np.uint8)).convert("RGB") if has_8_bits else image
+    elif image.has_transparency_data:
+        layers = image.convert("RGBA")
+        flat = flat if layers.getchannel("A").getextrema() == (255, 255) else layers
+    turn = _UPRIGHT.get(_orientation(image))
+    return flat if turn is None else flat.transpose(turn)
+
+
+def _digest(image: Image.Image) -> int:
+    """A digest of the pixels in strips, since a copy of a large image would take as much memory again."""
+    digest = hashlib.sha256(repr((image.size, image.mode)).encode())
+    for top in range(0, image.height, _CHUNK):
+        digest.update(image.crop((0, top, image.width, min(top + _CHUNK, image.height))).tobytes())
+    return int.from_bytes(digest.digest()[:8], signed=True)
+
+
+def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
+    # `drivetrain init`, which reads a few image headers, needs no torch.
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1 or len(items) < 2:
+        return [function(item) for item in items]
+    size = min(_CHUNK, -(-len(items) // threads))
+    chunks = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        return [result for part in parts for result in part]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Pillow's warnings about odd metadata, which do not affect pixels, and about size, which is checked.
+
+    Enter it once around many files and their threads, because all threads share Python's warning filters.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _open(source: Source) -> Iterator[Image.Image]:
+    try:
+        # Opening a pipe would block for ever.
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
+            raise UnreadableImage("not a file")
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            tags = getattr(image, "tag_v2", {})
+            if tags.get(_PLANES) == 2 and tags.get(_COMPRESSION, 1) == 1 and max(tags.get(_BITS, (1,))) > 8:
+                raise UnreadableImage(
+                    "16 bits a channel in separate planes without compression, which Pillow reads as noise; "
+                    "save it with interleaved channels, or compressed"
+                )
+            large = image.width * image.height > _usual()
+            with _ONE_AT_A_TIME if large else nullcontext():
+                yield image
+    except (UnreadableImage, MemoryError):
+        raise
+    # Pillow raises nearly anything for a damaged file: OSError, SyntaxError, IndexError, struct.error, ...
+    except Exception as error:
+        raise UnreadableImage(_reason(source, error)) from None
+
+
+def _reason(source: Source, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
+        return "empty file" if size == 0 else f"none of {', '.join(FORMATS)}"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * _usual():,} pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error) or type(error).__name__
+
+
+def _flat(image: Image.Image, mode: str, resize: Resize = USUAL) -> Image.Image:
+    """The whole image in 8 bits without transparency."""
+    pixels = image.width * image.height
+    if pixels > _usual() and 4 * _LARGEST_SHARE * pixels > cgroup.memory_limit():
+        raise UnreadableImage(f"{image.width:,} x {image.height:,} pixels, too many for the memory limit")
+    image.load()
+    if image.mode.startswith("I;16"):
+        low, high = resize.range_16_bit or (0, 65535)
+        levels = (_values_16_bit(image, invert=resize.rules > 0) - np.float32(low)) / np.float32((high - low) / 255)
+        image = Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise UnreadableImage("32-bit pixels with an unknown range; save it with 8 or 16 bits")
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        if resize.rules == 0 or not _is_without_alpha(image):
+            image = Image.alpha_composite(Image.new("RGBA", image.size, resize.ground), image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _values_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
+    """The values of a gray image with 16 bits, float32; a TIFF whose 0 is white is inverted, which Pillow leaves out."""
+    values = np.asarray(image, np.float32)
+    tags = getattr(image, "tag_v2", {})
+    if invert and tags.get(_PHOTOMETRIC) == 0:
+        return np.float32(2 ** tags.get(_BITS, (16,))[0] - 1) - values
+    return values
+
+
+def _has_color_of_16_bits(image: Image.Image) -> bool:
+    """Whether Pillow keeps only the upper 8 bits of a file that is not loaded yet."""
+    tiles = getattr(image, "tile", [])
+    return bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
+
+
+def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:
+    """The header of an RGBA image, with what can be seen of it."""
+    if image.getchannel("A").getextrema() == (255, 255):
+        return header
+    if _is_without_alpha(image):
+        return header._replace(colors_without_alpha=True)
+    on_grounds = {name: Image.alpha_composite(Image.new("RGBA", image.size, name), image) for name in GROUNDS}
+    invisible = tuple(name for name, over in on_grounds.items() if _is_of_one_color(over.convert("RGB")))
+    return header._replace(invisible_over=invisible)
+
+
+def _is_without_alpha(image: Image.Image) -> bool:
+    """Whether an RGBA image has no visible pixel but several colors, as a BMP of 32 bits whose fourth byte is 0."""
+    return image.getchannel("A").getextrema() == (0, 0) and not _is_of_one_color(image.convert("RGB"))
+
+
+def _is_of_one_color(image: Image.Image) -> bool:
+    return all(high - low <= VISIBLE for low, high in _extremes(image))
+
+
+def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
+    """The smallest and largest value of each channel of an RGB image."""
+    return image.getextrema()  # type: ignore[return-value]
+
+
+def _usual() -> int:
+    """Pixels above which Pillow calls an image unusually large; above twice as many it refuses it."""
+    return Image.MAX_IMAGE_PIXELS or 1 << 62
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8; 1 if the metadata cannot be read, since the pixels still can."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:
+        return 1

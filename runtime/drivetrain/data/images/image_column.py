@@ -1,0 +1,157 @@
+"""Images inside a table: a Parquet or Arrow column of encoded images, as image datasets of Hugging Face have.
+
+A cell is a struct of `bytes` and `path`, of which one may be null, or only bytes. The encoded bytes stay as they are in the
+table: an Arrow file is mapped, a Parquet file is read into memory, up to a share of the memory limit.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.data.fingerprint import stamp
+from drivetrain.data.formats import shards
+from drivetrain.data.images.decode import Source
+from drivetrain.errors import DataError
+from drivetrain.hardware.cgroup import memory_limit
+from drivetrain.system.units import format_bytes
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SHARE = 0.5
+"""Of the memory limit that encoded images of Parquet files may take."""
+_TABLES = (".parquet", ".arrow")
+
+
+@dataclass(frozen=True)
+class ImageCells:
+    """The cells of a column, by image."""
+
+    table: Path
+    name: str
+    """Of the column; a table can have several of images."""
+    column: Any
+    """A pyarrow.ChunkedArray of all rows: taking some of them would copy a mapped file into memory."""
+    rows: tuple[int, ...]
+    """The row of each image in the table."""
+
+    def source(self, index: int) -> Source:
+        """The content of an image, or the path of its file, if the table has only that."""
+        cell = self.column[self.rows[index]]
+        if _is_binary(self.column.type):
+            return bytes(cell.as_py() or b"")
+        content = cell["bytes"].as_py()
+        return bytes(content) if content is not None else self._file(str(cell["path"].as_py()))
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.table.parent, name)
+
+    def stamps(self) -> list[object]:
+        """What changes if one of the images changes."""
+        files: list[str | Path] = [*shards.files(self.table, "data"), *self._beside()]
+        return [self.name, [(os.path.abspath(file), stamp(file)) for file in files], list(self.rows)]
+
+    def _beside(self) -> list[str]:
+        """The files of cells that have only a path."""
+        from pyarrow import compute
+
+        if _is_binary(self.column.type):
+            return []
+        content = compute.struct_field(self.column, "bytes")
+        if not content.null_count:
+            return []
+        missing = content.is_null().to_pylist()
+        return [self._file(str(self.column[row]["path"].as_py())) for row in self.rows if missing[row]]
+
+
+def find(path: Path, requested: str, key: str) -> str:
+    """The column of images of a table: the wanted one, or the only one if it is not there; empty if there is none.
+
+    Raises:
+        DataError: if the images take too much memory; names `key`.
+    """
+    if path.suffix.lower() not in _TABLES or not path.is_file():
+        return ""
+    schema = _schema(path)
+    if schema is None:  # its reader says what is wrong
+        return ""
+    names = [field.name for field in schema if is_images(field.type)]
+    name = requested if requested in names else names[0] if len(names) == 1 and requested not in schema.names else ""
+    if name and path.suffix.lower() == ".parquet":
+        _check_memory(path, name, key)
+    return name
+
+
+def is_images(kind: Any) -> bool:
+    """Whether cells of this type hold encoded images."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        inner = {field.name: field.type for field in kind}
+        return {"bytes"} <= inner.keys() <= {"bytes", "path"} and _is_binary(inner["bytes"])
+    return _is_binary(kind)
+
+
+def lacking(column: pyarrow.ChunkedArray) -> list[bool]:
+    """Which cells have neither bytes nor a path."""
+    from pyarrow import compute
+
+    if _is_binary(column.type):
+        empty = compute.is_null(column)
+    else:
+        kinds = {field.name for field in column.type}
+        parts = [compute.struct_field(column, name) for name in sorted(kinds)]
+        empty = compute.is_null(column)
+        nothing = compute.is_null(parts[0])
+        for part in parts[1:]:
+            nothing = compute.and_(nothing, compute.is_null(part))
+        empty = compute.or_(empty, nothing)
+    return [bool(is_empty) for is_empty in empty.to_pylist()]
+
+
+def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
+    """`train.parquet row 7 (cat.png)` for each row."""
+    from pyarrow import compute
+
+    has_paths = not _is_binary(column.type) and any(field.name == "path" for field in column.type)
+    names = compute.struct_field(column, "path").to_pylist() if has_paths else [None] * len(column)
+    return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
+
+
+def _is_binary(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _schema(path: Path) -> Any:
+    from pyarrow import ArrowException, parquet
+
+    from drivetrain.data.formats import arrow_file
+
+    try:
+        return parquet.read_schema(path) if path.suffix.lower() == ".parquet" else arrow_file.schema(path)
+    except (ArrowException, OSError):
+        return None
+
+
+def _check_memory(path: Path, name: str, key: str) -> None:
+    from pyarrow import parquet
+
+    size = 0
+    for file in shards.files(path, key):
+        with parquet.ParquetFile(file) as opened:
+            groups = (opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups))
+            columns = (group.column(index) for group in groups for index in range(group.num_columns))
+            size += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == name)
+    limit = memory_limit()
+    if size > SHARE * limit:
+        raise DataError(
+            f'{key}: the images in column "{name}" of {path} are {format_bytes(size)}, and the memory limit is {format_bytes(limit)}',
+            f"images in Parquet up to {format_bytes(int(SHARE * limit))}, which are kept in memory; Arrow files, which are mapped",
+            "raise limits.memory, or write the table as Arrow: "
+            "python -c 'import datasets; datasets.Dataset.from_parquet(FILE).save_to_disk(FOLDER)'",
+        )

@@ -1,0 +1,100 @@
+"""Finds the image files of a manifest whose cells are no paths yet: ids without folder and extension, backslashes; no torch.
+
+What is tried is the same for all rows, and what is found is said. Nothing is tried if the paths are right as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
+from drivetrain.errors import DataError
+
+_ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
+_SAMPLE = 200
+"""Rows that a form of the paths is tried with."""
+_FIRST = 5
+"""Rows of which one must be there before the sample is looked at."""
+_MOST_FOLDERS = 200
+_MOST_DROPPED = 8
+
+
+@dataclass(frozen=True)
+class PathForm:
+    """How a cell becomes a path, relative to the folder of the manifest."""
+
+    dropped: int = 0
+    """Folders at the beginning of the cell that are those of another machine."""
+    folder: str = ""
+    """What stands before the cell."""
+    ending: str = ""
+    """What stands after it."""
+
+    def path(self, cell: str) -> str:
+        """The path for a cell."""
+        parts = cell.replace("\\", "/").split("/")
+        return os.path.join(self.folder, "/".join(parts[min(self.dropped, len(parts) - 1) :]) + self.ending)
+
+
+def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
+    """The paths of a column, relative to the folder of its manifest, and notes on what was changed; empty cells stay.
+
+    Raises:
+        DataError: if the files of the cells are in two folders; names `key`.
+    """
+    filled = [cell for cell in cells if cell]
+    sample = filled[:: -(-len(filled) // _SAMPLE)] if filled else []
+    existing = sum(os.path.lexists(folder / cell) for cell in sample)
+    if 2 * existing >= len(sample):
+        return list(cells), []
+    counts = {
+        form: sum(os.path.lexists(folder / form.path(cell)) for cell in sample) for form in _forms(folder, sample)
+    }
+    most = max(counts.values(), default=0)
+    best = [form for form, count in counts.items() if count == most]
+    if most <= existing or 2 * most < len(sample):
+        return list(cells), []
+    form = best[0]
+    same = sorted(
+        {candidate.folder for candidate in best if (candidate.dropped, candidate.ending) == (form.dropped, form.ending)}
+    )
+    if len(same) > 1:
+        raise DataError(
+            f'{key}: column "{column}" has {sample[0]}, and there are such files in {" and in ".join(same[:3])}',
+            f"paths that are relative to {folder}",
+            f"write the folder into the column: {form.path(sample[0])}",
+        )
+    note = f'{key}: column "{column}" has {sample[0]}, which is read as {form.path(sample[0])}, and so for all rows'
+    return [form.path(cell) if cell else "" for cell in cells], [note]
+
+
+def _forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
+    """Forms under which one of the first files is there; the least change first."""
+    depth = min(_MOST_DROPPED, max((cell.replace("\\", "/").count("/") for cell in sample), default=0))
+    folders = ["", *_folders(folder)]
+    for dropped in range(depth + 1):
+        for inside in folders:
+            for ending in _ENDINGS:
+                form = PathForm(dropped, inside, ending)
+                if any(os.path.isfile(folder / form.path(cell)) for cell in sample[:_FIRST]):
+                    yield form
+
+
+def _folders(folder: Path) -> list[str]:
+    """The folders in a folder and those in them, relative to it."""
+    places: list[str] = []
+    for first in _below(folder):
+        places += [first, *(os.path.join(first, second) for second in _below(folder / first))]
+    return places[:_MOST_FOLDERS]
+
+
+def _below(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:
+        return []
+    return sorted(name for name in names if not is_leftover(name))[:_MOST_FOLDERS]

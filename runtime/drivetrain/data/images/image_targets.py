@@ -1,0 +1,251 @@
+"""What is to be predicted of images: a class, several labels, or numbers; as written, for all images of a source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drivetrain.data import labels, stratify, target_columns
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.dataset import Head
+from drivetrain.data.images import separated_labels
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
+from drivetrain.errors import DataError
+from drivetrain.job.data import ImageClassificationData, ImageData
+
+
+@dataclass(frozen=True)
+class LabelForm:
+    """How targets are written: in which columns, as a class, as labels or as numbers."""
+
+    kind: Literal["class", "labels", "numbers"]
+    columns: tuple[str, ...]
+    """Of a manifest; several columns of labels hold 0 and 1, one has all labels of an image."""
+    separator: str = "auto"
+    """Between the labels of a cell; auto, or empty, to find it."""
+    groups: str = ""
+    """The column of a manifest with groups for the split; empty for none."""
+    ask: bool = False
+    """Whether a column of classes that looks like something else is an error."""
+
+    @property
+    def in_a_cell(self) -> bool:
+        """Whether one cell has all labels of an image."""
+        return self.kind == "labels" and len(self.columns) == 1
+
+    def to_json(self, separator: str) -> dict[str, object]:
+        """Plain JSON values, which are stored with the model; those of classes are what they were before labels."""
+        stored: dict[str, object] = {"label_column": self.columns[0] if len(self.columns) == 1 else list(self.columns)}
+        return stored if self.kind == "class" else stored | {"targets": {"kind": self.kind, "separator": separator}}
+
+    @classmethod
+    def of_job(cls, data: ImageData, *, ask: bool) -> LabelForm:
+        """Return the form that a job declares; `ask` if its data has not been read before."""
+        groups = data.groups or ""
+        if not isinstance(data, ImageClassificationData):
+            return cls("numbers", data.label_column, groups=groups)
+        if data.several:
+            return cls("labels", data.label_column, data.label_separator, groups)
+        return cls("class", data.label_column, groups=groups, ask=ask and data.multi_label is None)
+
+    @classmethod
+    def of_model(cls, preprocessing: Mapping[str, Any]) -> LabelForm:
+        """Return the form that a model was trained with."""
+        columns, stored = preprocessing["label_column"], preprocessing.get("targets", {})
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        return cls(stored.get("kind", "class"), names, stored.get("separator") or "auto")
+
+
+class ImageTargets(Protocol):
+    """The targets of all images of a source, by image."""
+
+    def __len__(self) -> int: ...
+
+    def check(self, rows: Ids, key: str) -> None:
+        """Check that there is something to learn from the usable images.
+
+        Raises:
+            DataError: if there is not; names `key`.
+        """
+        ...
+
+    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
+        """The group of each of these images, shape (rows,), that a split keeps the share of."""
+        ...
+
+    def head(self, rows: Ids, train: Ids, key: str) -> Head:
+        """The output for the usable images `rows`, of which `train` are for training.
+
+        Raises:
+            DataError: if there is nothing to learn; names `key`.
+        """
+        ...
+
+    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+        """The targets of some images in the form of a head.
+
+        Raises:
+            DataError: for a class or label that the head does not have; names `key`.
+        """
+        ...
+
+    def notes(self, rows: Ids) -> list[str]:
+        """What the user should know about them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClassTargets:
+    """One class for each image."""
+
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take_rows(self, rows: Ids) -> list[str]:
+        """The classes of some images."""
+        return [self.names[row] for row in rows.tolist()]
+
+    def check(self, rows: Ids, key: str) -> None:
+        """Check that each class has a usable image, and that there are two."""
+        used = set(self.take_rows(rows))
+        if without_image := sorted(set(self.names) - used):
+            raise DataError(
+                f"{key}: no image can be used of the classes {labels.list_names(without_image)}",
+                "at least one image for each class",
+                "repair these images, or remove the class",
+            )
+        if len(used) < 2:
+            raise DataError(
+                f"{key}: {len(rows):,} images of {len(used)} class: {labels.list_names(sorted(used))}",
+                "two classes or more",
+                "add another class",
+            )
+
+    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
+        """The class of each image."""
+        used = self.take_rows(rows)
+        return labels.indices(used, labels.class_names(used), "")
+
+    def head(self, rows: Ids, train: Ids, key: str) -> Head:
+        """All classes."""
+        return Head("", labels.class_names(self.take_rows(rows)))
+
+    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+        """Class indices (rows,) int64."""
+        return torch.from_numpy(labels.indices(self.take_rows(rows), head.classes, key))
+
+    def notes(self, rows: Ids) -> list[str]:
+        """The classes of which there is a single image."""
+        counts = Counter(self.take_rows(rows))
+        alone = sorted(name for name, count in counts.items() if count == 1)
+        return [f"classes with a single image, which is used for training: {labels.list_names(alone)}"] if alone else []
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """Any number of labels for each image, by name."""
+
+    sets: Sequence[Sequence[str]]
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def check(self, rows: Ids, key: str) -> None:
+        """Check that there is a label."""
+        if not any(self.sets[row] for row in rows.tolist()):
+            raise DataError(f"{key}: none of {len(rows):,} images has a label", "one label or more", "add labels")
+
+    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
+        """The rarest label of each image."""
+        return stratify.rarest(self._matrix(rows, self._names(rows)))
+
+    def head(self, rows: Ids, train: Ids, key: str) -> Head:
+        """All labels."""
+        names = self._names(rows)
+        every = np.arange(len(self.sets), dtype=np.int64)
+        target = TargetColumn(names, None, self._matrix(every, names), several=True, bad={})
+        return target_columns.head(target, rows, train, key)
+
+    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+        """Labels (rows, labels) of 0 and 1, float32."""
+        labels.indices([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
+        return torch.from_numpy(self._matrix(rows, head.classes).astype(np.float32))
+
+    def notes(self, rows: Ids) -> list[str]:
+        """How often each label occurs, and how the split is made."""
+        counts = Counter(name for row in rows.tolist() for name in self.sets[row])
+        without = sum(not self.sets[row] for row in rows.tolist())
+        return [separated_labels.describe(counts, without)]
+
+    def _names(self, rows: Ids) -> tuple[str, ...]:
+        return labels.class_names(name for row in rows.tolist() for name in self.sets[row])
+
+    def _matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        index_of = {name: index for index, name in enumerate(names)}
+        matrix = np.zeros((len(rows), len(names)))
+        for index, row in enumerate(rows.tolist()):
+            matrix[index, [index_of[name] for name in self.sets[row] if name in index_of]] = 1
+        return matrix
+
+
+@dataclass(frozen=True)
+class NumberTargets:
+    """Numbers for each image; labels of 0 and 1 are numbers, too."""
+
+    goal: TargetColumn
+
+    def __len__(self) -> int:
+        return len(self.goal.numbers)
+
+    def check(self, rows: Ids, key: str) -> None:
+        """Nothing: the head compares the numbers of the training images."""
+
+    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
+        """The rarest label of each image; numbers are split at random."""
+        return stratify.rarest(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
+
+    def head(self, rows: Ids, train: Ids, key: str) -> Head:
+        """The labels; or the numbers with their scale in the training images."""
+        return target_columns.head(self.goal, rows, train, key)
+
+    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+        """Labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
+        names = head.classes or head.columns
+        if names != self.goal.names:
+            raise DataError(
+                f"{key}: labels have {len(self.goal.names)} columns",
+                f"as in the training data: {len(names)}",
+                "write the file again",
+            )
+        return target_columns.tensor(self.goal, rows, head, key)
+
+    def notes(self, rows: Ids) -> list[str]:
+        """How often each label occurs; the range of each number."""
+        values = self.goal.numbers[rows]
+        if self.goal.several:
+            counts = Counter({name: int(n) for name, n in zip(self.goal.names, values.sum(axis=0), strict=True)})
+            return [separated_labels.describe(counts, int((values.sum(axis=1) == 0).sum()))]
+        return [
+            f"{name} from {column.min():g} to {column.max():g}, mean {column.mean():g}"
+            for name, column in zip(self.goal.names, values.T, strict=True)
+        ]
+
+
+def usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
+    """The targets of some rows, all of which are usable."""
+    return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
+
+
+def reasons(target: TargetColumn, title: str) -> dict[int, BadSample]:
+    """The rows without a usable target; `title` has a place for the row."""
+    return {row: BadSample(title.format(row), reason) for row, reason in target.bad.items()}

@@ -1,0 +1,186 @@
+"""Reads a manifest: a table with a path, or an image, and a target in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from drivetrain.data import target_columns
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
+from drivetrain.data.images.image_column import ImageCells
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Rows = list[int]
+Wrong = dict[int, str]
+
+
+@dataclass
+class ManifestRows:
+    """Paths and targets as written, and the rows that lack one of them."""
+
+    names: list[str] = field(default_factory=list)
+    targets: ImageTargets | None = None
+    bad: list[BadSample] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """Names of groups as written, if the form has a column of them; empty text where there is none."""
+    separator: str = ""
+    """Between the labels of a cell, if there are several."""
+    cells: ImageCells | None = None
+    """The images, if they are in the table; `names` are then their titles."""
+    notes: list[str] = field(default_factory=list)
+    unsure: int = 0
+    """Rows that have -1 or nothing in a column of labels."""
+
+
+def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
+    """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
+
+    Without a form no targets are read, and a row needs only a path. Where labels are written into one cell, an empty cell
+    is an image without a label.
+
+    Raises:
+        DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
+    """
+    columns = form.columns if form else ()
+    inside = image_column.find(file, path_column, key)
+    named, path_column = path_column, inside or path_column
+    table = _table(file, path_column, form, key, files, paths=not inside)
+    rows = ManifestRows()
+    if inside:
+        empty = image_column.lacking(table[inside])
+        titles = image_column.titles(table[inside], file)
+        paths = ["" if nothing else title for nothing, title in zip(empty, titles, strict=True)]
+        rows.notes += [f'{key}: the images are those in column "{inside}"'] if inside != named else []
+    else:
+        paths, changes = image_paths.find(file.parent, _text(table, path_column, file, key), path_column, key)
+        rows.notes += changes
+    wrong, take = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
+    reasons = _reasons(paths, path_column, wrong)
+    keep = [row for row, reason in enumerate(reasons) if not reason]
+    rows.bad = [
+        BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
+    ]
+    rows.names = [paths[row] for row in keep]
+    if not rows.names:
+        raise DataError(
+            f"{key}: {file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all)",
+            "one row for each image",
+            "check how the file was written",
+        )
+    rows.targets = take(keep) if take else None
+    if inside:
+        rows.cells = ImageCells(file, inside, table[inside], tuple(keep))
+    if form and form.groups:
+        names = _names(table, form.groups, file, key)
+        rows.groups = [names[row] for row in keep]
+    return rows
+
+
+def _table(
+    file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, *, paths: bool
+) -> pyarrow.Table:
+    """The columns that are needed; `paths` says whether that of the images holds text."""
+    columns = form.columns if form else ()
+    options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
+    if form and form.groups:
+        options |= {form.groups: "data.groups"}
+    text = [
+        *((path_column,) if paths else ()),
+        *([form.groups] if form and form.groups else ()),
+        *(columns if form and (form.kind == "class" or form.in_a_cell) else ()),
+    ]
+    return table_file.read(file, key, required=options, only=True, text=text, csv=files)
+
+
+def _reasons(paths: list[str], path_column: str, wrong: Wrong) -> list[str]:
+    """Why each row cannot be used; empty if it can."""
+    reasons = [f"{path_column} is empty" if not path else "" for path in paths]
+    for row, reason in wrong.items():
+        both = reason.endswith(" is empty") and reasons[row]
+        reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
+    return reasons
+
+
+def targets(
+    rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
+) -> tuple[Wrong, Callable[[Rows], ImageTargets]]:
+    """The rows of a table without a usable target, and what makes the targets of the others; `rows` gets the separator.
+
+    Raises:
+        DataError: if it is not clear how labels are written; names `key`.
+    """
+    if form.kind == "class":
+        cells = _names(table, form.columns[0], file, key)
+        if form.ask:
+            separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
+        empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
+        return empty, lambda keep: ClassTargets([cells[row] for row in keep])
+    if form.in_a_cell:
+        sets = _sets(rows, table, form, file, key)
+        return {}, lambda keep: LabelSets([sets[row] for row in keep])
+    labels = form.kind == "labels"
+    target = target_columns.read(table, form.columns, classes=labels, option="data.label_column", source=str(file))
+    if labels:
+        rows.unsure = int((np.isnan(target.numbers) | (target.numbers == -1)).any(axis=1).sum())
+    return target.bad, partial(image_targets.usable, target)
+
+
+def _sets(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> list[tuple[str, ...]]:
+    """The labels of each row."""
+    from pyarrow import types
+
+    column = form.columns[0]
+    if types.is_list(table[column].type) or types.is_large_list(table[column].type):
+        lists = table[column].to_pylist()
+        raw_sets = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
+        return _in_one_spelling([tuple(filter(None, names)) for names in raw_sets])
+    cells = _text(table, column, file, key)
+    rows.separator = separated_labels.separator(cells, column, file, form.separator)
+    return _in_one_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
+
+
+def _in_one_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
+    from pyarrow import chunked_array, string
+
+    flat = [name for names in sets for name in names]
+    spelled = iter(column_values.texts(chunked_array([flat], string())).to_pylist())
+    return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
+
+
+def _names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
+    """Classes or groups, spelled as those of a table are; empty where there is no value."""
+    from pyarrow import chunked_array, compute, string, types
+
+    values = table[column]
+    # Whole numbers in a column with gaps.
+    is_integer = types.is_floating(values.type) and compute.all(compute.equal(compute.floor(values), values)).as_py()
+    cells = values if is_integer else chunked_array([_text(table, column, file, key)], string())
+    return [name or "" for name in column_values.texts(cells).to_pylist()]
+
+
+def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
+    """A column as stripped text; empty where there is no value."""
+    from pyarrow import compute, string, types
+
+    values = table[column]
+    if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
+        lists = types.is_list(values.type) or types.is_large_list(values.type)
+        raise DataError(
+            f'{key}: column "{column}" of {file} is {values.type}',
+            "text, integers or truth values" + (", or lists of labels with multi_label: true" if lists else ""),
+            "add `multi_label: true` to data" if lists else "write the column as text",
+        )
+    return [str(cell) for cell in compute.utf8_trim_whitespace(values.cast(string()).fill_null("")).to_pylist()]

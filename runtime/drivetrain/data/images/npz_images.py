@@ -1,0 +1,222 @@
+"""Reads the images and labels of an .npz file into memory."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drivetrain.data import copies, target_columns
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import column_values, npz_file
+from drivetrain.data.images import image_targets
+from drivetrain.data.images.crop import square
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
+from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.value_range import BYTES, find_scale, measure_array
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
+from drivetrain.errors import DataError
+
+FORMS = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """Images in memory."""
+
+    path: str
+    pixels: Tensor
+    """Shape (N, C, H, W), uint8 or float32."""
+    written: str = "uint8"
+    """The type in the file."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), C, H, W)."""
+        return self.pixels[torch.from_numpy(rows)]
+
+    def changed(self, change: Callable[[Any], Any]) -> ImageArrays:
+        """The same images with what `change` makes of their array."""
+        return replace(self, pixels=change(self.pixels))
+
+    def title(self, row: int) -> str:
+        """The number of an image in the file."""
+        return f"{self.path}[{row}]"
+
+    @property
+    def contents(self) -> npt.NDArray[np.int64]:
+        """A digest of the pixels of each image."""
+        return copies.row_digests(self.pixels.numpy())
+
+    @property
+    def short_sides(self) -> npt.NDArray[np.int64]:
+        """The shorter side of each image, in pixels."""
+        return np.full(len(self), min(self.pixels.shape[2:]), np.int64)
+
+    @property
+    def grey(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is gray."""
+        return np.full(len(self), self.pixels.shape[1] == 1)
+
+    @property
+    def oblong(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is not square."""
+        return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
+
+    def fit_to(self, size: int, channels: int, resize: Resize = USUAL) -> ImageArrays:
+        """The same images as squares of `size` pixels with the given number of channels."""
+        return replace(self, pixels=square(self.pixels, size, channels, resize))
+
+
+def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTargets, dict[int, BadSample], list[str]]:
+    """The images, their targets, the images that cannot be used (by row), and notes.
+
+    Raises:
+        DataError: if the file is not such an .npz, or its labels have another form; names `key`.
+    """
+    content = _arrays(path, key, ("images", "labels"))
+    images, broken, notes = _images(content, path, key)
+    raw_labels = content["labels"]
+    if raw_labels.ndim < 1 or len(raw_labels) != len(images):
+        raise DataError(
+            f"{key}: {path} has {len(images):,} images and {len(raw_labels) if raw_labels.ndim else 1:,} labels",
+            "one label for each image",
+            "write the file again with both of one length",
+        )
+    if form.kind == "class":
+        return images, ClassTargets(_labels(raw_labels, path, key)), broken, notes
+    target = _numbers_of(raw_labels, form, path, key)
+    broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
+    return images, image_targets.usable(target, range(len(images))), broken, notes
+
+
+def read_unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
+    """The images of a file that may have no labels, the images that cannot be used (by row), and notes.
+
+    Raises:
+        DataError: if the file is not such an .npz; names `key`.
+    """
+    return _images(_arrays(path, key, ("images",)), path, key)
+
+
+def _images(
+    content: dict[str, npt.NDArray[np.generic]], path: Path, key: str
+) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
+    pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
+    images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
+    return images, _not_finite(images), [note] if note else []
+
+
+def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
+    possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
+    try:
+        with npz_file.open_npz(path) as file:
+            missing = set(names) - set(file.files)
+            if missing:
+                save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
+                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
+            return {name: npz_file.member(file, name, path, key) for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(
+            f"{key}: {path} cannot be read: {_reason(error)}",
+            possible,
+            "write it with numpy.savez_compressed, without Python objects",
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    if "allow_pickle" in str(error) or "pickle" in str(error):
+        return "it contains Python objects (pickle), which are never loaded"
+    return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
+
+
+def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
+    """Images as (N, C, H, W). If both layouts are possible, channels are taken to be last."""
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    elif images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise DataError(f"{key}: images of {path} have shape {images.shape}", FORMS, "reshape them, without alpha")
+    if 0 in images.shape:
+        raise DataError(
+            f"{key}: images of {path} have shape {images.shape}: nothing", FORMS, "check how the file was written"
+        )
+    return images
+
+
+def _numbers(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
+    """Whole numbers from 0 to 255 as uint8, booleans as 0 and 255, all else as float32; and a note on the conversion."""
+    kind = images.dtype
+    if kind == np.bool_:
+        return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
+    if kind.kind not in "iuf":
+        raise DataError(f"{key}: images of {path} are {kind}", FORMS, "convert them to uint8 or float32")
+    low, high, whole_numbers = measure_array(images)
+    if whole_numbers and find_scale(low, high, whole_numbers=True) == BYTES:
+        note = f"{path.name}: {kind} images with whole numbers from {low:g} to {high:g} become uint8"
+        return np.ascontiguousarray(images, np.uint8), "" if kind == np.uint8 else note
+    note = "" if kind == np.float32 else f"{path.name}: {kind} images become float32"
+    return np.ascontiguousarray(images, np.float32), note
+
+
+def _numbers_of(raw_labels: npt.NDArray[Any], form: LabelForm, path: Path, key: str) -> TargetColumn:
+    """Labels (N, K) of 0 and 1, or numbers (N,) or (N, K)."""
+    import pyarrow
+
+    labels = form.kind == "labels"
+    if raw_labels.ndim == 1 and not labels:
+        raw_labels = raw_labels[:, None]
+    if raw_labels.ndim != 2 or 0 in raw_labels.shape or raw_labels.dtype.kind not in "iufb":
+        shape = "(N, labels), 0 or 1" if labels else "(N,), or (N, K) for several numbers"
+        raise DataError(
+            f"{key}: labels of {path} are {raw_labels.dtype} of shape {raw_labels.shape}",
+            f"labels of shape {shape}",
+            "convert them" + (", or leave multi_label out for one class per image" if labels else ""),
+        )
+    count = raw_labels.shape[1]
+    names = [str(index) if labels else f"label[{index}]" if count > 1 else "label" for index in range(count)]
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, raw_labels.T, strict=True)})
+    columns = [column_values.numbers(table[name])[0] for name in names]
+    if labels and count == 1:
+        # One column would be read as a class.
+        wrong = {
+            row: f"label is {columns[0][row]:g}, not 0 or 1"
+            for row in np.flatnonzero(~np.isin(columns[0], (0, 1))).tolist()
+        }
+        return TargetColumn(tuple(names), None, np.stack(columns, axis=1), several=True, bad=wrong)
+    return target_columns.read(table, names, classes=labels, option=key, source=str(path))
+
+
+def _labels(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
+        several = labels.ndim == 2 and labels.dtype.kind in "iufb" and bool(np.isin(labels, (0, 1)).all())
+        raise DataError(
+            f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
+            "integers or text of shape (N,); with multi_label: true (N, labels) of 0 and 1; for numbers image-regression",
+            "add `multi_label: true` to data, or save the class: labels.argmax(axis=1)"
+            if several
+            else "convert them: labels.astype(int); or use the task image-regression",
+        )
+    if labels.dtype.kind == "S":
+        return [text.decode("utf-8", "backslashreplace") for text in labels.tolist()]
+    return [str(label) for label in labels.tolist()]
+
+
+def _not_finite(images: ImageArrays) -> dict[int, BadSample]:
+    if not images.pixels.is_floating_point():
+        return {}
+    good = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
+    return {row: BadSample(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}

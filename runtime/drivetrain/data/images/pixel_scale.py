@@ -1,0 +1,300 @@
+"""One scale of pixel values per model: which raw values are black and white, whatever the type and file they come in.
+
+Whole numbers from 0 to 255 are bytes, whether they are uint8, int64, float32 or a file of 16 bits. Fractions from 0 to 1, and
+whole numbers from 0 to 1, are shares of white. Values that use 16 bits have black at 0 and white at 65535. The range of all
+else is that of the training images. The scale is stored with the model, and new images on another scale are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.data.images.decode import VISIBLE, ImageHeader
+from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_split import ImageSplit
+from drivetrain.data.images.npz_images import ImageArrays
+from drivetrain.data.images.preprocess import ImagePreprocessing
+from drivetrain.data.images.resize import GROUNDS, Resize
+from drivetrain.data.images.value_range import BYTES, COLORS, FULL, SHARES, Range, find_scale, measure_array
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job.images import ImageJob
+
+Images = ImageArrays | Files
+_FEW_BITS = 2**14 - 1
+"""Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
+_APART = 16
+"""A range that is so many times narrower than another is on another scale, or the other one has outliers."""
+_WIDE = 4
+"""Values that are spread so many times wider than those of the training are on another scale."""
+_OVERSHOOT = 0.1
+"""Share of the range by which resizing can leave it."""
+_RATIO = 10
+"""From this ratio of two ranges on, they are different scales, for a model that does not say more."""
+_PERCENTILES_OF = 1_000_000
+"""Values of an array from which percentiles are computed."""
+_LOOKED_AT = 200
+"""Images of a set that is not trained on that are looked at."""
+_SET = 8
+"""From so many images on, a range that is narrow for all of them is not by chance."""
+_INVISIBLE = 0.05
+"""Share of transparent pictures of which nothing may be seen on the usual ground."""
+
+
+def read_as_trained(
+    images: Images, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool = False
+) -> tuple[Images, Resize]:
+    """Images of new data, of the validation data or of a resumed run on the scale of a model, and how they are decoded.
+
+    Args:
+        images: as read, at their own size.
+        rows: those that can be used.
+        model: the preprocessing of the training images.
+        key: the spec key that names the path, for messages.
+        starts_from: whether they are the training images of a run that starts from the model. Another scale of the same
+            colors is then right, and `known` checks it.
+
+    Raises:
+        DataError: if they are on another scale: the network would see nearly black or far too bright images.
+    """
+    if isinstance(images, ImageArrays):
+        return _convert_arrays(images, rows, model, key, starts_from=starts_from), model.resize
+    if model.takes_bytes is None or not len(rows):
+        return images, model.resize
+    headers, scale = images.headers[rows].tolist(), (model.low, model.high)
+    deep = [header.range_16_bit for header in headers if header and header.range_16_bit]
+    if len(deep) < len(rows) and not model.takes_bytes:
+        _refuse(key, f"{len(rows) - len(deep):,} images have 8 bits", model)
+    _check_colors_of_16_bits(headers, key)
+    if not deep:
+        return images, model.resize
+    lowest, highest = min(values[0] for values in deep), max(values[3] for values in deep)
+    description = f"{len(deep):,} files of 16 bits have values from {lowest:g} to {highest:g}"
+    if scale not in COLORS:
+        low, high = min(values[1] for values in deep), max(values[2] for values in deep)
+        if _is_elsewhere((lowest, low, high, highest), len(deep), scale):
+            _refuse(key, description, model)
+        return images, replace(model.resize, range_16_bit=scale)
+    trained = model.resize.range_16_bit
+    new_scale = BYTES if trained is None and highest <= 255 else trained or FULL
+    if highest > new_scale[1] or (new_scale == FULL and highest <= _FEW_BITS) or (new_scale == BYTES and highest == 1):
+        _refuse(key, description, model)
+    return images, replace(model.resize, range_16_bit=new_scale)
+
+
+def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
+    """How files are decoded: by the range of their 16-bit values, on a ground where transparent ones can be seen; and notes.
+
+    Raises:
+        DataError: if only the lower bits of color files have a content, which Pillow drops.
+    """
+    if isinstance(images, ImageArrays):
+        return resize, []
+    headers = images.headers[rows].tolist()
+    _check_colors_of_16_bits(headers, key)
+    resize, notes = _measure_range(headers, resize)
+    resize, ground_notes = _choose_ground(headers, resize)
+    return resize, notes + ground_notes
+
+
+def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
+    """Whether images of 8 bits are on the scale of these training images."""
+    if scale in COLORS:
+        return True
+    return isinstance(images, Files) and any(not (header and header.range_16_bit) for header in images.headers[rows])
+
+
+def check_visible(raw: Tensor, key: str) -> list[str]:
+    """A note on images of one color; there is nothing to learn from a set of which most have the same one.
+
+    Args:
+        raw: some images as the network sees them before normalization, shape (N, C, S, S).
+        key: the spec key that names the path.
+
+    Raises:
+        DataError: if more than half of the images are of one color, which is nearly the same for all of them.
+    """
+    flat = raw.flatten(2).float()
+    low, high = flat.amin(2), flat.amax(2)
+    spread = VISIBLE if raw.dtype == torch.uint8 else VISIBLE / 255 * float(flat.max() - flat.min())
+    plain = (high == low).all(dim=1)
+    count, colors = int(plain.sum()), low[plain]
+    if not count:
+        return []
+    description = f"{count:,} of {len(raw):,} images are of one color"
+    if len(raw) >= _SET and 2 * count > len(raw) and float((colors.amax(0) - colors.amin(0)).max()) <= spread:
+        color = "/".join(f"{value:g}" for value in colors[0].tolist())
+        raise DataError(
+            f"{key}: {description} as the network sees them, and all of these of the same: {color}",
+            "images in which something can be seen after decoding and resizing",
+            "look at one of the files: it may be blank, use few of its bits, or be visible only by its transparency; "
+            "data.fit chooses which part of it is used",
+        )
+    return [description]
+
+
+def check_some(split: ImageSplit, model: ImagePreprocessing, key: str) -> list[str]:
+    """Like `check_visible`, for some of the images of a split that is not trained on.
+
+    Raises:
+        DataError: if most of them are of the same color.
+    """
+    if model.takes_bytes is None or not len(split):
+        return []
+    (raw,) = split.gather(np.unique(np.linspace(0, len(split) - 1, _LOOKED_AT).astype(np.int64)))
+    return check_visible(raw, key)
+
+
+def keep_known(
+    job: ImageJob, earlier: ImagePreprocessing, current: ImagePreprocessing, kind: torch.dtype
+) -> ImagePreprocessing:
+    """The preprocessing of an earlier run, for the pixels of this job.
+
+    Args:
+        job: the job.
+        earlier: of the earlier run.
+        current: as computed from the training images of this job.
+        kind: of their pixels.
+
+    Raises:
+        SpecError: if the pixels are on another scale: the network would see nearly black or far too bright images.
+    """
+    if (earlier.low, earlier.high) in COLORS and (current.low, current.high) in COLORS:
+        return replace(earlier, low=current.low, high=current.high, takes_bytes=current.takes_bytes)
+    ratio = (current.high - current.low) / (earlier.high - earlier.low)
+    measured = earlier.takes_bytes is not None and (earlier.low, earlier.high) not in COLORS
+    differs = not 1 / _RATIO < ratio < _RATIO if earlier.takes_bytes is None else not measured
+    if kind != torch.uint8 and differs:
+        description = f"was trained on pixels from {earlier.low:g} to {earlier.high:g}; data.train has {current.low:g} to {current.high:g}"
+        problem = job.problem(job.model_key("name"), description, "pixels on the same scale", "scale them in the file")
+        raise SpecError([problem])
+    return earlier
+
+
+def _convert_arrays(
+    images: ImageArrays, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool
+) -> ImageArrays:
+    """Arrays on the scale of a model; `read_as_trained` says more."""
+    scale = model.low, model.high
+    if model.takes_bytes is None:  # a model of an older version, for which only uint8 was bytes
+        kind = torch.uint8 if images.written in ("uint8", "bool") else torch.float32
+        if kind == torch.float32 and model.high == 255 and float(images.pixels.max()) <= 1 and not starts_from:
+            _refuse(key, f"pixels of {images.path} are between 0 and 1", model)
+        return images.changed(lambda pixels: pixels.to(kind))
+    if (starts_from and scale in COLORS) or not len(rows):
+        return images
+    pixels = (images.pixels if len(rows) == len(images) else images.gather(rows)).numpy()
+    lowest, highest, whole_numbers = measure_array(pixels)
+    new_scale = find_scale(lowest, highest, whole_numbers=whole_numbers)
+    scale_range = new_scale if new_scale == SHARES else (lowest, highest)
+    description = f"pixels of {images.path} are between {scale_range[0]:g} and {scale_range[1]:g}"
+    if scale in COLORS:
+        if not _has_same_colors(new_scale, lowest, highest, scale):
+            _refuse(key, description, model)
+        if new_scale == BYTES and images.pixels.is_floating_point():
+            return images.changed(lambda pixels: pixels * (scale[1] / 255))
+        return images
+    if new_scale == BYTES and model.takes_bytes:
+        return images
+    flat = pixels.reshape(-1)
+    low, high = np.percentile(flat[:: -(-len(flat) // _PERCENTILES_OF)], (1, 99))
+    if _is_elsewhere((lowest, float(low), float(high), highest), len(rows), scale):
+        _refuse(key, description, model)
+    return images.changed(lambda pixels: pixels.float())
+
+
+def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
+    """Whether values on their own scale, which are between two values, are colors on the scale of a model."""
+    if new_scale in (BYTES, scale) or highest == lowest == 0:
+        return True
+    if new_scale in COLORS or lowest < -_OVERSHOOT * scale[1] or highest > (1 + _OVERSHOOT) * scale[1]:
+        return False
+    # Values around 0 with a small deviation are standardized ones.
+    enough = {FULL: _FEW_BITS, BYTES: 1 if lowest >= 0 else _OVERSHOOT * scale[1]}.get(scale, 0)
+    return highest > enough
+
+
+def _is_elsewhere(values: tuple[float, float, float, float], count: int, scale: Range) -> bool:
+    """Whether `count` images are on another scale than a measured one.
+
+    Args:
+        values: their smallest value, 1st and 99th percentile, and largest value.
+        count: of the images.
+        scale: of the training images.
+    """
+    lowest, low, high, highest = values
+    span = scale[1] - scale[0]
+    narrow = count >= _SET and (highest - lowest) * _APART < span
+    return low > scale[1] or high < scale[0] or high - low > _WIDE * span or narrow
+
+
+def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) -> None:
+    highest = [header.color_16_bit for header in headers if header and header.color_16_bit is not None]
+    if highest and max(highest) <= _FEW_BITS >> 8:
+        raise DataError(
+            f"{key}: {len(highest):,} color files have 16 bits a channel and use at most 14 of them; "
+            "only the upper 8 can be read, in which they are nearly black",
+            "color files of 8 bits a channel, or that use all 16 bits; gray files of 16 bits, whose range is measured",
+            "scale their values to 0 to 255, and save them with 8 bits a channel",
+        )
+
+
+def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
+    """The range of the gray 16-bit files among the training images, and a note."""
+    deep = [header.range_16_bit for header in headers if header and header.range_16_bit]
+    if not deep:
+        return resize, []
+    lowest, highest = min(values[0] for values in deep), max(values[3] for values in deep)
+    low, high = min(values[1] for values in deep), max(values[2] for values in deep)
+    outliers = low < high and (high - low) * _APART < highest - lowest
+    scale = (
+        find_scale(*((low, high) if outliers else (lowest, highest)), whole_numbers=True) if lowest < highest else FULL
+    )
+    note = (
+        f"{len(deep):,} gray training files of 16 bits have values from {lowest:,.0f} to {highest:,.0f}, which use "
+        f"{highest - lowest + 1:,.0f} of 65,536 levels; {scale[0]:,.0f} to {scale[1]:,.0f} become the 256 from black to white"
+    )
+    if outliers:
+        note += f", and rare values beyond are cut off: 98 of 100 pixels are between {low:,.0f} and {high:,.0f}"
+    if len(deep) < len(headers):
+        note += f"; {len(headers) - len(deep):,} files of 8 bits stay as they are"
+    return replace(resize, range_16_bit=scale), [note]
+
+
+def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
+    """What transparent training images lie on: white, unless something could be seen only on another ground; and notes."""
+    invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
+    without = sum(header is not None and header.colors_without_alpha for header in headers)
+    notes = (
+        [f"{without:,} training images have no visible pixel; their colors are used, without the transparency"]
+        if without
+        else []
+    )
+    if not invisible:
+        return resize, notes
+    counts = {name: sum(name in grounds and len(grounds) < len(GROUNDS) for grounds in invisible) for name in GROUNDS}
+    usual = next(iter(GROUNDS))
+    ground = usual if counts[usual] <= _INVISIBLE * len(invisible) else min(counts, key=lambda name: counts[name])
+    note = f"{len(invisible):,} training images are partly transparent: they lie on {ground}"
+    if ground != usual:
+        note += f", because nothing can be seen of {counts[usual]:,} of them on {usual}"
+    if counts[ground]:
+        note += f"; nothing can be seen of {counts[ground]:,} of them"
+    return replace(resize, ground=ground), [*notes, note]
+
+
+def _refuse(key: str, description: str, model: ImagePreprocessing) -> NoReturn:
+    scale = f"between {model.low:g} and {model.high:g}"
+    raise DataError(
+        f"{key}: {description}, but the training images were {scale}",
+        "the same range for both",
+        "multiply by 255, and store them as uint8"
+        if (model.low, model.high) == BYTES
+        else f"bring the values to the scale of the training images, {scale}",
+    )

@@ -1,0 +1,111 @@
+"""Converts raw pixels to network inputs; one object serves training, validation and prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import Inputs
+from drivetrain.data.images import resize
+from drivetrain.data.images.augment import Augment
+from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.value_range import find_scale
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.to_device import onto
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """Scales, augments (in training only) and normalizes. All but the augmentation is stored with the model."""
+
+    image_size: int
+    channels: int
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    """Raw float values that are mapped to 0 and 1; 8-bit pixels are always divided by 255."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """By channel, of the training images, after scaling."""
+    augment: Augment | None = None
+    resize: Resize = USUAL
+    """How an image becomes square."""
+    takes_bytes: bool | None = None
+    """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
+
+    reverses_channels: bool = False
+    """Whether the network gets blue, green, red."""
+
+    def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+        """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
+        (raw,) = inputs
+        pixels = self.scaled(raw)
+        if self.augment is not None and epoch is not None:
+            pixels = self.augment(pixels, ids, epoch)
+        return (self.normalise(pixels),)
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Pixels from 0 to 1, float32."""
+        if raw.dtype == torch.uint8:
+            return raw.to(torch.float32).div_(255)
+        return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(x - mean) / std by channel, in the order of the network."""
+        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
+        scaled = (pixels - mean).div_(std)
+        return scaled.flip(1) if self.reverses_channels else scaled
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values from which `from_preprocessing` rebuilds the object."""
+        values: dict[str, object] = {
+            "kind": "images",
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "classes": list(self.classes),
+            **self.resize.to_json(),
+            "low": self.low,
+            "high": self.high,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        if self.takes_bytes is not None:
+            values["takes_bytes"] = self.takes_bytes
+        return values | ({"reverses_channels": True} if self.reverses_channels else {})
+
+
+def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
+    """Rebuild the object from `ImagePreprocessing.to_json`, without augmentation."""
+    return ImagePreprocessing(
+        image_size=data["image_size"],
+        channels=data["channels"],
+        classes=tuple(data["classes"]),
+        low=data["low"],
+        high=data["high"],
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        resize=resize.of(data),
+        takes_bytes=data.get("takes_bytes"),
+        reverses_channels=data.get("reverses_channels", False),
+    )
+
+
+def pixel_range(raw: Tensor) -> tuple[float, float]:
+    """Raw values that are mapped to 0 and 1: those of a usual scale or, beyond these, minimum and maximum."""
+    if raw.dtype == torch.uint8:
+        return 0.0, 255.0
+    return find_scale(float(raw.min()), float(raw.max()), whole_numbers=bool((raw == raw.round()).all()))
+
+
+def channel_statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, computed in float64; 0 where all values are the same."""
+    means, deviations = [], []
+    for channel in range(raw.shape[1]):
+        values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)
+        means.append(float(values.mean()))
+        deviation = float(values.std(correction=0))
+        deviations.append(deviation if deviation > 1e-6 else 0.0)
+    return means, deviations

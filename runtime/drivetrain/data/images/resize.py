@@ -1,0 +1,113 @@
+"""How the pixels of a file become the square that the network sees; size and channels, if the job does not set them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.job.data import Fit
+
+GROUNDS = {"white": 255, "black": 0, "gray": 128}
+"""Colors that transparent pixels can lie on, the usual one first."""
+RULES = 1
+"""0: a MinIsWhite file of 16 bits was not inverted, and one without a visible pixel was white. 1: inverted; its colors."""
+MIN_SIZE, MAX_SIZE, SIZE_STEP = 16, 224, 16
+"""Limits and multiple of an automatic size for image files, in pixels."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Values, ground, form, interpolation and crop."""
+
+    fit: Fit = "crop"
+    interpolation: str = "bilinear"
+    """As in Pillow: bilinear or bicubic, with antialiasing; with some pretrained networks another one."""
+    share: float = 1.0
+    """Part of each side that is kept around the center; all of it where an image is padded."""
+    range_16_bit: tuple[float, float] | None = None
+    """Values of gray 16-bit files that become black and white, if such files were among the training images."""
+    ground: str = "white"
+    """What transparent pixels lie on: a key of `GROUNDS`."""
+    rules: int = RULES
+    """By which rules files are read; models of older versions keep theirs."""
+
+    def kept(self, width: float, height: float) -> tuple[float, float]:
+        """Width and height of the part of an image that is kept."""
+        if self.fit == "crop":
+            width = height = min(width, height)
+        return width * self.share, height * self.share
+
+    def sentence(self) -> str:
+        """The rule in words."""
+        part = "" if self.share == 1 else f"{self.share:.1%} of "
+        square = {
+            "crop": f"centre square of {part}the short side",
+            "pad": "long side fits, black bars beside the short one",
+            "squash": f"{part}each side by itself",
+        }[self.fit]
+        smooth = self.interpolation if self.interpolation == "nearest" else f"{self.interpolation} with antialias"
+        return f"upright, transparency over {self.ground}, {square}, {smooth}"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values from which `of` rebuilds it."""
+        values: dict[str, object] = {
+            "fit": self.fit,
+            "interpolation": self.interpolation,
+            "crop_share": self.share,
+            "resize": self.sentence(),
+        }
+        if self.range_16_bit:
+            values["range_16_bit"] = list(self.range_16_bit)
+        if self.ground != next(iter(GROUNDS)):
+            values["ground"] = self.ground
+        # A model of an older version must stay as it was written, to be compared with what it was.
+        return values | ({"rules": self.rules} if self.rules else {})
+
+
+USUAL = Resize()
+
+
+def of(preprocessing: Mapping[str, Any]) -> Resize:
+    """As stored with a model; models of older versions lack some of the keys."""
+    return Resize(
+        preprocessing.get("fit", "crop"),
+        preprocessing.get("interpolation", "bilinear"),
+        preprocessing.get("crop_share", 1.0),
+        tuple(preprocessing["range_16_bit"]) if "range_16_bit" in preprocessing else None,
+        preprocessing.get("ground", "white"),
+        preprocessing.get("rules", 0),
+    )
+
+
+def pad_sides(sides: tuple[float, float], size: int) -> tuple[int, int]:
+    """Return height and width of an image after its longer side is resized to `size`."""
+    scale = size / max(sides)
+    return max(1, round(sides[0] * scale)), max(1, round(sides[1] * scale))
+
+
+def choose_size(requested: int | str, short_sides: npt.NDArray[np.int64], exact: bool) -> tuple[int, str]:
+    """Choose the side of the square; returns it and the reason.
+
+    Args:
+        requested: `data.image_size` of the job.
+        short_sides: shorter side of each image, in pixels.
+        exact: whether all images have one size, as in an array, so that it can be kept.
+    """
+    if isinstance(requested, int):
+        return requested, "set in the job file"
+    middle = float(np.median(short_sides))
+    if exact:
+        return int(middle), "the size of the arrays"
+    size = int(np.clip(round(middle / SIZE_STEP) * SIZE_STEP, MIN_SIZE, MAX_SIZE))
+    return size, f"the median short side is {middle:g} pixels; rounded to a multiple of {SIZE_STEP}, at most {MAX_SIZE}"
+
+
+def choose_channels(requested: int | str, grey: bool) -> tuple[int, str]:
+    """Choose 1 or 3 channels; returns them and the reason."""
+    if isinstance(requested, int):
+        return requested, "set in the job file"
+    return (1, "all images are grayscale") if grey else (3, "some images are in color")

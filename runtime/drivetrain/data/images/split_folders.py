@@ -1,0 +1,145 @@
+"""Recognizes folders that are the splits of a data set, train/, val/ and test/ with class folders each; without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.data.images.file_names import is_leftover
+from drivetrain.errors import DataError
+
+TRAIN, VALIDATION, TEST = (
+    ("train", "training"),
+    ("validation", "valid", "val", "dev"),
+    ("test", "testing", "eval"),
+)
+_SPLITS = {
+    "train": {*TRAIN, "trn", "trainval"},
+    "validation": {*VALIDATION, "validate", "valida", "holdout"},
+    "test": {*TEST, "tests", "tst", "evaluation"},
+}
+_UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unlabelled"}
+_BESIDE = {"set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos"}
+"""Words that may stand beside that of a split: `training_set`, `val_images`."""
+_ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_BESIDE, key=len, reverse=True))})$")
+_DEEPEST = 3
+"""Folders that may lie between that of a split and its class folders, as archives of archives have."""
+
+
+@dataclass(frozen=True)
+class SplitFolders:
+    """Paths of the folders of a data set, relative to its own; None for what it does not have."""
+
+    train: str
+    validation: str | None
+    test: str | None
+    unused: tuple[str, ...] = ()
+    """Folders of images without classes, such as a flat test/."""
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [name for name in (self.train, self.validation, self.test) if name]
+
+
+def are_splits(names: Sequence[str]) -> bool:
+    """Whether all of these names are those of splits."""
+    return all(_splits_of(names).get(name) for name in names)
+
+
+def find(folder: Path, key: str) -> SplitFolders | None:
+    """The splits in a folder; None if its folders are classes.
+
+    Raises:
+        DataError: if there are classes beside splits, or two folders for the same split; names `key`.
+    """
+    names = _subfolders(folder)
+    splits = _splits_of(names)
+    groups = [[name for name in names if splits.get(name) == split] for split in _SPLITS]
+    train, *evaluated = groups
+    unlabeled = [name for name in names if splits.get(name) == "unlabeled"]
+    other_names = [name for name in names if name not in splits]
+    if not train or not (
+        any(evaluated) or (len(names) == 1 and len(_subfolders(folder / _inner(folder, train[0]))) > 1)
+    ):
+        return None
+    twice = next((same for same in groups if len(same) > 1), None)
+    if other_names or twice:
+        problem = f"{' and '.join(twice)} for one split" if twice else f"{_list_names(other_names)} beside them"
+        raise DataError(
+            f"{key}: the folders {_list_names([name for same in groups for name in same])} of {folder} look like the splits of a "
+            f"data set, and there is {problem}",
+            "one folder for each split, train, validation and test, and no other; or one folder per class",
+            f"move the others away, or name the splits: data.train: {folder / train[0]}"
+            + (f", data.validation: {folder / evaluated[0][0]}" if evaluated[0] else ""),
+        )
+    trained = _inner(folder, train[0])
+    classes = _subfolders(folder / trained)
+    places = [_inner(folder, same[0], classes) if same else None for same in evaluated]
+    flat = [split_path for split_path in places if split_path and _has_no_classes(folder / split_path, classes)]
+    validation, test = (None if split_path in flat else split_path for split_path in places)
+    return SplitFolders(trained, validation, test, (*flat, *unlabeled))
+
+
+def _splits_of(names: Sequence[str]) -> dict[str, str]:
+    """The split that each name speaks of, `unlabeled` for images without classes; names that speak of none are left out.
+
+    `seg_train` does if `seg` stands in another such name, too; a class called `steam train` does not.
+    """
+    words_of = {name: _words(name) for name in names}
+    spoken = {name: splits for name in names if len(splits := _spoken(words_of[name])) == 1}
+    shared = Counter(word for name in spoken for word in words_of[name])
+    plain = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _BESIDE
+    return {
+        name: next(iter(splits))
+        for name, splits in spoken.items()
+        if all(word in plain or shared[word] > 1 for word in words_of[name])
+    }
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name in lower case: `trainingSet_2` is training and set."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
+    return {part for word in spelled for part in ([word] if word in _BESIDE else _ENDS.sub(r" \1", word).split())}
+
+
+def _spoken(name_words: set[str]) -> set[str]:
+    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
+    return {split for split, names in kinds.items() if name_words & names}
+
+
+def _inner(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
+    """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
+    for _ in range(_DEEPEST):
+        below = _subfolders(folder / name)
+        if len(below) != 1 or below[0] in classes or not _subfolders(folder / name / below[0]):
+            return name
+        name = os.path.join(name, below[0])
+    return name
+
+
+def _has_no_classes(folder: Path, classes: Sequence[str]) -> bool:
+    """Whether the images of a split are in its folder itself, or in a single one that is no class, as in test/unknown."""
+    below = _subfolders(folder)
+    return not below or (len(below) == 1 and below[0].casefold() not in {name.casefold() for name in classes})
+
+
+def _subfolders(folder: Path) -> list[str]:
+    """Names of the subfolders, sorted, without hidden ones and leftovers; none if it cannot be listed, which its reader
+    reports.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            folders = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except (OSError, ValueError):
+        return []
+    return sorted(name for name in folders if not is_leftover(name))
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

@@ -1,0 +1,93 @@
+"""Images in shards, decoded when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drivetrain.data.images import decode
+from drivetrain.data.images.image_split import ImageSplit
+from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.streaming.open_stream import fetching
+from drivetrain.data.streaming.reader import ShardReader
+from drivetrain.errors import DataError
+
+
+@dataclass(frozen=True)
+class StreamedImages:
+    """All images of an index, by its rows."""
+
+    reader: ShardReader
+    size: int = 0
+    channels: int = 0
+    resize: Resize = USUAL
+
+    def title(self, row: int) -> str:
+        """Shard and number of an image."""
+        return self.reader.index.title(row)
+
+    def fit_to(self, size: int, channels: int, resize: Resize = USUAL) -> StreamedImages:
+        """The same images, decoded as squares of `size` pixels with the given number of channels."""
+        return replace(self, size=size, channels=channels, resize=resize)
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), channels, size, size), uint8.
+
+        Raises:
+            DataError: if an image cannot be decoded, or a shard has changed.
+            StorageError: if a shard cannot be fetched.
+        """
+        sources = list(zip(map(self.title, rows.tolist()), self.reader.read(rows), strict=True))
+        with decode.quiet():
+            images = decode.every(partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), sources)
+        return torch.from_numpy(np.stack(images))
+
+
+class StreamedSplit(ImageSplit):
+    """Streamed images for training or for validation."""
+
+    images: StreamedImages
+
+    def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+        """Fetch the shards of these batches ahead."""
+        return fetching(self.images.reader, [self.rows[ids] for ids in groups])
+
+
+@dataclass(frozen=True)
+class HeldImages:
+    """Some encoded images in memory."""
+
+    content: Sequence[bytes]
+
+    def source(self, index: int) -> decode.Source:
+        """The content of an image."""
+        return self.content[index]
+
+    def stamps(self) -> list[object]:
+        """Never asked: they are not cached."""
+        return []
+
+
+def _pixels(image: tuple[str, bytes], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    title, source = image
+    try:
+        return decode.pixels(source, size, channels, resize)
+    except decode.UnreadableImage as reason:
+        raise undecodable(title, str(reason)) from None
+
+
+def undecodable(title: str, reason: str) -> DataError:
+    """The error for an image of a shard that cannot be decoded."""
+    return DataError(
+        f"{title}: {reason}",
+        "images that can be decoded; those of shards are not all decoded before the training, so none can be left out later",
+        "write the shard without it; `drivetrain shard` leaves such images out",
+    )

@@ -1,0 +1,63 @@
+"""Class names and class indices, from labels as written in the data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.errors import DataError, nearest
+from drivetrain.system import spelling
+from drivetrain.system.printable import printable
+
+
+def class_names(labels: Iterable[str]) -> tuple[str, ...]:
+    """The distinct labels, sorted as numbers if all are integers, else as text."""
+    names = set(labels)
+    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
+    """The class index of each label, shape (N,); other forms of Unicode and blanks around a label do not matter, and `2.0`
+    is the class `2`, and the other way round.
+
+    Raises:
+        DataError: for a label that is not among the classes; names `key`.
+    """
+    index_of = {name: i for i, name in enumerate(classes)}
+    codes = {_code(name): i for i, name in reversed(list(enumerate(classes)))}
+    index_of |= {label: codes[code] for label in set(labels) - index_of.keys() if (code := _code(label)) in codes}
+    unknown = Counter(label for label in labels if label not in index_of)
+    if unknown:
+        examples = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(unknown.items())[:5])
+        first = min(unknown)
+        similar = next((name for name in classes if spelling.alike([name, first])), None)
+        hint = f'did you mean "{printable(similar)}"?' if similar is not None else nearest(first, classes)
+        raise DataError(
+            f"{key}: classes that are not in the training data: {examples}",
+            f"the {len(classes)} classes of the training data: {list_names(classes)}",
+            hint or "add samples of these classes to the training data, or remove them here",
+        )
+    return np.fromiter((index_of[label] for label in labels), np.int64, len(labels))
+
+
+def _code(label: str) -> str:
+    return spelling.code(label.strip())
+
+
+def alike(column: str, classes: Iterable[str]) -> list[str]:
+    """A note on classes or categories that are probably the same."""
+    same = spelling.alike(classes)
+    return (
+        [f'"{column}": spellings that are probably the same, and are learned apart: {list_names(same)}'] if same else []
+    )
+
+
+def list_names(names: Sequence[str], most: int = 10) -> str:
+    """`a, b, c` and how many more."""
+    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + remainder

@@ -1,0 +1,168 @@
+"""Loads the data of a job, by task: for training and validation, and for the final test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+from drivetrain.data import class_balance, copies, load_new
+from drivetrain.data.copies import ComparableSplit
+from drivetrain.data.dataset import Dataset, InputRecord, head
+from drivetrain.data.formats import csv_dialect
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job import Job
+from drivetrain.job.custom import CustomJob
+from drivetrain.job.data import Data, TableFileData
+from drivetrain.job.images import ImageJob
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
+from drivetrain.job.text import TextJob
+from drivetrain.job.train import Focal
+from drivetrain.pretrained import earlier_run
+from drivetrain.system.fault_points import fault_point
+
+_KEPT_FROM_EARLIER_RUN = {
+    "images": "channels, mean and deviation",
+    "texts": "vocabulary and tokenizer",
+    "series": "features and their scale",
+    "table": "features, categories and scale",
+}
+"""What a job takes from the run that it starts from, by kind of data."""
+
+
+def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
+    """Read and check the data of a job.
+
+    Args:
+        job: the job.
+        recorded: preprocessing and heads of the run, if it read this data before: tokens, categories, scales and classes
+            are then reused instead of computed.
+
+    Raises:
+        DataError: if the data cannot be used.
+        SpecError: if the job's loss does not fit its classes.
+    """
+    fault_point("load data")
+    earlier = earlier_run.find(job) if recorded is None else None
+    record = recorded
+    if earlier:
+        # Its temperature calibrates other weights than those that this run ends with.
+        heads = {row["name"]: replace(head(row), temperature=1.0) for row in earlier.heads}
+        record = InputRecord(earlier.preprocessing, heads, same_data=False)
+    tables = job.data if isinstance(job.data, TableFileData) else None
+    options, cells = (tables.csv.declared(), tables.missing) if tables else ({}, None)
+    files = csv_dialect.of_job(options, record.preprocessing if record else {}, cells)
+    dataset = _read(job, record, files)
+    dataset.notes[1:1] = [*job.notes, *files.notes]
+    if files.stored:
+        dataset.preprocessing["csv"] = files.stored
+    if files.missing:
+        dataset.preprocessing["missing"] = list(files.missing)
+    if earlier:
+        dataset.notes.append(f"{_KEPT_FROM_EARLIER_RUN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
+    check_loss(job, dataset)
+    if not isinstance(job, TextJob):  # which says it of each column
+        counts = class_balance.count_classes(dataset).items()
+        dataset.notes += [
+            class_balance.describe_counts(numbers, dataset.heads[name].classes) for name, numbers in counts
+        ]
+    metric = class_balance.choose_best_metric(job, dataset)
+    if metric != job.best() and recorded is None:  # a resumed run goes on with the metric that it began with
+        times = class_balance.measure_imbalance(dataset)
+        dataset.notes.append(
+            f"the largest class has {times:.3g} times the samples of the smallest: the best checkpoint is chosen by {metric}, "
+            f"not by {job.best()} (checkpoint.best); train.class_weights: balanced gives all classes the same weight"
+        )
+    if "pyarrow" in sys.modules:
+        # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
+        sys.modules["pyarrow"].default_memory_pool().release_unused()
+    return dataset
+
+
+def check_loss(job: Job, dataset: Dataset) -> None:
+    """Check that the job's loss and class weights fit the classes found in the data; the weights become a note.
+
+    Raises:
+        SpecError: if it does not.
+    """
+    loss, most = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
+    if isinstance(loss, Focal) and loss.alpha is not None and most > 2:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "loss", "alpha"),
+                    f"is {loss.alpha:g}, and the data has {most:,} classes",
+                    "a weight of class 1 of two classes",
+                    "remove it; train.class_weights: balanced works for any number of classes",
+                )
+            ]
+        )
+    dataset.notes += class_balance.check_weights(job, dataset)
+
+
+def _read(job: Job, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
+    if isinstance(job, ImageJob):
+        if job.data.stream:
+            from drivetrain.data.images import load_streamed
+
+            return load_streamed.load(job, recorded)
+        from drivetrain.data.images import image_data as images
+
+        return images.load(job, recorded, files)
+    if isinstance(job, TextJob):
+        if job.data.stream:
+            from drivetrain.data.text import load_streamed as streamed_texts
+
+            return streamed_texts.load(job, recorded)
+        from drivetrain.data.text import text_data as text
+
+        return text.load(job, recorded, files)
+    if isinstance(job, SeriesJob):
+        from drivetrain.data.series import series_data as series
+
+        return series.load(job, recorded, files)
+    if isinstance(job, TableJob):
+        from drivetrain.data.tables import table_data as tables
+
+        return tables.load(job, recorded, files)
+    if isinstance(job, CustomJob):
+        from drivetrain.data.custom import custom_data as custom
+
+        return custom.load(job)
+    raise AssertionError(f"no data for {job.task}")
+
+
+def add_test(job: Job, dataset: Dataset) -> None:
+    """Read `data.test`, if the job has it, into `dataset.test`, preprocessed like new samples of the trained model.
+
+    Raises:
+        DataError: if it cannot be used, or has a label that the training data does not have.
+    """
+    if not isinstance(job.data, Data) or job.data.test is None:
+        return
+    path = job.resolve(job.data.test)
+    # As a model stores it, so that the result is that of `drivetrain evaluate`.
+    preprocessing = json.loads(json.dumps(dataset.preprocessing))
+    csv = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
+    try:
+        dataset.test = load_new.read(
+            [path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=job.data.bad_samples
+        )
+    except DataError as error:
+        raise DataError(f"data.test: {error.given}", error.possible, error.action) from None
+    from drivetrain.data.images.image_files import Files  # for images alone: it imports Pillow
+
+    images = getattr(dataset.test.split, "images", None)
+    if isinstance(images, Files):
+        base = path if path.is_dir() else path.parent
+        dataset.files["data.test"] = [os.path.relpath(name, base) for name in images.names]
+    dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
+    dataset.notes += [f"test: {note}" for note in dataset.test.notes]
+    # Nothing is computed from the test data; a sample that is also in another part makes its scores too good.
+    test, description = dataset.test.split, "samples for the final test"
+    for split, name in ((dataset.train, "training"), (dataset.validation, "validation")):
+        if isinstance(split, ComparableSplit) and isinstance(test, ComparableSplit):
+            dataset.notes += copies.note_shared(split.contents(), test.contents(), test.title, description, name)

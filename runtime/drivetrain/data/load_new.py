@@ -1,0 +1,107 @@
+"""Loads samples that were not part of the training, with the module that read the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data.dataset import Head, NewSamples
+from drivetrain.data.formats import csv_dialect, table_paths
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import CheckpointError, DataError
+from drivetrain.job.user_files import nearest_path
+
+
+def read(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    *,
+    labelled: bool,
+    csv: Mapping[str, str] | None = None,
+    bad_samples: float = 1.0,
+) -> NewSamples:
+    """Read new samples, preprocessed exactly as the validation samples were.
+
+    Args:
+        paths: files or folders, of the kinds that the task trains on.
+        preprocessing: as stored with the model.
+        heads: the outputs of the model, by name.
+        labelled: whether to read targets.
+        csv: how CSV files are written, as in the spec; what it leaves open is found in the files.
+        bad_samples: largest share of samples that may be unusable.
+
+    Raises:
+        DataError: if no sample can be used, or a label is not among the classes.
+        CheckpointError: if this version does not know such a model.
+    """
+    files = csv_dialect.of_model(preprocessing, csv or {})
+    return read_as(paths, preprocessing, heads, files, labelled=labelled, bad_samples=bad_samples)
+
+
+def read_as(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    files: CsvFiles,
+    *,
+    labelled: bool,
+    bad_samples: float = 1.0,
+) -> NewSamples:
+    """Like `read`, for files that are written as others before them: `files` has and gets what was found.
+
+    Raises:
+        DataError, CheckpointError: as `read`.
+    """
+    samples = _read(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
+    samples.notes[:0] = files.notes
+    return samples
+
+
+def _read(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    files: CsvFiles,
+    *,
+    labelled: bool,
+    budget: float,
+) -> NewSamples:
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        suggestions = [hint for path in missing if (hint := nearest_path([Path()], path))]
+        raise DataError(
+            f"{', '.join(missing[:5])}: not there",
+            "files or folders that this process can access",
+            " ".join(suggestions) or "check the spelling; a container can access only the project and mounted folders",
+        )
+    if preprocessing.get("kind") in ("texts", "table", "series"):
+        paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
+    # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
+    match preprocessing.get("kind"):
+        case "images":
+            from drivetrain.data.images import load_new
+
+            return load_new.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
+        case "texts":
+            from drivetrain.data.text import text_data as text
+
+            return text.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
+        case "table":
+            from drivetrain.data.tables import table_data as tables
+
+            return tables.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
+        case "series":
+            from drivetrain.data.series import series_data as series
+
+            return series.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
+        case "own":
+            from drivetrain.data.custom import custom_data as custom
+
+            return custom.read(paths, preprocessing, heads, labelled=labelled)
+    raise CheckpointError(
+        f"the model has an unknown kind of preprocessing: {preprocessing.get('kind')!r}",
+        "images, texts, table, series",
+        "use the version of drivetrain that wrote the model",
+    )

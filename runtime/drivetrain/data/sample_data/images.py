@@ -1,0 +1,166 @@
+"""Sample images: JPEG textures of mixed sizes in six classes, one folder each.
+
+Only the pattern defines the class. Scale, direction, colors, light, warp, blur and noise are random, so that no color
+and no single pixel reveals it; large checks look like gradients, fine dots like noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from drivetrain.data import stateless_random
+
+Plane = npt.NDArray[np.float32]
+"""Shape (height, width)."""
+SIDES = (200, 420)
+"""Smallest and largest side, in pixels."""
+PERIODS = (20.0, 70.0)
+"""Finest and coarsest pattern, in pixels."""
+QUALITY = 82
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Warped and rotated coordinates of an image, in periods of its pattern, and a random generator for the rest."""
+
+    x: Plane
+    y: Plane
+    drawn: np.random.Generator
+
+
+def write(folder: Path, size: int, seed: int) -> list[Path]:
+    """Write `size` images, classes as balanced as possible, to `<class>/<class>-<number>.jpg`."""
+    paths = []
+    for number in range(size):
+        name = list(PATTERNS)[number % len(PATTERNS)]
+        path = folder / name / f"{name}-{number // len(PATTERNS):05}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image = texture(name, stateless_random.generator(seed, "sample", name, number))
+        Image.fromarray(image).save(path, quality=QUALITY)
+        paths.append(path)
+    return paths
+
+
+def texture(name: str, drawn: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """One image of a class, shape (height, width, 3)."""
+    height, width = (int(side) for side in drawn.integers(*SIDES, size=2, endpoint=True))
+    canvas = _canvas(height, width, drawn)
+    pattern = _soften(PATTERNS[name](canvas), drawn)
+    dark, bright = _colours(drawn)
+    light = 1 + drawn.uniform(0.1, 0.3) * np.cos(_slope(height, width, drawn))
+    shade = (dark + pattern[..., None] * (bright - dark)) * light[..., None]
+    grain = drawn.standard_normal((height, width), dtype=np.float32) * drawn.uniform(2, 16)
+    return np.clip(shade + grain[..., None], 0, 255).astype(np.uint8)
+
+
+def _canvas(height: int, width: int, drawn: np.random.Generator) -> Canvas:
+    period = float(np.exp(drawn.uniform(*np.log(PERIODS))))
+    angle = drawn.uniform(0, np.pi)
+    down, across = np.mgrid[:height, :width].astype(np.float32)
+    x = (np.cos(angle) * across + np.sin(angle) * down) / np.float32(period) + drawn.random(dtype=np.float32)
+    y = (np.cos(angle) * down - np.sin(angle) * across) / np.float32(period) + drawn.random(dtype=np.float32)
+    strength, wave = np.float32(drawn.uniform(0, 0.2)), np.float32(drawn.uniform(0.5, 1.5))
+    return Canvas(x + strength * np.sin(wave * y), y + strength * np.sin(wave * x), drawn)
+
+
+def _stripes(canvas: Canvas) -> Plane:
+    return _wave(canvas.x)
+
+
+def _checks(canvas: Canvas) -> Plane:
+    half = np.float32(0.5)
+    return np.asarray(np.abs(np.rint(_wave(canvas.x * half)) - _wave(canvas.y * half)), np.float32)
+
+
+def _dots(canvas: Canvas) -> Plane:
+    """A grid of discs with random offsets."""
+    row, column = np.floor(canvas.y).astype(np.int64), np.floor(canvas.x).astype(np.int64)
+    moves = canvas.drawn.uniform(-0.18, 0.18, size=(2, 64, 64)).astype(np.float32)
+    x, y = (
+        value - np.floor(value) - 0.5 - move[row % 64, column % 64]
+        for value, move in zip((canvas.x, canvas.y), moves, strict=True)
+    )
+    radius = np.float32(canvas.drawn.uniform(0.2, 0.32))
+    return _step(radius - np.hypot(x, y), 0.06)
+
+
+def _rings(canvas: Canvas) -> Plane:
+    """Rings around a point near the center of the image."""
+    x, y = (
+        value - np.float32(value.min() + canvas.drawn.uniform(0.3, 0.7) * (value.max() - value.min()))
+        for value in (canvas.x, canvas.y)
+    )
+    return _wave(np.asarray(np.hypot(x, y), np.float32))
+
+
+def _gradients(canvas: Canvas) -> Plane:
+    """Two slow ramps, superposed."""
+    height, width = canvas.x.shape
+    ramps = [np.sin(_slope(height, width, canvas.drawn)) for _ in range(2)]
+    return np.asarray(0.5 + 0.3 * ramps[0] + 0.2 * ramps[1], np.float32)
+
+
+def _noise(canvas: Canvas) -> Plane:
+    """Random values on a grid with the pattern's period, interpolated."""
+    x, y = canvas.x, canvas.y
+    cells = canvas.drawn.random((64, 64), dtype=np.float32)
+    row, column = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
+    down, across = _ease(y - row), _ease(x - column)
+    corners = [cells[(row + i) % 64, (column + j) % 64] for i in (0, 1) for j in (0, 1)]
+    top, bottom = (corners[i] + across * (corners[i + 1] - corners[i]) for i in (0, 2))
+    return np.asarray(top + down * (bottom - top), np.float32)
+
+
+PATTERNS: dict[str, Callable[[Canvas], Plane]] = {
+    "checks": _checks,
+    "dots": _dots,
+    "gradients": _gradients,
+    "noise": _noise,
+    "rings": _rings,
+    "stripes": _stripes,
+}
+
+
+def _wave(x: Plane) -> Plane:
+    """A smoothed square wave of period 1, from 0 to 1."""
+    return _step(np.sin(np.float32(2 * np.pi) * x), 0.5)
+
+
+def _step(x: Plane, width: float) -> Plane:
+    """A smooth step from 0 to 1 at zero, over about `width`."""
+    return np.asarray(0.5 + 0.5 * np.tanh(x / np.float32(width)), np.float32)
+
+
+def _ease(x: npt.NDArray[np.floating]) -> Plane:
+    return np.asarray(x * x * (3 - 2 * x), np.float32)
+
+
+def _slope(height: int, width: int, drawn: np.random.Generator) -> Plane:
+    """A linear ramp across the image, by about half a period to one and a half."""
+    angle, turns = drawn.uniform(0, 2 * np.pi), drawn.uniform(0.5, 1.5) * np.pi
+    down = np.linspace(0, np.sin(angle) * turns, height, dtype=np.float32)
+    across = np.linspace(0, np.cos(angle) * turns, width, dtype=np.float32)
+    return np.asarray(down[:, None] + across + np.float32(drawn.uniform(0, 2 * np.pi)), np.float32)
+
+
+def _soften(pattern: Plane, drawn: np.random.Generator) -> Plane:
+    """Blur half of the images a little, by resizing down and up."""
+    if drawn.random() < 0.5:
+        return pattern
+    height, width = pattern.shape
+    small = Image.fromarray(pattern).resize((width // 3, height // 3), Image.Resampling.BILINEAR)
+    return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), np.float32)
+
+
+def _colours(drawn: np.random.Generator) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Two colors at some distance, in random order."""
+    middle = drawn.uniform(70, 185, 3)
+    direction = drawn.standard_normal(3)
+    half = drawn.uniform(25, 80) * direction / np.linalg.norm(direction)
+    return (middle - half).astype(np.float32), (middle + half).astype(np.float32)

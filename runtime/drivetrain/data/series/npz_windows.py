@@ -1,0 +1,171 @@
+"""Reads windows that are already cut, as arrays `x` and `y` of an .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data import bad_samples, target_columns
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import column_values, npz_file
+from drivetrain.data.groups import Groups
+from drivetrain.data.series import array_axes
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
+from drivetrain.errors import DataError
+
+FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
+
+
+@dataclass(frozen=True)
+class WindowStack:
+    """The windows of one file."""
+
+    path: Path
+    key: str
+    """The spec key that names the file, for messages."""
+    values: npt.NDArray[Any]
+    """Shape (N, T, channels)."""
+    goal: TargetColumn | None
+    rows: Ids
+    """Windows that can be used."""
+    notes: list[str]
+    groups: Groups | None
+    """The number of the group of each window that can be used; None if the file has none."""
+    turned: bool
+    """Whether the file has them as (N, channels, T)."""
+
+
+def read(
+    path: Path,
+    key: str,
+    *,
+    classes: bool,
+    budget: float | None,
+    labelled: bool,
+    axes: str = "auto",
+    groups: str | None = None,
+) -> WindowStack:
+    """Read and check the arrays of a file.
+
+    Args:
+        path: the file.
+        key: the spec key that names it, for messages.
+        classes: whether `y` is a class.
+        budget: largest share of windows that may be dropped because of NaN or infinity; None for any share.
+        labelled: whether to read `y`.
+        axes: the order of the axes of `x`: time-channels, channels-time, or auto.
+        groups: the array with the group of each window; None for none.
+
+    Raises:
+        DataError: if the file is not such an .npz, or no window can be used.
+    """
+    names = ["x", *(["y"] if labelled else []), *([groups] if groups else [])]
+    arrays = _arrays(path, key, names)
+    values, turned = _values(arrays["x"], axes, path, key)
+    together = _groups(arrays[groups], len(values), groups, path, key) if groups else None
+    target = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
+    reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
+    reasons |= target.bad if target else {}
+    unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
+    notes = bad_samples.check(unusable, len(values), 1.0 if budget is None else budget, key)
+    keep = np.ones(len(values), np.bool_)
+    keep[list(reasons)] = False
+    if not keep.any():
+        raise DataError(f"{key}: no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file")
+    rows = np.flatnonzero(keep).astype(np.int64)
+    together = None if together is None else together[rows]
+    return WindowStack(path, key, values, target, rows, [*turned, *notes], together, bool(turned))
+
+
+def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
+    try:
+        with npz_file.open_npz(path) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise DataError(
+                    f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}",
+                    FORM,
+                    f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
+                )
+            return {name: npz_file.member(file, name, path, key) for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        reason = str(error) or "it is empty"
+        if "pickle" in reason:
+            reason = "it contains Python objects (pickle), or it is not an .npz file"
+        raise DataError(
+            f"{key}: {path} cannot be read: {reason}",
+            FORM,
+            "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step",
+        ) from None
+
+
+def _groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
+    if array.shape != (windows,):
+        raise DataError(
+            f"{key}: `{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
+            "one group for each window: shape (N,)",
+            "write the file again with both of one length",
+        )
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _values(x: npt.NDArray[np.generic], axes: str, path: Path, key: str) -> tuple[npt.NDArray[np.generic], list[str]]:
+    """Windows (N, T, channels), and a note if the axes were found to be in another order."""
+    if x.ndim == 2:
+        x = x[:, :, None]
+    if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
+        raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
+    order = array_axes.order(x, path, key) if axes == "auto" else axes
+    notes = array_axes.doubts(x, path) if axes == "auto" else []
+    if order == "channels-time":
+        x = x.transpose(0, 2, 1)
+        notes = [
+            f"{path.name}: `x` is read as (N, channels, T): windows of {x.shape[1]:,} rows of {x.shape[2]} channels"
+        ]
+    kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
+    return np.ascontiguousarray(x, kind), notes
+
+
+def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:
+    import pyarrow
+
+    if y.ndim == 1:
+        y = y[:, None]
+    if y.ndim != 2 or y.shape[1] == 0 or y.dtype.kind not in ("iufbUS" if classes else "iufb"):
+        raise DataError(f"{key}: `y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it")
+    if len(y) != windows:
+        raise DataError(
+            f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
+            "one target for each window",
+            "write the file again with both of one length",
+        )
+    if classes and y.shape[1] > 1:
+        raise DataError(
+            f"{key}: `y` of {path} has shape {y.shape}",
+            "one class for each window: shape (N,)",
+            "save the number of the class: y.argmax(axis=1)",
+        )
+    names = [f"y[{index}]" for index in range(y.shape[1])] if y.shape[1] > 1 else ["y"]
+    if y.dtype.kind == "S":
+        y = np.char.decode(y, "utf-8", "backslashreplace")
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, y.T, strict=True)})
+    return target_columns.read(table, names, classes=classes, option=key, source=str(path))
+
+
+def _finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
+    """Whether all numbers of each window are usable, shape (N,)."""
+    if values.dtype.kind != "f":
+        return np.ones(len(values), np.bool_)
+    # A window's sum is finite only if all its numbers are; this avoids a boolean array as large as `x`.
+    with np.errstate(invalid="ignore", over="ignore"):
+        sure = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
+    for row in np.flatnonzero(~sure):
+        sure[row] = bool((np.abs(values[row]) <= column_values.LARGEST).all())
+    return np.asarray(sure)

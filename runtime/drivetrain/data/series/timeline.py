@@ -1,0 +1,251 @@
+"""Reads a long table: its rows sorted by series and time, missing features filled forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from drivetrain.data import bad_samples, target_columns
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.groups import Groups, number_groups
+from drivetrain.data.labels import list_names
+from drivetrain.data.series import timestamps as clock
+from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.tables import column_roles, revealing_columns
+from drivetrain.data.tables.column_roles import Roles
+from drivetrain.data.target_columns import TargetColumn
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FEW = 5
+"""Largest number of filled rows that are listed."""
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """How windows are cut from a long table."""
+
+    time: str
+    features: tuple[str, ...]
+    """Empty until a table was read: then all numeric columns without another role."""
+    label: tuple[str, ...]
+    classes: bool
+    group: str | None
+    window: int
+    stride: int
+    max_gap: float | None
+    date_format: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values from which `layout` rebuilds the object."""
+        return asdict(self) | {"features": list(self.features), "label": list(self.label)}
+
+
+def layout(data: Mapping[str, Any]) -> WindowLayout:
+    """Rebuild a layout from `WindowLayout.to_json`."""
+    return WindowLayout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The rows of one file that have a time and all features."""
+
+    path: Path
+    key: str
+    """The spec key that names the file, for messages."""
+    layout: WindowLayout
+    values: column_values.Numbers
+    """Shape (rows, features), float64, all finite."""
+    clock: SeriesOrder
+    goal: TargetColumn | None
+    notes: list[str]
+    groups: Groups | None = None
+    """The number of each row's group, if the job has a column of them."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def read(
+    path: Path,
+    key: str,
+    layout: WindowLayout,
+    budget: float | None,
+    files: CsvFiles,
+    *,
+    labelled: bool,
+    groups: str | None = None,
+) -> Timeline:
+    """Read, sort and fill a long table.
+
+    Args:
+        path: the file.
+        key: the spec key that names it, for messages.
+        layout: its columns.
+        budget: largest share of rows that lack a time or a feature; None for any share.
+        files: how CSV files are written; gets what was found.
+        labelled: whether to read labels.
+        groups: the column that says which rows stay on one side of the split.
+
+    Raises:
+        DataError: if the table cannot be used.
+    """
+    table = _table(path, key, layout, files, labelled, groups)
+    ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget, layout.date_format)
+    table = table.take(ticking.rows)
+    together = number_groups(column_values.texts(table[groups]).to_pylist()) if groups else None
+    layout, feature_notes = _with_features(table, layout, groups, path, key)
+    values, is_known, filled = _fill(table, layout, ticking, path, key, budget)
+    target = None
+    if labelled:
+        target = target_columns.read(
+            table.filter(is_known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
+        )
+        if key == "data.train":
+            rows = np.setdiff1d(np.arange(int(is_known.sum())), list(target.bad))
+            columns = Roles(list(layout.features))
+            filled += revealing_columns.describe(
+                table.filter(is_known), columns, target, rows, [], "data.features without it"
+            )
+    return Timeline(
+        path,
+        key,
+        layout,
+        values,
+        ticking.kept(is_known),
+        target,
+        [*notes, *feature_notes, *filled],
+        None if together is None else together[is_known],
+    )
+
+
+def option(key: str, name: str) -> str:
+    """The spec key that names a column, if the file is the training data; else the file's key."""
+    return f"data.{name}" if key == "data.train" else key
+
+
+def _table(
+    path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool, groups: str | None
+) -> pyarrow.Table:
+    required = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
+    if labelled:
+        required |= dict.fromkeys(layout.label, option(key, "label"))
+    if layout.group:
+        required[layout.group] = option(key, "group")
+    if groups:
+        required[groups] = option(key, "groups")
+    text = [
+        *([groups] if groups else ()),
+        *(layout.label if layout.classes else ()),
+        *([layout.group] if layout.group else ()),
+    ]
+    return table_file.read(path, key, required=required, only=bool(layout.features), text=text, csv=files)
+
+
+def _with_features(
+    table: pyarrow.Table, layout: WindowLayout, groups: str | None, path: Path, key: str
+) -> tuple[WindowLayout, list[str]]:
+    """The layout with the names of its features, and a note on columns that are not used."""
+    if layout.features:
+        for name in layout.features:
+            column_values.check_kind(table[name], name, option(key, "features"), str(path))
+        return layout, []
+    with_roles = {layout.time, layout.group, groups, *layout.label}
+    other_columns = [name for name in table.column_names if name not in with_roles]
+    index = column_roles.find_index_columns(table)
+    features = tuple(
+        name for name in other_columns if column_values.kind(table[name]) == "number" and name not in index
+    )
+    if not features:
+        raise DataError(
+            f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
+            f"columns of numbers; it has: {list_names(other_columns) or 'no others'}",
+            "add columns, or name them",
+        )
+    unused = [name for name in other_columns if name not in features and name not in index]
+    notes = [
+        f"{len(features)} features: {list_names(features, 8)}",
+        *(
+            f'"{name}" is the index of a pandas data frame, so it is no feature'
+            for name in index
+            if name in other_columns
+        ),
+    ]
+    if unused:
+        notes.append(f"not numeric, so not used as features: {list_names(unused)}")
+    return replace(layout, features=features), notes
+
+
+def _fill(
+    table: pyarrow.Table, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
+) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
+    """Values of the rows with all features known, a mask of those rows, and notes.
+
+    A cell that is empty, infinite or not a number gets the last value before it in the same series, with no longer step
+    of time than `max_gap` between them. Rows before the first value are dropped.
+    """
+    values = np.empty((len(table), len(layout.features)))
+    is_known = np.ones(len(table), np.bool_)
+    reasons: dict[int, list[str]] = {}
+    for index, name in enumerate(layout.features):
+        column, _ = column_values.numbers(table[name])
+        with np.errstate(invalid="ignore"):
+            good = np.abs(column) <= column_values.LARGEST
+        if good.all():
+            values[:, index] = column
+            continue
+        for row in np.flatnonzero(~good).tolist():
+            cell = "empty" if table[name][row].as_py() is None else column_values.format_cell(table[name], row)
+            reasons.setdefault(row, []).append(f"{name} is {cell}")
+        last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
+        reached = last >= ticking.begins(layout.max_gap)
+        values[:, index] = np.where(reached, column[last], 0.0)
+        is_known &= reached
+    if not is_known.any():
+        raise DataError(
+            f"{key}: no row of {path} has a value of every feature",
+            "numbers in all feature columns",
+            f"leave the empty columns out: list the others in {option(key, 'features')}",
+        )
+    return values[is_known], is_known, _notes(reasons, is_known, ticking, path, key, budget)
+
+
+def _notes(
+    reasons: dict[int, list[str]],
+    is_known: column_values.Mask,
+    ticking: SeriesOrder,
+    path: Path,
+    key: str,
+    budget: float | None,
+) -> list[str]:
+    filled_rows = [
+        BadSample(f"{path.name} {row_lines.place(path, int(ticking.rows[row]) + 1)}", "; ".join(reasons[row]))
+        for row in sorted(reasons)
+    ]
+    bad_samples.check(filled_rows, len(ticking), 1.0 if budget is None else budget, key)
+    if not filled_rows:
+        return []
+    listed_rows = [f"filled: {one}" for one in filled_rows[:FEW]]
+    head = f"{key}: {len(filled_rows):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
+    skipped_count = int((~is_known).sum())
+    left_out = (
+        [
+            f"{path.name}: {skipped_count:,} rows before the first value of their series, or behind a gap in it, are skipped"
+        ]
+        if skipped_count
+        else []
+    )
+    return [
+        head,
+        *listed_rows,
+        *([f"filled: and {len(filled_rows) - len(listed_rows):,} more"] if len(filled_rows) > len(listed_rows) else []),
+        *left_out,
+    ]

@@ -1,0 +1,206 @@
+"""Windows as samples: a fixed number of rows each, gathered from one array of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drivetrain.data import copies
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Inputs, Targets
+from drivetrain.data.groups import Groups
+from drivetrain.data.stateless_random import Ids
+
+FARTHEST = 1e6
+"""New values are clipped at this many standard deviations from the mean."""
+_COMPARED = 4096
+"""Windows that are copied at a time to compare them; they may overlap."""
+PLACE_ROWS = 4
+"""Rows in a row by which a place of a recording is recognized; all of them differ from the row before."""
+MAX_PLACES = 2_000_000
+"""Places that are compared; of more, those with the smallest hashes, which are the same in every window."""
+
+
+@dataclass
+class SeriesSplit:
+    """Windows over rows (R, C); window i starts at row starts[i]. Windows may overlap."""
+
+    values: Tensor
+    """Shape (R, C), float32, scaled; contiguous."""
+    starts: Ids
+    length: int
+    """Rows per window."""
+    targets: Targets
+    numbers: Ids
+    """The number of each window in messages: its last row in the file, or its index in the array."""
+    files: tuple[str, ...]
+    form: str
+    """Format of a window's name, from file and number."""
+    file: Ids
+    """Index of each window's file."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """One tensor (N, length, C) float32."""
+        count, channels = self.values.shape
+        # Each row of this view is a window; overlapping windows share memory.
+        windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
+        gathered = windows.index_select(0, torch.from_numpy(self.starts[ids]))
+        return (gathered.view(len(ids), self.length, channels),)
+
+    def contents(self) -> Contents:
+        """A digest of each window."""
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED) or 1)
+        return np.concatenate([copies.row_digests(self.gather(ids)[0].numpy()) for ids in parts])
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        self.values = change(self.values)
+        self.starts, self.numbers, self.file = change(self.starts), change(self.numbers), change(self.file)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
+
+    def title(self, index: int) -> str:
+        """File and number of one window."""
+        return self.form.format(file=self.files[self.file[index]], number=self.numbers[index])
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of each channel over the training rows."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def scaled(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """(value - mean) / std by channel; shape (R, C), float32."""
+        result = np.empty(values.shape, np.float32)
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            column = (values[:, channel].astype(np.float64) - mean) / std
+            result[:, channel] = np.clip(column, -FARTHEST, FARTHEST)
+        return torch.from_numpy(result)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values: the keyword arguments of `Scale`, as lists."""
+        return {name: list(numbers) for name, numbers in asdict(self).items()}
+
+
+def fit(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
+    """The scale of training rows (R, C), and the channels with a constant value, which are only centered."""
+    means, deviations, same = [], [], []
+    for channel in range(values.shape[1]):
+        column = values[:, channel].astype(np.float64)
+        constant = bool(column.min() == column.max())
+        means.append(float(column[0] if constant else column.mean()))
+        deviations.append(1.0 if constant else float(column.std()))
+        same += [channel] if constant else []
+    return Scale(tuple(means), tuple(deviations)), same
+
+
+def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
+    """The first row of every window.
+
+    Args:
+        breaks: whether a new contiguous stretch begins at each row; no window spans two.
+        length: rows per window.
+        stride: rows between the starts of two windows, counted from the start of each stretch.
+    """
+    begins = np.flatnonzero(breaks)
+    lengths = np.diff(np.append(begins, len(breaks)))
+    counts = np.maximum(0, (lengths - length) // stride + 1)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.asarray(np.repeat(begins, counts) + within * stride, np.int64)
+
+
+def longest(breaks: npt.NDArray[np.bool_]) -> int:
+    """Rows in the longest contiguous stretch."""
+    begins = np.flatnonzero(breaks)
+    return int(np.diff(np.append(begins, len(breaks))).max(initial=0))
+
+
+def join(parts: Sequence[SeriesSplit]) -> SeriesSplit:
+    """Concatenate the windows of several files."""
+    offsets = np.cumsum([0, *(len(part.values) for part in parts)])
+    return SeriesSplit(
+        values=torch.cat([part.values for part in parts]),
+        starts=np.concatenate([part.starts + offset for part, offset in zip(parts, offsets, strict=False)]),
+        length=parts[0].length,
+        targets={name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
+        numbers=np.concatenate([part.numbers for part in parts]),
+        files=tuple(part.files[0] for part in parts),
+        form=parts[0].form,
+        file=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+    )
+
+
+def number_stretches(values: npt.NDArray[Any]) -> Groups:
+    """Return the number of each window's stretch, shape (N,): windows that share rows, directly or through others, have one.
+
+    On both sides of a split such windows, as sliding ones over one recording are, give the answer away.
+
+    Args:
+        values: windows of shape (N, T, channels).
+    """
+    count, length = values.shape[:2]
+    parents = np.arange(count)
+    if length < PLACE_ROWS:
+        return parents
+    # A place is recognized by a hash of its rows: a sum with fixed weights, which differ by row and channel.
+    weights = np.random.default_rng(0).normal(size=(PLACE_ROWS, values.shape[2]))
+    places = length - PLACE_ROWS + 1
+    hashes = np.zeros((count, places))
+    changing = np.ones((count, places), np.bool_)
+    for row in range(PLACE_ROWS):
+        part = values[:, row : row + places].astype(np.float64)
+        # Channel by channel: the sum is the same wherever in the window the row lies.
+        for channel in range(values.shape[2]):
+            hashes += part[:, :, channel] * weights[row, channel]
+        if row:
+            changing &= (part != values[:, row - 1 : row - 1 + places]).any(axis=2)
+    windows = np.broadcast_to(np.arange(count)[:, None], hashes.shape)[changing]
+    row_hashes = hashes[changing]
+    # The same places of each window are left out, so that equal ones still meet.
+    if len(row_hashes) > MAX_PLACES:
+        mixed = row_hashes.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        is_sampled = mixed <= np.partition(mixed, MAX_PLACES)[MAX_PLACES]
+        windows, row_hashes = windows[is_sampled], row_hashes[is_sampled]
+    # Windows with equal hashes are joined, and so are those that they share rows with.
+    order = np.argsort(row_hashes, kind="stable")
+    same = row_hashes[order][1:] == row_hashes[order][:-1]
+    pairs = np.unique(np.stack([windows[order][:-1][same], windows[order][1:][same]], axis=1), axis=0)
+    for one, two in pairs.tolist():
+        first, second = sorted((_root(parents, one), _root(parents, two)))
+        parents[second] = first
+    return np.unique([_root(parents, window) for window in range(count)], return_inverse=True)[1].astype(np.int64)
+
+
+def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
+    """A note on the windows of a file of its own that share rows with training windows, directly or through others.
+
+    Args:
+        training: windows of shape (N, T, channels).
+        validation: windows of the same T and channels.
+    """
+    numbers = number_stretches(np.concatenate([training, validation]))
+    shared = int(np.isin(numbers[len(training) :], numbers[: len(training)]).sum())
+    if not shared:
+        return []
+    return [
+        f"{shared:,} of {len(validation):,} validation windows share rows with training windows, so the score says little "
+        "about new recordings"
+    ]
+
+
+def _root(parents: npt.NDArray[np.int64], window: int) -> int:
+    """Return the window that stands for the stretch of a window, and shorten the way to it."""
+    while parents[window] != window:
+        parents[window] = parents[parents[window]]
+        window = int(parents[window])
+    return window

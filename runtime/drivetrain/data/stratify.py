@@ -1,0 +1,79 @@
+"""Splits samples into training and validation, stratified by class."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data import stateless_random
+from drivetrain.data.stateless_random import Ids
+from drivetrain.job.data import Data
+from drivetrain.job.values import fold_numbers
+
+
+def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
+    """Indices for training and for validation: a fold if the job names one, else a fraction.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        data: of the job; its `validation` is a fraction.
+        seed: the run's seed.
+    """
+    if data.fold:
+        return fold(labels, *fold_numbers(data.fold), seed)
+    assert not isinstance(data.validation, str)
+    return hold_out(labels, data.validation, seed)
+
+
+def fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
+    """Indices for training and for validation, both ascending: all folds but one, and that one.
+
+    Each class is spread evenly over the folds. Every sample is in one fold, except that of a class with one sample,
+    which is always for training.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        number: of the fold that is held out, from 1.
+        count: of folds, at least 2.
+        seed: the run's seed.
+    """
+    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    alone = np.bincount(labels)[labels[by_class]] == 1
+    is_validation = (np.arange(len(labels)) % count == number - 1) & ~alone
+    return np.sort(by_class[~is_validation]).astype(np.int64), np.sort(by_class[is_validation]).astype(np.int64)
+
+
+def hold_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:
+    """Indices for training and for validation, both ascending.
+
+    The fraction is taken from every class. A class of two or more samples has at least one on each side, a class of one
+    sample stays in training. The result depends on the labels, the fraction and the seed only.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        fraction: share to hold out, between 0 and 1.
+        seed: the run's seed.
+    """
+    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    sizes = np.bincount(labels)
+    validation_counts = np.clip(
+        np.rint(sizes * fraction).astype(np.int64), np.minimum(1, sizes // 2), np.maximum(sizes - 1, 0)
+    )
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_validation = rank < np.repeat(validation_counts, sizes)
+    return np.sort(by_class[~is_validation]).astype(np.int64), np.sort(by_class[is_validation]).astype(np.int64)
+
+
+def rarest(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The rarest label of each sample, as a group that a split keeps the share of; shape (N,).
+
+    A label that goes with rarer ones is kept in balance through them; a sample without a label is in a group of its own.
+
+    Args:
+        labels: shape (N, labels), 0 or 1.
+    """
+    counts = labels.sum(axis=0)
+    rank = np.where(labels > 0, counts, np.inf)
+    return np.asarray(np.where(labels.any(axis=1), rank.argmin(axis=1), labels.shape[1]), np.int64)

@@ -1,0 +1,98 @@
+"""The records of a shard of JSON lines, also compressed: one object in each line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from drivetrain.data import decoded_size
+from drivetrain.data.streaming.shard import Shard
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+from drivetrain.system import spelling
+
+POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
+LARGEST = 64 << 20
+"""Bytes of the longest line: a compressed one of gigabytes takes kilobytes in the file."""
+LONG = 1 << 20
+"""Bytes of a line from which on what becomes of it counts."""
+OBJECTS = 24
+"""How many times the bytes of a line the objects in it may take: a list of empty lists does."""
+
+
+def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
+    """All objects of a shard, in their order, with their keys in one form of Unicode. Empty lines are none.
+
+    Args:
+        file: the shard on this machine; its name does not count.
+        shard: its name says how it is compressed.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        with _open(file, shard.name.lower()) as lines:
+            number = 0
+            while line := lines.readline(LARGEST + 1):
+                number += 1
+                _check_size(line, number, shard, key)
+                if line.strip():
+                    yield _record(line, number)
+    except (OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
+        raise DataError(
+            f"{key}: shard {shard.address} cannot be read: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
+            POSSIBLE,
+            "write or copy it again",
+        ) from None
+
+
+def _check_size(line: bytes, number: int, shard: Shard, key: str) -> None:
+    if len(line) > LARGEST:
+        raise ValueError(f"line {number:,} has more than {LARGEST:,} bytes")
+    if len(line) > LONG:
+        decoded_size.check(OBJECTS * len(line), f"line {number:,} of shard {shard.address}", key)
+
+
+def _record(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError(f"line {number:,} is not UTF-8: {_start(line)}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number:,}, column {error.colno}: {error.msg.lower()}: {_start(line)}") from None
+    except RecursionError:
+        raise ValueError(f"line {number:,} is nested too deeply: {_start(line)}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"line {number:,} is no object: {_start(line)}")
+    if all(map(str.isascii, record)):
+        return record
+    composed = {spelling.plain(name): cell for name, cell in record.items()}
+    if len(composed) < len(record):
+        raise ValueError(f"line {number:,} has a key in two spellings that look alike: {_start(line)}")
+    return composed
+
+
+def _start(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace").strip())
+
+
+@contextmanager
+def _open(file: Path, name: str) -> Iterator[BinaryIO]:
+    if name.endswith(".zst"):
+        import pyarrow
+
+        with pyarrow.input_stream(str(file), compression="zstd") as stream:
+            yield io.BufferedReader(stream)
+    elif name.endswith(".gz"):
+        with gzip.open(file) as packed:
+            yield cast(BinaryIO, packed)
+    else:
+        with file.open("rb") as plain:
+            yield plain

@@ -1,0 +1,170 @@
+"""Shards in a folder of this machine, or a single one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.data.formats import hub_classes
+from drivetrain.data.formats import shards as tables
+from drivetrain.data.formats.table_paths import WORDS
+from drivetrain.data.streaming import shard_list
+from drivetrain.data.streaming.ranged_file import RangedFile
+from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
+from drivetrain.errors import DataError
+from drivetrain.system.files import sha256, storage_error
+
+_NOT_LETTERS = re.compile(r"[^a-z]+")
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """The shards at a path."""
+
+    path: Path
+    key: str
+    """The spec key that names it."""
+    accepted: Accepted = IMAGES
+
+    def shards(self) -> list[Shard]:
+        """All shards, by name."""
+        if self.path.is_dir():
+            folder, files = self.path, sorted(entry for entry in self.path.iterdir() if self._is_shard(entry))
+        elif self.path.is_file():
+            folder, files = self.path.parent, tables.files(self.path, self.key)
+        else:
+            folder, files = self.path, []
+        all_shards = [_shard(folder, file) for file in files]
+        index = folder / shard_list.NAME
+        content = index.read_bytes() if self.path.is_dir() and index.is_file() else None
+        listed = shard_list.check_listed(all_shards, content, str(self.path), self.key)
+        return usable(listed, str(self.path), self.key, self.accepted)
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """Those of a dataset in the cache of the hub."""
+        return hub_classes.find_names(self.path)
+
+    def local(self, shard: Shard) -> Path | None:
+        """The file itself."""
+        return Path(shard.address)
+
+    def open_ranged(self, shard: Shard) -> RangedFile | None:
+        """None: it is read where it is."""
+        return None
+
+    def check(self, shard: Shard) -> None:
+        """By size and time of the file."""
+        check(shard)
+
+    def fetch(self, shard: Shard, path: Path) -> None:
+        """Copy the file."""
+        try:
+            shutil.copyfile(shard.address, path)
+        except FileNotFoundError:
+            raise changed_shard_error(shard, "is not there any more") from None
+        except OSError as error:
+            raise storage_error(path, error) from None
+        check(shard)
+
+    def _is_shard(self, file: Path) -> bool:
+        return self.accepted.takes(file.name) and not file.name.startswith(".") and file.is_file()
+
+
+def usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
+    """The shards, checked: of one kind and one split, and not empty.
+
+    Raises:
+        DataError: if they are not.
+    """
+    kinds = sorted({shard.kind for shard in shards})
+    if not shards or not accepted.takes(shards[0].name):
+        raise DataError(
+            f"{key}: no shards in {where}",
+            accepted.words,
+            "correct the path, write shards with `drivetrain shard SOURCE --to FOLDER`, or remove data.stream",
+        )
+    if len(kinds) > 1:
+        raise DataError(
+            f"{key}: {where} has {' and '.join(kinds)} files ({shards[0].name}, ...)",
+            "shards of one kind",
+            "move the others elsewhere",
+        )
+    if empty := next((shard.name for shard in shards if not shard.size), None):
+        raise DataError(
+            f"{key}: shard {empty} of {where} is empty (0 bytes)", accepted.words, "write it again, or remove it"
+        )
+    check_one_split([shard.name for shard in shards], where, key)
+    return shards
+
+
+def check(shard: Shard) -> None:
+    """Check that a local shard is as it was indexed.
+
+    Raises:
+        DataError: if it has changed or is gone.
+    """
+    try:
+        status = os.stat(shard.address)
+    except OSError:
+        raise changed_shard_error(shard, "is not there any more") from None
+    if (status.st_size, str(status.st_mtime_ns)) != (shard.size, shard.stamp):
+        raise changed_shard_error(shard, "has changed since it was indexed")
+
+
+def check_content(shard: Shard) -> None:
+    """Check a local shard against the hash that a list has of it.
+
+    Raises:
+        DataError: if it has another content.
+    """
+    try:
+        other = bool(shard.sha256) and sha256(Path(shard.address)) != shard.sha256
+    except OSError:
+        raise changed_shard_error(shard, "cannot be read any more") from None
+    if other:
+        raise changed_shard_error(shard, f"has another content than {shard_list.NAME} says")
+
+
+def changed_shard_error(shard: Shard, change: str) -> DataError:
+    """The error for a shard that is not what it was."""
+    return DataError(
+        f"shard {shard.address} {change}",
+        "shards that stay as they are while a run trains on them",
+        "restore it, or start a new run with --new",
+    )
+
+
+def _shard(folder: Path, file: Path) -> Shard:
+    status = file.stat()
+    address = os.path.abspath(file)
+    identity = f"{status.st_ino} {status.st_ctime_ns}"
+    return Shard(os.path.relpath(file, folder), address, status.st_size, str(status.st_mtime_ns), place=identity)
+
+
+def check_one_split(names: Sequence[str], where: str, key: str) -> None:
+    """Check that the names of the shards of a place speak of one split at most: others would be trained on too.
+
+    Args:
+        names: of all shards of a place.
+        where: the place.
+        key: the spec key that names it.
+
+    Raises:
+        DataError: if they speak of several.
+    """
+    name_by_split: dict[str, str] = {}
+    words_by_name = [set(_NOT_LETTERS.split(name.lower())) for name in names]
+    common = set.intersection(*words_by_name) if words_by_name else set()  # such as those of the data set's own name
+    for name, name_words in zip(names, words_by_name, strict=True):
+        for split in (split for split, split_words in WORDS.items() if (name_words - common) & set(split_words)):
+            name_by_split.setdefault(split, name)
+    if len(name_by_split) > 1:
+        raise DataError(
+            f"{key}: the shards in {where} are of several splits: {', '.join(name_by_split.values())}",
+            "shards of one split at one place",
+            "move those of the others to places of their own, and name them with data.validation",
+        )

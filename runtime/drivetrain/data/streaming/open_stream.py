@@ -1,0 +1,178 @@
+"""What all streamed tasks share: opening shards and their cache, and splitting whole shards off for validation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from drivetrain.data import labels, stateless_random
+from drivetrain.data.dataset import NO_LABEL, Head, Split
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.streaming import accepted
+from drivetrain.data.streaming.cache import ShardCache
+from drivetrain.data.streaming.fetch_ahead import FetchAhead
+from drivetrain.data.streaming.hub_store import HubStore
+from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.local_store import LocalStore
+from drivetrain.data.streaming.order import StreamOrder
+from drivetrain.data.streaming.reader import ShardReader
+from drivetrain.data.streaming.remote_store import RemoteStore
+from drivetrain.data.streaming.shard import ShardStore
+from drivetrain.errors import DataError, SpecError
+from drivetrain.hardware.disk_space import shards_folder
+from drivetrain.job import Job, hub_address
+from drivetrain.job.stream import Stream
+from drivetrain.storage.remote_address import is_remote, parse
+from drivetrain.system.units import format_bytes, parse_bytes
+
+FEW = 10
+"""A window with fewer samples says nothing about the classes of its shards."""
+
+
+def open_store(job: Job, text: str, key: str) -> ShardStore:
+    """The shards at a path or address of the spec."""
+    kinds = accepted.of_task(job)
+    if (hub := hub_address.parse(text)) is not None:
+        return HubStore(hub, key, kinds)
+    return RemoteStore(parse(text), key, kinds) if is_remote(text) else LocalStore(job.resolve(text), key, kinds)
+
+
+def open_cache(stream: Stream) -> ShardCache:
+    """The cache of this machine, with the limit of the job."""
+    return ShardCache(shards_folder(os.environ), parse_bytes(stream.cache))
+
+
+@contextlib.contextmanager
+def fetching(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[Callable[[int], None]]:
+    """Fetch the shards of some batches ahead, if any has to be; yields what is told the number of used batches.
+
+    Args:
+        reader: of the shards.
+        groups: rows of the index of each batch.
+    """
+    if not reader.cached():
+        yield lambda count: None
+        return
+    ahead = FetchAhead(reader, groups)
+    ahead.start()
+    try:
+        yield ahead.advance
+    finally:
+        ahead.end()
+
+
+def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> tuple[Ids, Ids]:
+    """Rows for training and for validation: whole shards, so that neither reads those of the other.
+
+    Args:
+        index: of all shards.
+        rows: those that can be used.
+        fraction: share of the rows for validation; at least one shard is.
+        seed: of the run.
+        key: the spec key that names the shards.
+
+    Raises:
+        DataError: if there is a single shard.
+    """
+    shards = index.shard_of(rows)
+    counts = np.bincount(shards, minlength=len(index.shards))
+    used = np.flatnonzero(counts)
+    if len(used) < 2:
+        raise DataError(
+            f"{key}: all {len(rows):,} samples are in one shard, and a fraction for validation takes whole shards",
+            "two shards or more, or a path for data.validation",
+            "write smaller shards, or name shards for data.validation",
+        )
+    order = used[stateless_random.generator(seed, "validation").permutation(len(used))]
+    enough = np.searchsorted(np.cumsum(counts[order]), fraction * len(rows)) + 1
+    validation_shards = order[: min(int(enough), len(order) - 1)]
+    inside = np.isin(shards, validation_shards)
+    return rows[~inside], rows[inside]
+
+
+def order_of(job: Job, stream: Stream, index: Index, rows: Ids) -> StreamOrder:
+    """The order of the training samples, which are the given rows."""
+    counts = np.bincount(index.shard_of(rows), minlength=len(index.shards))
+    sizes = counts[counts > 0].tolist()
+    return StreamOrder(sizes, job.train.seed, stream.streams, stream.window, job.train.batch)
+
+
+def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
+    """How far the order is from a full shuffle, and whether windows hold a single class.
+
+    Args:
+        order: of the training samples.
+        classes: of each of them, if they have one.
+    """
+    windows = [window for span in order.windows(0) for window in span]
+    largest = sorted((max(map(len, span)) for span in order.windows(0)), reverse=True)
+    share = min(1.0, sum(largest) / order.count)
+    notes = [
+        f"order: {order.streams} streams, each shuffled inside windows of {order.window} shards: a batch is drawn from "
+        f"{share:.0%} of the training samples, from 100% in a full shuffle (data.stream.window)"
+    ]
+    if classes is None:
+        return notes
+    window_classes = [classes[window] for window in windows if len(window) >= FEW]
+    single = sum(bool((classes_of_window == classes_of_window[0]).all()) for classes_of_window in window_classes)
+    if single:
+        notes.append(
+            f"warning: {single:,} of {len(window_classes):,} windows hold a single class: batches are far from a random sample; write "
+            "the shards in random order (drivetrain shard), or raise data.stream.window or streams"
+        )
+    return notes
+
+
+def note_indexed(key: str, index: Index) -> str:
+    """How many shards there are, and how many of them were read for the index now."""
+    size = sum(shard.size for shard in index.shards)
+    now = f", {index.made:,} of them read for the index now" if index.made else ""
+    if index.glanced:
+        now += f", {index.glanced:,} by their labels alone ({format_bytes(index.fetched)})"
+    return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
+
+
+def unseen_notes(head: Head, splits: Sequence[Split], sample_noun: str) -> list[str]:
+    """Notes on classes that whole shards keep out of the training or the validation part."""
+    if head.several or not head.classes:
+        return []
+    notes = []
+    for split, part in zip(splits, ("training", "validation"), strict=True):
+        target_values = split.targets[head.name].numpy()
+        has = np.bincount(target_values[target_values != NO_LABEL], minlength=len(head.classes)) > 0
+        if not has.all():
+            names = [name for name, is_present in zip(head.classes, has.tolist(), strict=True) if not is_present]
+            of = f' "{head.name}"' if head.name else ""
+            notes.append(f"warning: no {part} {sample_noun} are of the{of} classes {labels.list_names(names)}")
+    return notes
+
+
+def check_cache(job: Job, stream: Stream, reader: ShardReader) -> list[str]:
+    """Check that the shards of all windows fit into the cache; returns notes.
+
+    Raises:
+        SpecError: if they do not.
+    """
+    sizes = sorted((reader.size(shard) for shard in reader.cached()), reverse=True)
+    if not sizes:
+        return ["the shards are read where they are, without a cache"]
+    # A shard that is fetched has its packed form beside it for a moment.
+    needed = sum(sizes[: stream.streams * stream.window]) + sizes[0]
+    limit = reader.cache.limit
+    if needed > limit and sum(sizes) + sizes[0] > limit:
+        many = min(len(sizes), stream.streams * stream.window)
+        raise SpecError(
+            [
+                job.problem(
+                    ("data", "stream", "cache"),
+                    f"is {format_bytes(limit)}, and {stream.streams} streams with windows of {stream.window} shards need "
+                    f"{format_bytes(needed)}: {many} shards of up to {format_bytes(sizes[0])} and one that is fetched",
+                    f"{format_bytes(needed)} or more",
+                    "raise it, or lower data.stream.window or streams, or write smaller shards",
+                )
+            ]
+        )
+    return [f"cache: up to {format_bytes(limit)} of {format_bytes(sum(sizes))} in {reader.cache.folder}"]

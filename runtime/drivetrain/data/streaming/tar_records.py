@@ -1,0 +1,94 @@
+"""The records of a tar shard of texts (WebDataset): what the members of a sample say, by column.
+
+    0001.txt  0001.cls        the text column that is called text or txt, else the first one; the first label column
+    0002.json                 {"title": ..., "text": ..., "topic": ...}: columns by their names
+    0003.title.txt  0003.text.txt  0003.topic.cls     columns by their names
+
+What a .json says comes before the content of a .txt or .cls.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from drivetrain.data.streaming import tar_members
+from drivetrain.data.streaming.shard import Shard
+from drivetrain.data.streaming.tar_members import Member
+
+POSSIBLE = "a complete tar file without compression, whose members are .txt with .cls, or .json with texts and labels"
+LARGEST = 64 << 20
+"""Bytes of the largest member."""
+
+
+def read(file: Path, shard: Shard, key: str, texts: Sequence[str], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """All samples of a shard, in the order of their first members.
+
+    Args:
+        file: the shard on this machine.
+        shard: for messages.
+        key: the spec key that names the shards.
+        texts: the text columns.
+        labels: the label columns.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        samples: dict[str, list[Member]] = {}
+        for member in tar_members.members(file):
+            if member.ending.rpartition(".")[2] in ("txt", "cls", "json"):
+                samples.setdefault(member.sample, []).append(member)
+        with file.open("rb") as opened:
+            for members in samples.values():
+                yield _record(opened, members, texts, labels)
+    except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
+        raise tar_members.unreadable(shard, key, error, POSSIBLE) from None
+
+
+def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
+    for member in members:
+        name, _, kind = member.ending.rpartition(".")
+        if kind == "json":
+            cells |= _object(opened, member)
+            continue
+        names = texts if kind == "txt" else labels
+        # Endings are compared in small letters, since names of files may be in any.
+        column = next((candidate for candidate in names if candidate.lower() == name), "") if name else _plain(names)
+        if not column:
+            continue
+        if column in columns:
+            raise ValueError(f"sample {member.sample} has {column} twice, the second time in {member.name}")
+        content = _text(opened, member)
+        columns[column] = content.strip() if kind == "cls" else content
+    return columns | {name: value for name, value in cells.items() if value is not None or name not in columns}
+
+
+def _plain(names: Sequence[str]) -> str:
+    """The column of a member without a name of its own. It is the same one in every sample, whatever the others have."""
+    return next((name for name in names if name.lower() in ("text", "txt")), next(iter(names), ""))
+
+
+def _object(opened: BinaryIO, member: Member) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(opened, member))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{member.name} line {error.lineno}, column {error.colno}: {error.msg.lower()}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{member.name} is no mapping of names to values")
+    return content
+
+
+def _text(opened: BinaryIO, member: Member) -> str:
+    if member.size > LARGEST:
+        raise ValueError(f"{member.name} has {member.size:,} bytes, more than {LARGEST:,}")
+    opened.seek(member.offset)
+    try:
+        return opened.read(member.size).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{member.name} is not UTF-8") from None

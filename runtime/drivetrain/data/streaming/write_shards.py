@@ -1,0 +1,264 @@
+"""Writes a folder of class folders as shards, tar or Parquet, in random order, with a list of their hashes.
+
+The bytes of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and
+writes only those that are not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.data import bad_samples, stateless_random
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.images import class_folders, decode
+from drivetrain.data.streaming import shard_list
+from drivetrain.data.streaming.destination import Destination
+from drivetrain.data.streaming.shard_list import ListedShard, ShardList
+from drivetrain.errors import DataError
+from drivetrain.system.files import sha256, storage_error
+
+MAX_BAD_SHARE = 0.05
+"""Largest share of images that may be left out because they cannot be decoded, as in a job."""
+KEY = "shard"
+ROW_GROUP_IMAGES = 256
+"""Images of a row group of Parquet: what a reader holds in memory at once."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """One file, with its class."""
+
+    path: str
+    label: str
+    bytes: int
+    changed: int
+    """Time, in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One encoded image, with its class."""
+
+    name: str
+    label: str
+    content: bytes
+
+
+def write_tar(file: Path, samples: Iterator[Sample]) -> int:
+    """Write a tar file as WebDataset does, 000000-name.jpg with 000000-name.cls beside it; returns how many samples.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    count = 0
+    with tarfile.open(file, "w") as opened:
+        for count, sample in enumerate(samples, 1):
+            # A dot would end the name of the sample, and files of two classes can have the same name.
+            name = f"{count - 1:06}-{Path(sample.name).stem.replace('.', '_')}"
+            _add(opened, f"{name}{Path(sample.name).suffix.lower()}", sample.content)
+            _add(opened, f"{name}.cls", sample.label.encode())
+    return count
+
+
+def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
+    """Write a Parquet file with the columns `image` (bytes and name, as Hugging Face datasets have it) and `label`.
+
+    Images are not compressed again. Returns how many samples.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    schema = pyarrow.schema([("image", image), ("label", pyarrow.string())])
+    count = 0
+    with parquet.ParquetWriter(file, schema, compression="none", use_dictionary=["label"]) as writer:
+        for group in _groups(samples, ROW_GROUP_IMAGES):
+            images = [{"bytes": sample.content, "path": sample.name} for sample in group]
+            writer.write_table(pyarrow.table([images, [sample.label for sample in group]], schema=schema))
+            count += len(group)
+    return count
+
+
+def count_tar_bytes(content: int, label: str) -> int:
+    """Count the bytes of one sample in a tar file: two members with their headers."""
+    return _pad(content) + _pad(len(label.encode())) + 2 * tarfile.BLOCKSIZE
+
+
+def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
+    group: list[Sample] = []
+    for sample in samples:
+        group.append(sample)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _pad(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _add(opened: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    opened.addfile(member, io.BytesIO(content))
+
+
+FORMS: Mapping[str, Callable[[Path, Iterator[Sample]], int]] = {"tar": write_tar, "parquet": write_parquet}
+"""What writes each format, which is also the ending of the file."""
+ENDS = tuple(f".{form}" for form in FORMS)
+
+
+def write(
+    source: Path, target: Destination, size: int, seed: int, say: Callable[[str], None], form: str = "tar"
+) -> ShardList:
+    """Write shards of about `size` bytes; those that are there already stay.
+
+    Args:
+        source: a folder with one folder for each class.
+        target: where they go.
+        size: bytes after which a shard is full.
+        seed: of the order of the images.
+        say: reports progress.
+        form: of the shards, a key of `FORMS`.
+
+    Returns:
+        The list of all shards.
+
+    Raises:
+        DataError: if there are no images, too many cannot be decoded, or the target holds other shards.
+        StorageError: if a shard cannot be written.
+    """
+    listing = class_folders.read(source, KEY)
+    for note in listing.notes:
+        say(note)
+    images = [
+        Image(name, label, *_read_stamp(source / name))
+        for name, label in zip(listing.names, listing.labels, strict=True)
+    ]
+    order = stateless_random.generator(seed, "shards").permutation(len(images))
+    groups = _divide_images([images[index] for index in order.tolist()], size)
+    written_list = ShardList(_digest(images, size, seed, form))
+    before = _read_earlier(target, written_list.source)
+    present_sizes = target.sizes()
+    bad: list[BadSample] = []
+    with tempfile.TemporaryDirectory(prefix="drivetrain-shard-") as folder:
+        # Before the first shard: a start after a kill must see whose shards these are.
+        if not before:
+            _put_list(target, written_list, Path(folder))
+        for number, group in enumerate(groups):
+            file = Path(folder) / f"{number:06}.{form}"
+            shard = before.get(file.name)
+            if shard is None or present_sizes.get(file.name) != shard.bytes:
+                shard = _write_shard(source, group, file, bad, target, form)
+                bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY)
+                say(f"{file.name}: {shard.samples:,} images, {number + 1:,} of {len(groups):,} shards")
+            written_list = ShardList(written_list.source, (*written_list.shards, shard), complete=False)
+            if file.exists():
+                file.unlink()
+                # Of many shards the list is long, and what is not in it is only written again.
+                if number % (1 + number // 100) == 0:
+                    _put_list(target, written_list, Path(folder))
+        written_list = ShardList(written_list.source, written_list.shards, complete=True)
+        _put_list(target, written_list, Path(folder))
+    for line in bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY):
+        say(line)
+    return written_list
+
+
+def _read_earlier(target: Destination, source: str) -> dict[str, ListedShard]:
+    """Return the shards of an earlier, perhaps unfinished, start.
+
+    Raises:
+        DataError: if they are of other data.
+    """
+    content = target.read(shard_list.NAME)
+    earlier = shard_list.parse(content) if content is not None else None
+    if earlier is None:
+        if existing := next((name for name in target.sizes() if name.endswith(ENDS)), ""):
+            raise DataError(
+                f"--to: there is {existing} already, which this command has not written",
+                "an empty place, or one that the same command has begun",
+                "choose another place",
+            )
+        return {}
+    if earlier.source != source:
+        raise DataError(
+            "--to: the shards there are of other images, another size, seed or format (images with the same names, bytes and times are the same)",
+            "an empty place, or one that the same command has begun",
+            "choose another place, or remove what is there",
+        )
+    return {shard.name: shard for shard in earlier.shards}
+
+
+def _divide_images(images: Sequence[Image], size: int) -> list[list[Image]]:
+    """Divide images among shards of about `size` bytes, in their order."""
+    groups: list[list[Image]] = [[]]
+    used_bytes = 0
+    for image in images:
+        needed = count_tar_bytes(image.bytes, image.label)  # in Parquet it is less
+        if groups[-1] and used_bytes + needed > size:
+            groups.append([])
+            used_bytes = 0
+        groups[-1].append(image)
+        used_bytes += needed
+    return groups
+
+
+def _write_shard(
+    source: Path, group: Sequence[Image], file: Path, bad: list[BadSample], target: Destination, form: str
+) -> ListedShard:
+    """Write a shard without the images that cannot be decoded, and hand it over."""
+    try:
+        with decode.quiet():
+            samples = FORMS[form](file, _readable(source, group, bad))
+    except OSError as error:
+        raise storage_error(file, error) from None
+    target.put(file.name, file)
+    return ListedShard(file.name, file.stat().st_size, sha256(file), samples)
+
+
+def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Iterator[Sample]:
+    """Yield the images that can be decoded; the others are added to `bad`."""
+    for image in group:
+        path = source / image.path
+        try:
+            content = path.read_bytes()
+            decode.look(content)
+        except (OSError, decode.UnreadableImage) as error:
+            bad.append(BadSample(str(path), getattr(error, "strerror", None) or str(error)))
+            continue
+        yield Sample(Path(image.path).name, image.label, content)
+
+
+def _put_list(target: Destination, written_list: ShardList, folder: Path) -> None:
+    file = folder / shard_list.NAME
+    file.write_bytes(written_list.to_bytes())
+    target.put(shard_list.NAME, file)
+
+
+def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:
+    rows = [[image.path, image.label, image.bytes, image.changed] for image in images]
+    content = [rows, size, seed] if form == "tar" else [rows, size, seed, form]  # tar shards were the first
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _read_stamp(path: Path) -> tuple[int, int]:
+    """Bytes and time of a file."""
+    try:
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+    except OSError:  # gone since it was listed, or a broken link: it is left out when it is read
+        return 0, 0

@@ -1,0 +1,363 @@
+"""Drafts a spec for images: class folders, a data set with splits, or a manifest of paths and labels."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from drivetrain.data.formats import column_values
+from drivetrain.data.images import class_folders, decode, resize, separated_labels, split_folders
+from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.labels import list_names
+from drivetrain.data.survey import first_values, target_guess
+from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
+from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job.draft import Draft, Entry, flow, scalar
+
+TASK, REGRESSION = "image-classification", "image-regression"
+MAX_OPENED_IMAGES = 64
+"""Number of images that are opened; the others are only counted."""
+MAX_SIDE = 64
+"""Side of the square in the draft, with which a first training shows results in minutes, even on two cores."""
+MAX_FOLDER_LEVELS = 3
+"""Levels of folders above the class folders that are searched."""
+TASKS = (TASK, REGRESSION)
+LABEL_NAMES = ("labels", "tags", "label", "tag", "attributes", "classes", "etiquetas")
+"""Names of a column with all labels of an image, in the order of preference."""
+
+
+@dataclass
+class ImageSurvey:
+    """Images, of which some were opened."""
+
+    names: list[str]
+    """Full paths."""
+    sides: list[int] = field(default_factory=list)
+    """Shorter sides of the opened images."""
+    grey: bool = True
+    oblong: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    def open_some(self) -> ImageSurvey:
+        """Open images that are evenly spaced in the list.
+
+        Raises:
+            DataError: if none of them can be decoded.
+        """
+        opened_rows = np.unique(np.linspace(0, len(self.names) - 1, MAX_OPENED_IMAGES).astype(int))
+        with decode.quiet():
+            for row in opened_rows.tolist():
+                try:
+                    look = decode.look(self.names[row])
+                except decode.UnreadableImage as reason:
+                    self.unreadable.append(f"{self.names[row]}: {reason}")
+                else:
+                    self.sides.append(look.short_side)
+                    self.grey &= look.grey
+                    self.oblong += look.oblong
+        if not self.sides:
+            raise DataError(
+                f"{KEY}: none of {len(opened_rows):,} images could be decoded; {self.unreadable[0]}",
+                f"images of the kinds {', '.join(decode.FORMATS)}",
+                "check how they were written",
+            )
+        return self
+
+
+def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
+    """The draft for a folder of class folders, or of train/ and val/ with class folders each.
+
+    Raises:
+        DataError: if there are no images of two classes.
+    """
+    request.check_task((TASK,), f"{folder} holds images in folders")
+    request.check_no_columns("a folder of images has no columns")
+    root, validation_folder, test, choices = _root(folder)
+    listing = class_folders.read(root, KEY)
+    counts = count_classes(root, listing.labels)
+    image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
+    if validation_folder is not None:
+        wrong = _not_for_validation(validation_folder, counts)
+        choices += [wrong] if wrong else []
+        validation_folder = None if wrong else validation_folder
+    if test is not None and (wrong := _not_for_validation(test, counts)):
+        choices.append(wrong)
+        test = None
+    draft = start_draft(
+        image_survey, [first_values.format_counts(counts), *first_values.single(counts)], "one folder for each class"
+    )
+    draft.train += first_values.class_weights(counts)
+    draft.found += listing.notes
+    draft.choices += choices
+    train = Entry("train", scalar(request.written(root)), f"{len(listing.names):,} images, a folder for each class")
+    tested = [Entry("test", scalar(request.written(test)), "evaluated once, after the training")] if test else []
+    draft.data = [train, _validation(request, validation_folder, counts), *tested, *draft.data]
+    return draft
+
+
+def _root(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
+    """The folder with the class folders, those for validation and test if there are any, and notes on the choice."""
+    choices: list[str] = []
+    inner, below = folder, class_folders.subfolders(folder, KEY)
+    for _ in range(MAX_FOLDER_LEVELS):
+        if len(below) != 1 or split_folders.find(inner, KEY):
+            break
+        inner /= below[0]
+        below = class_folders.subfolders(inner, KEY)
+    if inner != folder and len(below) > 1:
+        choices.append(f"classes are the folders of {inner}, the only folder there")
+        folder = inner
+    splits = split_folders.find(folder, KEY)
+    if not splits:
+        return folder, None, None, choices
+    validation_folder, test = (folder / name if name else None for name in (splits.validation, splits.test))
+    choices += [f"{folder / name} is not used, since it has no class folders" for name in splits.unused]
+    return folder / splits.train, validation_folder, test, choices
+
+
+def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
+    """The number of images of each class.
+
+    Raises:
+        DataError: if there are not two, or only one image of each.
+    """
+    counts = Counter(labels)
+    if len(counts) < 2:
+        raise DataError(
+            f"{KEY}: {path} has {len(labels):,} images of one class: {list_names(sorted(counts))}",
+            "two classes or more, one folder each",
+            "add the images of another class, such as everything that is none of these",
+        )
+    if max(counts.values()) < 2:
+        raise DataError(
+            f"{KEY}: {path} has one image of each of {len(counts):,} classes, so none is left for validation",
+            "two images of a class or more",
+            "add images, or put those of one class into one folder",
+        )
+    return counts
+
+
+def _not_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
+    """Why a folder cannot be used for validation; empty if it can."""
+    try:
+        unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
+    except DataError as error:
+        return f"{validation_folder} is not used: {error.given.removeprefix(f'{KEY}: ')}"
+    return (
+        f"{validation_folder} is not used: it has classes that training lacks: {list_names(unknown)}" if unknown else ""
+    )
+
+
+def _validation(request: SurveyRequest, validation_folder: Path | None, counts: Counter[str]) -> Entry:
+    if validation_folder is None:
+        entry = first_values.validation(counts.total(), "images")
+        return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
+    images = len(class_folders.read(validation_folder, KEY).names)
+    return Entry(
+        "validation", scalar(request.written(validation_folder)), f"{images:,} images in a folder of their own"
+    )
+
+
+def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, task: str = TASK) -> Draft:
+    """What any draft for images has: the facts, a size, a network and first settings.
+
+    Args:
+        image_survey: images, of which some were opened.
+        about: what is known of the labels.
+        reason: why this task was chosen.
+        task: the task.
+    """
+    sides, total = np.array(image_survey.sides), len(image_survey.names)
+    middle = float(np.median(sides))
+    fitting, _ = resize.choose_size("auto", sides, exact=False)
+    size = min(fitting, MAX_SIDE)
+    larger_hint = f"; up to {fitting} may be more accurate, and is slower" if fitting > size else ""
+    kind = "all grey" if image_survey.grey else "in color"
+    draft = Draft(task, reason)
+    draft.found = [
+        f"{total:,} images, {about[0]}",
+        f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
+        *about[1:],
+    ]
+    if image_survey.unreadable:
+        draft.found.append(
+            f"{len(image_survey.unreadable):,} of those opened cannot be decoded: {image_survey.unreadable[0]}"
+        )
+    draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
+    if image_survey.oblong:
+        part = f"{image_survey.oblong / len(sides):.0%} are not square"
+        draft.data.append(Entry("fit", "crop", f"{part}: crop takes the center; pad and squash keep all of it"))
+    if not image_survey.grey and size >= 32 and task == TASK:
+        reason = "mirrored photos keep their class; remove flip for text, digits, or left and right"
+        draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
+    network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
+    draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
+    draft.train = [
+        first_values.epochs(total, 36_000, 5, 30, "images"),
+        first_values.batch_size(total, 32),
+        *first_values.optimizer("3e-3", "this network"),
+    ]
+    return draft
+
+
+def manifest_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """The draft for a table with a column of image paths; None if it has no such column, or nothing to predict.
+
+    Raises:
+        DataError: if none of the paths leads to an image.
+        SpecError: if the named columns do not fit the named task.
+    """
+    column = _path_column(sample)
+    if column is None:
+        return None
+    other_columns = [c for c in sample.columns.values() if c.name != column.name]
+    guess = target_guess.find_named(request, sample) or _guess_targets(request, other_columns, sample)
+    if guess is None or column.name in guess.names:
+        return None
+    targets = [sample.columns[name] for name in guess.names]
+    task, kind = _choose_kind(request, targets, sample)
+    names = [path for path in _cell_texts(sample, column.name) if path]
+    about, entries, weights = _describe_targets(sample, guess, kind)
+    draft = start_draft(
+        ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
+        about,
+        f"column {column.name} holds paths of images",
+        task,
+    )
+    target_noun = {"class": "its label", "labels": "its labels", "cell": "its labels", "numbers": "numbers"}[kind]
+    split = first_values.validation(sample.rows, "images")
+    suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
+    draft.data = [
+        Entry(
+            "train",
+            scalar(request.written(sample.path)),
+            f"{sample.rows:,} rows, each with the path of an image and {target_noun}",
+        ),
+        Entry("path_column", scalar(column.name), f"such as {names[0]}"),
+        *entries,
+        Entry(split.key, split.value, f"{split.reason}{suffix}"),
+        *draft.data,
+    ]
+    draft.train += weights
+    draft.choices += guess.choice
+    return draft
+
+
+def _path_column(sample: TableSample) -> ColumnProfile | None:
+    """Return the column with paths of images; None if there is none."""
+    for column in sample.columns.values():
+        if column.kind == "text" and column.words <= 2 and column.filled:
+            paths = column_values.texts(sample.table[column.name]).to_pylist()
+            if sum(str(path).lower().endswith(EXTENSIONS) for path in paths) >= 0.9 * column.filled:
+                return column
+    return None
+
+
+def _cell_texts(sample: TableSample, name: str) -> list[str]:
+    """Return the cells of a column as text, empty ones as empty text."""
+    return [text or "" for text in column_values.texts(sample.table[name]).to_pylist()]
+
+
+def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
+    """Return a cell of a column that looks like several labels; empty if there is none."""
+    return (
+        separated_labels.example(Counter(filter(None, _cell_texts(sample, column.name))))
+        if column.kind == "text"
+        else ""
+    )
+
+
+def _is_binary(column: ColumnProfile) -> bool:
+    """Whether a column has no other values than 0 and 1."""
+    return bool(column.counts) and set(column.counts) <= {"0", "1", "true", "false"}
+
+
+def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
+    """The columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
+    if request.task == REGRESSION:
+        return target_guess.number(columns)
+    if cells := [column for column in columns if _several_labels_example(sample, column)]:
+        name = target_guess.by_name(cells, LABEL_NAMES) or cells[-1].name
+        return TargetGuess((name,), "cells with several labels", tuple(c.name for c in columns if c.name != name))
+    classes = target_guess.classes(columns)
+    # Several columns of 0 and 1 are labels, unless a column is called the class.
+    binary = tuple(column.name for column in columns if _is_binary(column))
+    if len(binary) > 1 and (classes is None or classes.reason != "by its name"):
+        other_columns = tuple(column.name for column in columns if column.name not in binary)
+        return TargetGuess(binary, "columns of 0 and 1", other_columns)
+    return classes or (target_guess.number(columns) if request.task is None else None)
+
+
+def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sample: TableSample) -> tuple[str, str]:
+    """Choose the task, and what the columns hold: class, labels, cell (all labels in one), or numbers."""
+    numbers = all(column.kind == "number" and not column.refused for column in targets)
+    # In the order of preference: the first that is of the requested task is chosen.
+    possible = []
+    if len(targets) > 1:
+        possible += [(TASK, "labels")] if all(map(_is_binary, targets)) else []
+    elif _several_labels_example(sample, targets[0]):
+        possible += [(TASK, "cell")]
+    elif targets[0].trainable and not (numbers and not targets[0].classes):
+        possible += [(TASK, "class")]
+    possible += [(REGRESSION, "numbers")] if numbers else []
+    if numbers and len(targets) == 1 and targets[0].trainable and not targets[0].classes:
+        possible += [(TASK, "class")]
+    for task, kind in possible:
+        if request.task in (None, task):
+            return task, kind
+    column_list = list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets])
+    raise SpecError(
+        f"{KEY}: {column_list}",
+        "one column of classes, of several labels in a cell, or of numbers; several columns of 0 and 1, or of numbers",
+        "name other columns with --target",
+    )
+
+
+def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry], list[Entry]]:
+    """Return what is known of the targets, their keys in the spec, and class weights."""
+    name = guess.names[0]
+    names = scalar(name) if len(guess.names) == 1 else flow(guess.names)
+    if kind == "class":
+        cells = [cell for cell in _cell_texts(sample, name) if cell]
+        counts = count_classes(sample.path, cells)
+        about = [first_values.format_counts(counts), *first_values.single(counts)]
+        return (
+            about,
+            [Entry("label_column", names, f"{len(counts):,} different labels")],
+            first_values.class_weights(counts),
+        )
+    if kind == "labels":
+        entry = Entry("label_column", names, "labels of 0 and 1, each of which can be true")
+        return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry], []
+    if kind == "numbers":
+        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", names, guess.reason)], []
+    return _describe_label_cells(sample, name)
+
+
+def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry], list[Entry]]:
+    """Describe a column with all labels of an image in each cell."""
+    cells = _cell_texts(sample, name)
+    mark, obstacle = "", ""
+    try:
+        mark = separated_labels.separator(cells, name, sample.path, "auto")
+    except DataError as error:
+        # The draft names the likeliest separator, and says what speaks against it.
+        obstacle = error.given.removeprefix("data.label_column: ")
+        mark = max(separated_labels.SEPARATORS, key=lambda one: sum(one in cell for cell in cells))
+    counts = Counter(label for cell in cells for label in separated_labels.split(cell, mark))
+    without = sum(not cell for cell in cells)
+    example = separated_labels.example(Counter(filter(None, cells)))
+    entries = [
+        Entry("label_column", scalar(name), f"such as {example}"),
+        Entry("multi_label", "true", "an image has any number of labels; false: each cell is one class"),
+    ]
+    if obstacle:
+        entries.append(Entry("label_separator", f'"{mark}"', f"check it: {obstacle}"))
+    return [separated_labels.describe(counts, without)], entries, []

@@ -1,0 +1,67 @@
+"""The request for a draft: the data, and what the user already specified."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivetrain.errors import SpecError
+
+KEY = "init"
+"""Stands for the spec key in messages about the data, since there is no spec yet."""
+
+
+@dataclass(frozen=True)
+class SurveyRequest:
+    """The data, and options that it does not reveal."""
+
+    path: Path
+    base: Path
+    """The folder of the spec."""
+    task: str | None = None
+    targets: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
+
+    def written(self, path: Path) -> str:
+        """A path as it is written in the spec: relative to the spec if both are in the working folder."""
+        text, working_folder = os.path.abspath(path), os.getcwd()
+        if Path(text).is_relative_to(working_folder) and Path(os.path.abspath(self.base)).is_relative_to(
+            working_folder
+        ):
+            text = os.path.relpath(text, self.base)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SpecError(
+                f"{KEY}: the path {os.fsencode(text)!r} is not UTF-8",
+                "a path that can stand in a YAML file",
+                "rename the file or folder",
+            ) from None
+        return f"./{text}" if text.startswith("~") else text
+
+    def check_task(self, possible: tuple[str, ...], reason: str) -> None:
+        """Check that the requested task, if any, fits the data.
+
+        Raises:
+            SpecError: if it does not.
+        """
+        if self.task and self.task not in possible:
+            raise SpecError(
+                f"--task {self.task}: {reason}", f"for these data: {', '.join(possible)}", "leave --task out"
+            )
+
+    def check_no_columns(self, reason: str) -> None:
+        """Check that no columns are named for data without columns.
+
+        Raises:
+            SpecError: if some are.
+        """
+        named = [option for option, values in (("--target", self.targets), ("--text", self.texts)) if values]
+        if named:
+            raise SpecError(
+                f"{' and '.join(named)}: {reason}", "columns of a table", f"leave {' and '.join(named)} out"
+            )

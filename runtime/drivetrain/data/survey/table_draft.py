@@ -1,0 +1,172 @@
+"""Drafts a spec for a table, in which one column is predicted from the others."""
+
+from __future__ import annotations
+
+from drivetrain.data.labels import list_names
+from drivetrain.data.survey import first_values, series_draft, target_guess
+from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
+from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job.draft import Draft, Entry, flow, scalar
+
+CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
+SHOWN = 4
+"""Number of ignored columns whose reason is listed."""
+
+
+def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
+    """The draft for the rows of a table.
+
+    Raises:
+        DataError: if there is no target, or no feature.
+        SpecError: if the named target does not fit the named task.
+    """
+    guess, task = _target(request, sample)
+    targets = [sample.columns[name] for name in guess.names]
+    ignored = {
+        c.name: reason
+        for c in sample.columns.values()
+        if c.name not in guess.names and (reason := _reason_to_ignore(c))
+    }
+    features = [c for c in sample.columns.values() if c.name not in ignored and c.name not in guess.names]
+    if not any(c.different > 1 for c in features):
+        raise DataError(
+            f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_reasons(ignored) or 'it has no other'}",
+            "at least one column of numbers or categories that differ between rows",
+            "add columns, or name another one with --target",
+        )
+    numeric = [c.name for c in features if c.numeric]
+    draft = Draft(task, f"{list_names(guess.names)}: {_goal(targets, task)}")
+    draft.found = [sample.size, *_describe(targets, task)]
+    draft.choices = [*guess.choice, *_long_texts(sample, guess), *_dates(ignored), *_over_time(request, sample)]
+    draft.data = [
+        Entry("train", scalar(request.written(sample.path)), sample.size),
+        Entry("target", _names(guess.names), guess.reason),
+        *([Entry("ignore", flow(ignored), _reasons(ignored))] if ignored else []),
+        *(
+            [Entry("numeric", flow(numeric), "numbers, but a few cells are text; those rows are left out")]
+            if numeric
+            else []
+        ),
+        first_values.validation(sample.rows, "rows"),
+        *first_values.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
+    ]
+    count = sum(c.kind == "number" or c.numeric for c in features)
+    kinds = f"{count} columns of numbers, {len(features) - count} of categories"
+    draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
+    weights = first_values.class_weights(targets[0].counts) if task == CLASSIFICATION and len(targets) == 1 else []
+    draft.train = [
+        first_values.epochs(sample.rows, 400_000, 3, 50, "rows"),
+        first_values.batch_size(sample.rows, 256),
+        *first_values.optimizer("3e-3", "this network"),
+        *weights,
+    ]
+    return draft
+
+
+def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
+    guess = target_guess.find_named(request, sample)
+    if guess:
+        return guess, _task(request, [sample.columns[name] for name in guess.names])
+    columns = list(sample.columns.values())
+    classes = target_guess.classes(columns) if request.task != REGRESSION else None
+    numbers = target_guess.number(columns) if request.task != CLASSIFICATION else None
+    telling = numbers is not None and bool(target_guess.telling_number([sample.columns[numbers.names[0]]]))
+    if classes and not (telling and classes.reason != "by its name"):
+        if numbers:
+            other_numbers = tuple(
+                name for name in numbers.names if name not in classes.others and name not in classes.names
+            )
+            classes = TargetGuess(classes.names, classes.reason, (*other_numbers, *classes.others))
+        return classes, CLASSIFICATION
+    if numbers:
+        other_columns = (*numbers.others, *(classes.names if classes else ()))
+        return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(other_columns))), REGRESSION
+    raise DataError(
+        f"{KEY}: no column of {sample.path} can be predicted: {_reasons({c.name: _no_target(c) for c in columns})}",
+        "a column of classes that come back, or of numbers",
+        "name it with --target COLUMN",
+    )
+
+
+def _task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
+    """The task for the target columns: the requested one, else classes rather than numbers."""
+    one = targets[0] if len(targets) == 1 else None
+    labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
+    numbers = all(c.kind == "number" for c in targets)
+    possible = [t for t, fits in ((CLASSIFICATION, one.trainable if one else labels), (REGRESSION, numbers)) if fits]
+    if one and numbers and not one.classes:
+        possible.reverse()
+    if not possible or (request.task and request.task not in possible):
+        column_list = list_names(
+            [f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets]
+        )
+        raise SpecError(
+            f"{KEY}: {column_list}",
+            "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
+            "name other columns with --target",
+        )
+    return request.task or possible[0]
+
+
+def _reason_to_ignore(column: ColumnProfile) -> str:
+    """Why a column is no feature; empty if it is one."""
+    if column.refused:
+        return column.refused
+    return "an identifier" if target_guess.identifier(column) else ""
+
+
+def _no_target(column: ColumnProfile) -> str:
+    return _reason_to_ignore(column) or (
+        "one value" if column.different < 2 else f"{column.different:,} different values"
+    )
+
+
+def _reasons(ignored: dict[str, str]) -> str:
+    lines = [f"{name} ({reason})" for name, reason in ignored.items()]
+    return list_names(lines, SHOWN)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return scalar(names[0]) if len(names) == 1 else flow(names)
+
+
+def _goal(targets: list[ColumnProfile], task: str) -> str:
+    if task == REGRESSION:
+        return "numbers"
+    return f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
+
+
+def _describe(targets: list[ColumnProfile], task: str) -> list[str]:
+    if task == REGRESSION or len(targets) > 1:
+        return [f"{c.name} has {c.different:,} different numbers" for c in targets]
+    counts = targets[0].counts
+    return [f"{targets[0].name} has {first_values.format_counts(counts)}", *first_values.single(counts)]
+
+
+def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
+    names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
+    if not names:
+        return []
+    return [f"the texts in {names[0]} are not used; to train on them: --task text-classification"]
+
+
+def _dates(ignored: dict[str, str]) -> list[str]:
+    """A line on the key that uses dates."""
+    names = [name for name, reason in ignored.items() if reason == DATE]
+    if not names:
+        return []
+    return [f"the dates in {names[0]} are not used; to use them: dates: {{{scalar(names[0])}: [year, month, weekday]}}"]
+
+
+def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
+    """A line on the alternative for rows with dates: a series task."""
+    if request.task or not any(c.refused == DATE for c in sample.columns.values()):
+        return []
+    timed = series_draft.find_timed_rows(request, sample)
+    if timed is None:
+        return []
+    return [
+        f"each row is a sample; to train on windows over {timed.time}: --task {series_draft.REGRESSION} --target COLUMN"
+    ]

@@ -1,0 +1,200 @@
+"""Reads a table for a draft: all of a small file, the first rows of a large one, with a profile of each column."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from drivetrain.data.formats import column_values, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.survey.request import KEY
+from drivetrain.data.tables import column_roles, text_column
+from drivetrain.errors import DataError
+from drivetrain.job.tables import TableData
+
+if TYPE_CHECKING:
+    import pyarrow
+
+WHOLE = 32 << 20
+"""Bytes; smaller files are read completely."""
+ROWS = 5_000
+"""Rows that are read of a larger file."""
+FEW, MANY = 20, 50
+"""Up to this many distinct integers, or texts, a column is taken for classes."""
+DATE = "a date"
+"""Why a column of times is no feature."""
+MOST_SPOILT = 0.04
+"""Share of rows with text or infinity in a numeric column, which training drops."""
+WORDS = 4
+"""Words per text from which on it is more than a name."""
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The content of a column in the rows that were read."""
+
+    name: str
+    kind: str
+    """The result of `column_values.kind`: number, text, nothing, time, or another type."""
+    whole: bool
+    """Whether all numbers are integers; true for booleans."""
+    rows: int
+    filled: int
+    """Rows with a usable value."""
+    different: int
+    words: float
+    """Median number of words per text; 0 for other kinds."""
+    counts: Mapping[str, int]
+    """Rows of each value, if there are few enough for classes."""
+    refused: str
+    """Why a table job does not accept the column as it is; empty if it does."""
+    numeric: bool
+    """Whether it is text to be read as numbers."""
+    complete: bool
+    """Whether all rows of the file were read."""
+
+    @property
+    def classes(self) -> bool:
+        """Whether its values repeat often enough for classes."""
+        most = MANY if self.kind == "text" else FEW
+        return (
+            bool(self.counts)
+            and 2 <= self.different < self.filled
+            and self.different <= min(most, max(2, self.filled // 4))
+        )
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training would accept it as classes, if the user says so."""
+        if not self.counts or self.different > max(10, self.filled / 2):
+            return False
+        return not self.complete or (self.different > 1 and self.different < self.filled)
+
+    @property
+    def unique(self) -> bool:
+        """Whether no value occurs twice."""
+        return self.different == self.filled
+
+    @property
+    def long_text(self) -> bool:
+        """Whether it contains texts of several words that rarely repeat."""
+        return self.kind == "text" and self.words >= WORDS and self.different > self.filled / 2
+
+
+@dataclass(frozen=True)
+class TableSample:
+    """The rows that were read, and profiles of the columns."""
+
+    path: Path
+    table: pyarrow.Table
+    rows: int
+    """Rows of the file; approximate if it was not read completely."""
+    columns: dict[str, ColumnProfile]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows were read."""
+        return len(self.table) == self.rows
+
+    @property
+    def size(self) -> str:
+        """The number of rows and columns, for a comment."""
+        rows = (
+            f"{self.rows:,} rows"
+            if self.complete
+            else f"about {self.rows:,} rows, of which {len(self.table):,} were read"
+        )
+        return f"{rows}, {len(self.columns):,} columns"
+
+    def lost(self, names: Sequence[str]) -> float:
+        """The share of rows in which one of these columns has no usable value."""
+        good = np.ones(len(self.table), np.bool_)
+        for name in names:
+            good &= _usable(self.table[name])
+        return float(1 - good.mean())
+
+
+def read(path: Path, files: CsvFiles) -> TableSample:
+    """Read a table, or the start of a large one.
+
+    Raises:
+        DataError: as from `table_file.read`.
+    """
+    if path.exists() and path.stat().st_size > WHOLE:
+        table, rows = table_file.head(path, KEY, ROWS, files)
+        if path.suffix.lower() != ".parquet":
+            # Estimated from the file size, so rounded to two digits.
+            rows = max(len(table), round(rows, 2 - len(str(rows))))
+    else:
+        table = table_file.read(path, KEY, csv=files)
+        rows = len(table)
+    return TableSample(
+        path, table, rows, {name: _profile(table, name, len(table) == rows) for name in table.column_names}
+    )
+
+
+def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
+    column = table[name]
+    kind = column_values.kind(column)
+    if kind not in ("number", "text"):
+        refused = {"time": DATE, "nothing": "empty"}.get(kind, kind)
+        filled = len(column) - column.null_count
+        return ColumnProfile(name, kind, False, len(column), filled, 0, 0.0, {}, refused, False, complete)
+    texts = column_values.texts(column)
+    different = column_values.different(texts)
+    is_integer = kind == "number" and all(
+        text.lstrip("-").isdigit() or text in ("true", "false") for text in different[:1000]
+    )
+    few = len(different) <= max(MANY, len(texts) / 2) and (is_integer or kind == "text")
+    counts = Counter(text for text in texts.to_pylist() if text is not None) if few else {}
+    median_words = _words(texts) if kind == "text" else 0.0
+    filled = int(_usable(column).sum())
+    refused, numeric = _find_refusal(table, name, len(different), filled)
+    return ColumnProfile(
+        name, kind, is_integer, len(column), filled, len(different), median_words, counts, refused, numeric, complete
+    )
+
+
+def _usable(column: pyarrow.ChunkedArray) -> column_values.Mask:
+    """A mask of cells with text or a finite number; for other types of all cells with a value."""
+    if column_values.kind(column) == "number":
+        return np.asarray(np.isfinite(column_values.numbers(column)[0]))
+    texts = column_values.texts(column) if column_values.kind(column) == "text" else column
+    return np.asarray(texts.is_valid().to_numpy(zero_copy_only=False) if hasattr(texts, "is_valid") else True)
+
+
+def _words(texts: pyarrow.ChunkedArray) -> float:
+    from pyarrow import compute
+
+    counts = compute.count_substring_regex(texts, r"\S+").to_numpy(zero_copy_only=False).astype(np.float64)
+    present = counts[~np.isnan(counts)]
+    return float(np.median(present)) if len(present) else 0.0
+
+
+def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) -> tuple[str, bool]:
+    """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
+    values, not_numbers = column_values.numbers(table[name])
+    with np.errstate(invalid="ignore"):
+        spoilt = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())
+    number = column_values.kind(table[name]) == "number"
+    if (number and spoilt > MOST_SPOILT) or not filled:
+        return "infinite in many rows" if filled else "empty", False
+    if name in column_roles.find_index_columns(table):
+        return "the index of a pandas data frame", False
+    try:
+        # Any other name does for the target.
+        column_roles.roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
+    except DataError:
+        pass
+    else:
+        return "", False
+    if number:
+        return "a row counter", False
+    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled:
+        return f"{different:,} different texts in {filled:,} rows", False
+    return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)

@@ -1,0 +1,128 @@
+"""Chooses the column to predict: the named one, one with a typical name, or the last one with few values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from drivetrain.data.formats import table_file
+from drivetrain.data.labels import list_names
+from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
+from drivetrain.errors import DataError, SpecError
+
+CLASS_NAMES = (
+    *("label", "labels", "target", "class", "classes", "category", "y", "outcome", "species", "sentiment"),
+    *("diagnosis", "survived", "churn", "exited", "approved", "activity"),
+    *("etiqueta", "etiquetas", "clase", "categoria", "categoría", "objetivo", "klasse", "ziel", "kategorie"),
+)
+NUMBER_NAMES = ("target", "y", "price", "saleprice", "medv", "precio", "objetivo", "preis", "zielwert")
+NUMBER_ENDS = ("price", "cost", "salary", "precio", "preis")
+"""Last words of names such as `unit_price`."""
+GROUP_NAMES = (
+    *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
+    *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
+)
+TIME_NAMES = ("time", "timestamp", "datetime", "date", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
+_ID = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TargetGuess:
+    """The columns to predict."""
+
+    names: tuple[str, ...]
+    reason: str
+    others: tuple[str, ...] = ()
+    """Other candidates."""
+
+    @property
+    def choice(self) -> list[str]:
+        """A line about the other candidates."""
+        if not self.others:
+            return []
+        return [
+            f"target {list_names(self.names)}: {self.reason}; other candidates: {list_names(self.others, 8)} (choose with --target)"
+        ]
+
+
+def identifier(column: ColumnProfile) -> bool:
+    """Whether a column identifies the row."""
+    if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
+        return True
+    return bool(_ID.search(column.name)) and column.different > column.filled / 2
+
+
+def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
+    """The target that the user named.
+
+    Raises:
+        DataError: if the table does not have it, or its value is constant.
+    """
+    if not request.targets:
+        return None
+    table_file.check_wanted(list(sample.columns), dict.fromkeys(request.targets, "--target"), sample.path)
+    for name in request.targets:
+        column = sample.columns[name]
+        if column.kind not in ("number", "text") or (column.different < 2 and sample.complete):
+            description = (
+                f"has {column.different} value" if column.kind in ("number", "text") else f"holds: {column.refused}"
+            )
+            raise DataError(
+                f'--target {name}: column "{name}" of {sample.path} {description}',
+                "a column of classes or numbers that differ between rows",
+                "name another column",
+            )
+    return TargetGuess(tuple(dict.fromkeys(request.targets)), "as requested")
+
+
+def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """The column with classes among these."""
+    columns = list(columns)
+    telling = by_name([column for column in columns if column.trainable], CLASS_NAMES)
+    able = [column for column in columns if column.classes and not identifier(column)]
+    if telling:
+        other_columns = [column.name for column in able if column.name != telling]
+        return TargetGuess((telling,), "by its name", tuple(other_columns))
+    if not able:
+        return None
+    last = able[-1]
+    reason = f"the last column with few values ({last.different})"
+    return TargetGuess((last.name,), reason, tuple(column.name for column in able[:-1]))
+
+
+def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """The column with numbers to predict among these."""
+    able = [c for c in columns if c.kind == "number" and c.different > 1 and not identifier(c) and not c.refused]
+    telling = telling_number(able)
+    name = telling or (able[-1].name if able else "")
+    other_columns = tuple(column.name for column in able if column.name != name)
+    reason = "by its name" if telling else "the last column of numbers"
+    return TargetGuess((name,), reason, other_columns) if name else None
+
+
+def telling_number(columns: Sequence[ColumnProfile]) -> str:
+    """The numeric column with a typical name of a target; empty if there is none."""
+    ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
+    return by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
+
+
+def by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
+    """The first column with one of these names, in the order of the names; empty if there is none."""
+    by_folded_name = {column.name.strip().casefold(): column.name for column in columns}
+    return next((by_folded_name[name] for name in names if name in by_folded_name), "")
+
+
+def check_count(guess: TargetGuess, task: str) -> None:
+    """Check that a task with one target has only one.
+
+    Raises:
+        SpecError: if it has several.
+    """
+    if len(guess.names) > 1:
+        raise SpecError(
+            f"{KEY}: --target {' --target '.join(guess.names)}: {task} predicts one column",
+            "one --target",
+            "name one of them",
+        )

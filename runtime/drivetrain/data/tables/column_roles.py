@@ -1,0 +1,177 @@
+"""Decides which columns of a table are numbers, which are categories, and which cannot be used."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from drivetrain.data.formats import column_values, number_marks, row_lines
+from drivetrain.data.labels import list_names
+from drivetrain.data.tables import text_column
+from drivetrain.data.tables.date_features import DateFeatures
+from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
+from drivetrain.job.tables import TableData
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MANY = 0.5
+"""A note says that a text column with at least this share of numbers is a category."""
+
+
+_PANDAS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
+"""Names that pandas gives to an index without one, in Parquet and in CSV."""
+
+
+@dataclass
+class Roles:
+    """Column names, in the order of the file."""
+
+    numeric: list[str] = field(default_factory=list)
+    categorical: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """What the user should know about single columns."""
+
+    @property
+    def names(self) -> list[str]:
+        """All columns."""
+        return [*self.numeric, *self.categorical]
+
+    def notes(self) -> list[str]:
+        """A note that lists both kinds, and those on single columns."""
+        parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
+        return [
+            "; ".join(f"{len(names)} {kind}: {list_names(names, 8)}" for names, kind in parts if names),
+            *self.remarks,
+        ]
+
+
+def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
+    """The role of each column of a training table: as the job says, else by its type.
+
+    Args:
+        table: a pyarrow table without ignored columns.
+        data: the job's data.
+        source: the file, for messages.
+
+    Raises:
+        DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.
+    """
+    column_roles, from_dates = Roles(), DateFeatures(data.dates).names
+    index = set(find_index_columns(table)).difference(data.features or (), data.numeric or (), data.categorical or ())
+    for name in table.column_names:
+        if (
+            name in data.target
+            or name == data.groups
+            or (data.features and name not in data.features and name not in from_dates)
+        ):
+            continue
+        if name in index:
+            column_roles.remarks.append(
+                f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric or data.categorical can make it one'
+            )
+            continue
+        column = table[name]
+        if name in from_dates:
+            column_roles.numeric.append(name)
+        elif name in (data.numeric or ()):
+            column_values.check_kind(column, name, "data.numeric", source)
+            column_roles.numeric.append(name)
+            column_roles.remarks += _list_marks(column, name)
+        elif name in (data.categorical or ()):
+            column_values.check_kind(column, name, "data.categorical", source, dates=True)
+            column_roles.categorical.append(name)
+        elif column_values.kind(column) == "text":
+            _check_text(column, name, source)
+            column_roles.categorical.append(name)
+            column_roles.remarks += _list_numbers(column, name)
+        else:
+            _check_other(column, name, source)
+            column_roles.numeric.append(name)
+    if not column_roles.numeric and not column_roles.categorical:
+        raise DataError(
+            f"data.features: {source} has no columns to predict from",
+            "at least one feature column",
+            "add columns, or remove some from data.ignore",
+        )
+    return column_roles
+
+
+def find_index_columns(table: pyarrow.Table) -> list[str]:
+    """The columns of a table that were the index of a pandas data frame."""
+    try:
+        described = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        described = []
+    index_names = {name for name in described if isinstance(name, str)} if isinstance(described, list) else set()
+    return [name for name in table.column_names if name in index_names or _PANDAS.fullmatch(name)]
+
+
+def _list_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on the marks for no value in a text column that is read as numbers."""
+    counts = number_marks.count_marks(column_values.texts(column)) if column_values.kind(column) == "text" else {}
+    return [number_marks.list_marks(name, counts)] if counts else []
+
+
+def _list_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on a column of categories of which most cells are numbers."""
+    from pyarrow import compute
+
+    trimmed = column_values.texts(column).drop_null()
+    numbers = number_marks.find_numbers(trimmed)
+    share = float(np.mean(numbers.to_numpy(zero_copy_only=False))) if len(trimmed) else 0.0
+    if share < MANY:
+        return []
+    not_numbers = compute.value_counts(trimmed.filter(compute.invert(numbers))).to_pylist()
+    not_numbers.sort(key=lambda row: -row["counts"])
+    names = [f"`{printable(row['values'], 40)}` ({row['counts']:,})" for row in not_numbers]
+    reason = f"the others are {list_names(names, 3)}" if names else "in different forms or units"
+    return [
+        f'"{name}" is a category, although {share:.0%} of its cells are numbers; {reason}; data.missing names cells '
+        f"without a value, data.numeric: [{name}] leaves out the rows with other cells"
+    ]
+
+
+def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
+    """Refuse text that is mostly numbers, and text with a different value in nearly every row."""
+    from pyarrow import array, string
+
+    trimmed = column_values.texts(column)
+    present = len(trimmed) - trimmed.null_count
+    different = column_values.different(trimmed)
+    # Most text columns have few distinct values and no numbers, which is quick to check.
+    if not np.isnan(column_values.numbers(array(set(different).difference(column_values.TRUTH), string()))[0]).all():
+        _check_spoilt(column, name, source, present)
+    text_column.check_distinct(different, present, name, source)
+
+
+def _check_spoilt(column: pyarrow.ChunkedArray, name: str, source: str, present: int) -> None:
+    """Refuse text that is mostly numbers."""
+    values, not_numbers = column_values.numbers(column)
+    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * present:
+        return
+    wrong, row = int(not_numbers.sum()), int(not_numbers.argmax())
+    first = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
+    raise text_column.spoilt(name, source, wrong, first)
+
+
+def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
+    """Refuse dates, lists and the like, and integers that only count the rows."""
+    from pyarrow import types
+
+    if column_values.kind(column) == "time":
+        raise text_column.dates(name, source, str(column.type))
+    column_values.check_kind(column, name, "data.train", source)
+    if types.is_integer(column.type) and not column.null_count and len(column) > 2:
+        values, _ = column_values.numbers(column)
+        if (np.diff(values) == 1).all():
+            raise DataError(
+                f'data.train: column "{name}" of {source} is a row number',
+                "columns with information about the row",
+                f"add {name} to data.ignore, or to data.numeric if it is a measurement",
+            )

@@ -1,0 +1,262 @@
+"""Replaces columns of dates by numbers, by the rule of the job: year, month, weekday and so on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drivetrain.data.formats import column_values, row_lines
+from drivetrain.errors import DataError
+
+_TWO_DIGIT_YEAR = re.compile(r"%[yDxcg]")
+"""40 is 1940 in dates of birth and 2040 in dates of expiry, and strptime always takes the second."""
+DAY = 86_400_000_000
+"""Microseconds."""
+POSIX_YEAR = 1969
+"""First of the years that two digits stand for, if they tell no other: 69 is 1969, and 68 is 2068."""
+
+
+def has_two_digit_years(form: str | None) -> bool:
+    """Whether dates in this form, as in strptime, have years of two digits."""
+    return form is not None and _TWO_DIGIT_YEAR.search(form.replace("%%", "")) is not None
+
+
+def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, option: str) -> None:
+    """Check that no date is later than this year, for it may be one of the last century.
+
+    Args:
+        texts: the cells, a pyarrow array.
+        times: the dates as strptime reads them, from 1969 to 2068.
+        name: their column.
+        path: its file.
+        key: the spec key that names the file.
+        option: the spec key that says what two digits stand for; empty if there is none.
+
+    Raises:
+        DataError: if one is.
+    """
+    from pyarrow import array, compute
+
+    years, today = compute.year(times), date.today().year
+    is_future = compute.fill_null(compute.greater(years, today), False).to_numpy(zero_copy_only=False)
+    if not is_future.any():
+        return
+    row = int(is_future.argmax())
+    year = years[row].as_py()
+    earliest = int(compute.min(years.filter(array(is_future))).as_py()) - 100
+    choice = f"set {option}: {earliest} if it is {year - 100}, or {option}: 1969 if it is {year}"
+    raise DataError(
+        f'{key}: {int(is_future.sum()):,} dates of column "{name}" of {path} have two digits for the year and can be of two '
+        f"centuries: {row_lines.place(path, row + 1)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
+        f"years of four digits{f', or {option}, the first of the hundred years that they stand for' if option else ''}",
+        choice if option else "write the years with four digits",
+    )
+
+
+def shift_centuries(times: Any, first_year: int) -> tuple[Any, column_values.Mask]:
+    """The dates in the hundred years that begin with `first_year`, and a mask of those that are none there: 1900 had no
+    29 February.
+    """
+    from pyarrow import array, compute
+
+    valid = times.is_valid().to_numpy(zero_copy_only=False)
+    years = compute.fill_null(compute.year(times), first_year).to_numpy(zero_copy_only=False)
+    months = 12 * (first_year + (years - first_year) % 100 - years)
+    filled = compute.fill_null(times.cast("timestamp[us]"), 0).to_numpy(zero_copy_only=False)
+    begins = filled.astype("datetime64[M]")
+    moved = (begins + months.astype("timedelta64[M]")).astype("datetime64[us]") + (filled - begins)
+    wrong = valid & (moved.astype("datetime64[M]") != begins + months.astype("timedelta64[M]"))
+    shifted = array(moved, mask=~valid | wrong).cast(times.type)
+    return shifted, np.asarray(wrong, np.bool_)
+
+
+@dataclass(frozen=True)
+class DateFeatures:
+    """Which numbers are made of which columns."""
+
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The parts of each column, in the words of the spec."""
+    form: str | None = None
+    """Form of dates that are text, as in strptime."""
+    first_year: int | None = None
+    """What two digits of a year stand for: this year and the 99 after it; None: not said."""
+    zones: dict[str, str] | None = field(default_factory=dict)
+    """The time zone in which the numbers of a column are, by column; empty for times without one. The first file that is
+    read decides, others follow. None: of a model that was stored without zones.
+    """
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of numbers: `since.month`."""
+        return [f"{name}.{part}" for name, parts in self.parts.items() for part in parts]
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """The columns of a file from which these columns are made."""
+        from_dates = set(self.names)
+        return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
+
+    def expand(self, table: Any, path: Path, key: str) -> tuple[Any, dict[int, str]]:
+        """The table with numbers in the place of its dates; int64, or double for `days`. And why rows have no date, by row.
+
+        Raises:
+            DataError: if a column holds no dates; names `key`.
+        """
+        odd: dict[int, str] = {}
+        for name in self.parts:
+            times, wrong = self.times(table[name], name, path, key)
+            times = self._in_zone(times, name, path, key)
+            for row in np.flatnonzero(wrong).tolist():
+                reason = f"{name} is {column_values.format_cell(table[name], row)}, no date"
+                odd[row] = f"{odd[row]}; {reason}" if row in odd else reason
+            for part in self.parts[name]:
+                table = table.append_column(f"{name}.{part}", _part(times, part))
+            table = table.drop_columns([name])
+        return table, odd
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values, from which `from_json` rebuilds the rule; empty without one."""
+        if not self.parts:
+            return {}
+        rule: dict[str, object] = {
+            "dates": {name: list(parts) for name, parts in self.parts.items()},
+            "date_format": self.form,
+        }
+        if self.zones is not None:
+            rule["zones"] = self.zones
+            if has_two_digit_years(self.form):
+                rule["first_year"] = self.first_year or POSIX_YEAR
+        return rule
+
+    def notes(self) -> list[str]:
+        """Notes on the columns whose times have a zone."""
+        return [
+            f"{name}: times with a zone, whose numbers are those in {zone}"
+            for name, zone in (self.zones or {}).items()
+            if zone
+        ]
+
+    def times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
+        """A column as timestamps, null where it is empty or no date, and a mask of the cells that are no date.
+
+        Raises:
+            DataError: if most cells are no dates; names `key`.
+        """
+        from pyarrow import array, compute, timestamp, types
+
+        wrong = np.zeros(len(column), np.bool_)
+        kind = column_values.kind(column)
+        if kind == "text" and self.form is None and (read := column_values.read_times(column)):
+            column, wrong = read
+        if types.is_date(column.type):
+            return compute.cast(column, timestamp("us")), wrong
+        if types.is_timestamp(column.type):
+            return compute.cast(column, timestamp("us", column.type.tz), safe=False), wrong
+        if kind == "nothing":
+            return compute.cast(column, timestamp("us")), wrong
+        if kind != "text" or self.form is None:
+            row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
+            row = column_values.find_first_no_time(column) if kind == "text" else row
+            raise DataError(
+                f'{key}: column "{name}" of {path} is {column.type}: {row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}',
+                "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
+                'set data.date_format, such as "%d.%m.%Y" for 31.05.2024 or "%m/%d/%Y" for 05/31/2024',
+            )
+        texts = column_values.texts(column)
+        times = compute.strptime(texts, self.form, "us", error_is_null=True)
+        wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
+        wrong |= self._impossible(texts, times)
+        if has_two_digit_years(self.form):
+            if self.first_year is None:
+                check_not_future(texts, times, name, path, key, "data.first_year" if self.parts else "")
+            times, moved = shift_centuries(times, self.first_year or POSIX_YEAR)
+            wrong |= moved
+        if wrong.sum() > column_values.TIMES_SHARE * (len(texts) - texts.null_count):
+            row = int(wrong.argmax())
+            raise DataError(
+                f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
+                f"{row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}",
+                "one form for all dates, in data.date_format",
+                "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
+            )
+        return compute.if_else(array(wrong), None, times), wrong
+
+    def _in_zone(self, times: Any, name: str, path: Path, key: str) -> Any:
+        """The times in the zone of the column.
+
+        Raises:
+            DataError: if they have a zone and the column has none, or the other way round; or if the zone is not known here.
+        """
+        from pyarrow import ArrowInvalid, compute, timestamp
+
+        if self.zones is None or times.null_count == len(times):
+            return times
+        zone = times.type.tz or ""
+        first = self.zones.setdefault(name, zone)
+        if bool(first) != bool(zone):
+            row = int(np.argmax(times.is_valid().to_numpy(zero_copy_only=False)))
+            form, first_form = (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {first}")
+            raise DataError(
+                f'{key}: times of column "{name}" of {path} are {form}, and those of the training data {first_form}: '
+                f"{row_lines.place(path, row + 1)} has `{times[row].as_py()}`",
+                "times as in the training data, all with a zone or all without",
+                "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
+            )
+        try:
+            times = compute.cast(times, timestamp("us", first or None))
+            compute.hour(times.slice(0, 1))
+        except ArrowInvalid:
+            raise DataError(
+                f'{key}: column "{name}" of {path} is in the time zone {first}, which this machine does not know',
+                "a zone of its database, such as UTC or Europe/Madrid",
+                "install tzdata, or write the times in UTC",
+            ) from None
+        return times
+
+    def _impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which texts pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""
+        from pyarrow import array, compute
+
+        assert self.form is not None
+        early = compute.fill_null(compute.less(compute.year(times), 1000), False)
+        moved = compute.fill_null(compute.less_equal(compute.day(times), 3), False)
+        impossible = []
+        for text in compute.unique(texts.filter(moved)).to_pylist():
+            try:
+                datetime.strptime(text, self.form)
+            except ValueError:
+                impossible.append(text)
+        is_impossible = compute.or_(early, compute.is_in(texts, array(impossible, texts.type)))
+        return np.asarray(is_impossible.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def from_json(stored: Mapping[str, Any]) -> DateFeatures:
+    """Rebuild the rule from `DateFeatures.to_json`."""
+    zones = stored.get("zones")
+    return DateFeatures(
+        stored.get("dates", {}),
+        stored.get("date_format"),
+        stored.get("first_year", POSIX_YEAR),
+        None if zones is None else dict(zones),
+    )
+
+
+def _part(times: Any, part: str) -> Any:
+    from pyarrow import compute, float64, int64
+
+    if part == "days":
+        return compute.divide(compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY))
+    read = {
+        "year": compute.year,
+        "month": compute.month,
+        "day": compute.day,
+        "weekday": compute.day_of_week,
+        "hour": compute.hour,
+        "minute": compute.minute,
+    }
+    return read[part](times)

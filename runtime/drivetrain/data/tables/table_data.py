@@ -1,0 +1,274 @@
+"""Loads the data of a table job: rows of a file, preprocessed once and kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from drivetrain.data import copies
+from drivetrain.data import target_columns as targets
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
+from drivetrain.data.formats import csv_dialect, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.labels import alike
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.tables import features, revealing_columns
+from drivetrain.data.tables.column_roles import Roles, roles
+from drivetrain.data.tables.date_features import DateFeatures
+from drivetrain.data.tables.features import Features
+from drivetrain.data.tables.table_rows import RowNames, divide_rows, find_usable, prepare_division, take_rows
+from drivetrain.data.target_columns import TargetColumn
+from drivetrain.errors import DataError
+from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableData, TableJob
+
+
+@dataclass
+class TableSplit:
+    """Some rows of one or several files."""
+
+    inputs: Inputs
+    """Preprocessed rows of all files, concatenated."""
+    rows: Ids
+    """The rows of this split."""
+    targets: Targets
+    titles: RowNames
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        rows = torch.from_numpy(self.rows[ids])
+        return tuple(x.index_select(0, rows) for x in self.inputs)
+
+    def contents(self) -> Contents:
+        """A digest of each row: features as the network gets them, and targets."""
+        parts = [*self.gather(np.arange(len(self))), *self.targets.values()]
+        rows = [part.numpy().reshape(len(self), -1) for part in parts]
+        return copies.row_digests(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Replace the arrays in memory."""
+        self.inputs = tuple(map(change, self.inputs))
+        self.rows = change(self.rows)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
+
+    def title(self, index: int) -> str:
+        """The row in its file."""
+        return self.titles.row(int(self.rows[index]))
+
+
+@dataclass(frozen=True)
+class _TablePart:
+    """The preprocessed rows of one file."""
+
+    path: Path
+    key: str
+    inputs: Inputs
+    rows: Ids
+    """Rows that can be used."""
+    target: TargetColumn | None
+    notes: list[str]
+
+    def split(self, rows: Ids, head: Head) -> TableSplit:
+        """A split of some of the rows."""
+        assert self.target is not None
+        target_tensors = {"": targets.tensor(self.target, rows, head, self.key)}
+        return TableSplit(self.inputs, rows, target_tensors, RowNames((self.path.name,), (0,)))
+
+
+def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
+    """Read and check the rows of a job; preprocessing is taken from `recorded` if given, else computed.
+
+    Raises:
+        DataError: if they cannot be used.
+    """
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    data, path = job.data, job.resolve(job.data.train)
+    classes = isinstance(job, TableClassificationJob)
+    # A job that starts from a run on other data keeps the columns of that run, which its network expects.
+    earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
+    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
+    bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
+    table, column_roles, odd = _read_training_table(path, data, classes, dates, earlier, files)
+    target = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
+    rows, notes = find_usable(table, column_roles.numeric, target, odd, path, "data.train", data.bad_samples)
+    division = prepare_division(table, column_roles, target, rows, recorded)
+    train_rows, validation_rows = divide_rows(job, target, rows, notes, table, division)
+
+    def compute_head() -> Head:
+        return targets.head(target, rows, train_rows, "data.train")
+
+    head = recorded.head("", compute_head) if recorded else compute_head()
+    if earlier:
+        fitted, left_out = earlier, earlier.notes(take_rows(table, train_rows), path.name)
+    else:
+        # A resumed run, too, fits: its notes are those of the first start, although its preprocessing is the recorded one.
+        fitted, left_out = features.fit(table, column_roles, train_rows, dates, bins)
+    if recorded:
+        fitted = features.from_json(recorded.preprocessing)
+    _check_varied(fitted, column_roles, path)
+    about = [
+        *column_roles.notes(),
+        *dates.notes(),
+        *alike(data.target[0], head.classes),
+        *revealing_columns.describe(table, column_roles, target, train_rows, dates.names),
+        *notes,
+        *left_out,
+    ]
+    train_part = _TablePart(path, "data.train", fitted.tensors(table), rows, target, about)
+    train = train_part.split(train_rows, head)
+    if isinstance(data.validation, str):
+        validation, validation_notes = _read_validation(job, data.validation, classes, fitted, train, head, files)
+    else:
+        validation = train_part.split(validation_rows, head)
+        validation_notes = fitted.notes(take_rows(table, validation_rows), "validation")
+    counts = f"{len(train_rows):,} training and {len(validation):,} validation rows"
+    stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json(), **division.stored()}
+    return Dataset(
+        train,
+        validation,
+        {"": head},
+        stored,
+        as_it_is,
+        mixable=not fitted.categories,
+        notes=[counts, *about, *validation_notes],
+    )
+
+
+def _read_training_table(
+    path: Path, data: TableData, classes: bool, dates: DateFeatures, earlier: Features | None, files: CsvFiles
+) -> tuple[Any, Roles, dict[int, str]]:
+    """Read the training file: its table with numbers for dates, the roles of its columns, and why rows have no date."""
+    table, odd = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
+    column_roles = earlier.roles() if earlier else roles(table, data, str(path))
+    if changed := files.rewritten.intersection(column_roles.categorical):
+        # New files, too, are read with the categories as written.
+        table, odd = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
+    return table, column_roles, odd
+
+
+def _read_validation(
+    job: TableJob, name: str, classes: bool, fitted: Features, train: TableSplit, head: Head, files: CsvFiles
+) -> tuple[TableSplit, list[str]]:
+    """Read a validation file, and note what was found in it, such as rows that are training rows too."""
+    part = _part(job.resolve(name), "data.validation", fitted, job.data.target, classes, job.data.bad_samples, files)
+    split = part.split(part.rows, head)
+    shared = copies.note_shared(train.contents(), split.contents(), split.title, "validation rows")
+    return split, [*part.notes, *shared]
+
+
+def _check_varied(fitted: Features, column_roles: Roles, path: Path) -> None:
+    """Refuse a table of which nothing is left to learn from."""
+    if not fitted.names:
+        raise DataError(
+            f"data.train: all {len(column_roles.names)} features of {path} are constant in the training rows",
+            "a feature that differs between rows",
+            "add columns or rows",
+        )
+
+
+def read(
+    paths: Sequence[Path],
+    preprocessing: Mapping[str, Any],
+    heads: Mapping[str, Head],
+    files: CsvFiles | None = None,
+    *,
+    labelled: bool,
+    budget: float = 1.0,
+) -> NewSamples:
+    """Read new rows, preprocessed exactly as the training rows were.
+
+    Args:
+        paths: files with at least the columns that the network uses.
+        preprocessing: of the `Dataset` that the network was trained on.
+        heads: of that dataset.
+        files: how CSV files are written; gets what was found.
+        labelled: whether to read targets, for an evaluation.
+        budget: largest share of samples that may be unusable.
+
+    Raises:
+        DataError: if a file cannot be used, or has a label that training did not have.
+    """
+    files = files or csv_dialect.of_model(preprocessing, {})
+    fitted, head = features.from_json(preprocessing), heads[""]
+    target_columns = preprocessing["target"] if labelled else ()
+    parts = [_part(path, "data", fitted, target_columns, preprocessing["classes"], budget, files) for path in paths]
+    starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
+    rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
+    inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))
+    target_tensors: Targets = {}
+    if labelled:
+        target_tensors = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
+    titles = RowNames(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
+    return NewSamples(
+        TableSplit(inputs, rows, target_tensors, titles), as_it_is, [note for part in parts for note in part.notes]
+    )
+
+
+def _table(
+    path: Path,
+    data: TableData,
+    classes: bool,
+    earlier: Features | None,
+    files: CsvFiles,
+    categories: Collection[str] = (),
+) -> Any:
+    """The training table, with the columns that the job uses; those of an earlier run if it starts from one.
+    `categories`: columns to keep as text, beside those that the job names.
+    """
+    options = ("target", "features", "numeric", "categorical", "dates", "ignore")
+    required = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
+    text = [*_classes(data.target, classes), *(data.categorical or ()), *categories]
+    if data.groups:
+        text.append(data.groups)
+        required[data.groups] = "data.groups"
+    if earlier:
+        required |= dict.fromkeys(earlier.file_columns, "model.from")
+        text += [category.name for category in earlier.categories]
+    return table_file.read(
+        path,
+        "data.train",
+        required=required,
+        only=data.features is not None or earlier is not None,
+        leave=data.ignore or (),
+        text=text,
+        csv=files,
+    )
+
+
+def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
+    """The target column if it holds classes, which is read as text; multi-label targets and numbers are not."""
+    return target if classes and len(target) == 1 else ()
+
+
+def _part(
+    path: Path,
+    key: str,
+    fitted: Features,
+    target: Sequence[str],
+    classes: bool,
+    budget: float | None,
+    files: CsvFiles,
+) -> _TablePart:
+    """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
+    text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
+    required = dict.fromkeys((*fitted.file_columns, *target), key)
+    table = table_file.read(path, key, required=required, only=True, text=text, csv=files)
+    table, odd = fitted.dates.expand(table, path, key)
+    target_column = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
+    rows, notes = find_usable(table, [number.name for number in fitted.numbers], target_column, odd, path, key, budget)
+    return _TablePart(
+        path,
+        key,
+        fitted.tensors(table),
+        rows,
+        target_column,
+        [*notes, *fitted.notes(take_rows(table, rows), path.name)],
+    )

@@ -1,0 +1,173 @@
+"""The targets in a table's columns: a class, several labels, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import Head
+from drivetrain.data.formats import column_values
+from drivetrain.data.labels import class_names, list_names
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FEW = 10
+"""Up to this many distinct values are accepted as classes, whatever the number of rows."""
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """The targets of all rows, as written in the file."""
+
+    names: tuple[str, ...]
+    texts: Any
+    """Stripped text of each row, a pyarrow array, for single-label classification; else None."""
+    numbers: column_values.Numbers
+    """Shape (N, names), float64; empty for single-label classification."""
+    several: bool
+    """Whether the numbers are 0 and 1, for multi-label classification."""
+    bad: dict[int, str]
+    """Why a row has no usable target, by row."""
+
+
+def read(table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
+    """The targets of a table.
+
+    Args:
+        table: a pyarrow table.
+        names: its target columns.
+        classes: whether they are labels; several label columns hold 0 and 1.
+        option: the spec key that names them, for messages.
+        source: the file, for messages.
+
+    Raises:
+        DataError: if a column's type cannot be a target.
+    """
+    for name in names:
+        column_values.check_kind(table[name], name, option, source)
+    if classes and len(names) == 1:
+        texts = _classes(table[names[0]], names[0], option, source)
+        bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
+        return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
+    columns, bad = [], {}
+    for name in names:
+        values, not_numbers = column_values.numbers(table[name])
+        columns.append(values)
+        bad |= _unusable(table[name], name, values, not_numbers, labels=classes)
+    return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
+
+
+def head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
+    """The head for the targets.
+
+    Args:
+        target: the targets of all rows.
+        rows: usable rows, which define the classes.
+        train: the training rows among them, which define the scale of numbers.
+        key: the spec key that names the file, for messages.
+
+    Raises:
+        DataError: if there is nothing to learn: a single class, or a label or number that never changes.
+    """
+    if target.texts is not None:
+        return Head("", classes=classes(target, rows, key))
+    values = target.numbers[train]
+    same = [name for name, column in zip(target.names, values.T, strict=True) if column.min() == column.max()]
+    if same:
+        kind = "label" if target.several else "number"
+        raise DataError(
+            f"{key}: {list_names(same)} is {values[0, target.names.index(same[0])]:g} in all {len(train):,} training rows",
+            f"a {kind} that differs between rows",
+            f"remove {same[0]}, or add rows",
+        )
+    if target.several:
+        return Head("", classes=target.names, several=True)
+    mean, spread = values.mean(axis=0), values.std(axis=0)
+    if not spread.all():
+        name = target.names[int(spread.argmin())]
+        raise DataError(
+            f"{key}: the numbers of {name} are too close to each other to be scaled: their standard deviation is 0",
+            "numbers whose squares are not 0",
+            f"write {name} in a smaller unit",
+        )
+    return Head("", columns=target.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
+
+
+def tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
+    """The targets of some rows in the form of a head.
+
+    Returns:
+        Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
+
+    Raises:
+        DataError: for a label that is no class of the head; names `key`.
+    """
+    if target.texts is not None:
+        return torch.from_numpy(column_values.class_indices(target.texts.take(rows), target_head.classes, key))
+    values = target.numbers[rows]
+    if not target_head.several:
+        values = (values - np.array(target_head.mean)) / np.array(target_head.std)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _classes(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:
+    from pyarrow import types
+
+    texts = column_values.texts(column)
+    if types.is_floating(column.type):
+        values, _ = column_values.numbers(column)
+        broken = values[np.isfinite(values) & (values != np.floor(values))]
+        if len(broken):
+            raise DataError(
+                f'{option}: column "{name}" of {source} has fractions such as {broken[0]:g}',
+                "classes: text or whole numbers",
+                "use a regression for numbers, or write ranges of them as text",
+            )
+    return texts
+
+
+def classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
+    """The classes of some rows, in the order of the outputs.
+
+    Raises:
+        DataError: if there is only one, or more than one per two rows; names `key`.
+    """
+    assert target.texts is not None
+    names = class_names(column_values.different(target.texts.take(rows)))
+    if len(names) < 2:
+        raise DataError(
+            f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names)} in all of them",
+            "two classes or more",
+            "add rows of another class",
+        )
+    if len(names) > max(FEW, len(rows) / 2):
+        raise DataError(
+            f"{key}: {target.names[0]} has {len(names):,} different values in {len(rows):,} rows",
+            "classes that repeat",
+            "use a regression for numbers, or name the column of the class",
+        )
+    return names
+
+
+def _unusable(
+    column: object, name: str, values: column_values.Numbers, not_numbers: column_values.Mask, labels: bool
+) -> dict[int, str]:
+    """Why a number or label cannot be used, by row."""
+    possible = "0 or 1" if labels else "a number"
+    wrong = not_numbers | (np.isfinite(values) & (values != 0) & (values != 1)) if labels else not_numbers
+    with np.errstate(invalid="ignore"):
+        infinite = np.abs(values) > column_values.LARGEST
+    bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
+    bad |= dict.fromkeys(np.flatnonzero(infinite).tolist(), f"{name} is infinite")
+    return bad | {
+        row: f"{name} is {column_values.format_cell(column, row)}, not {possible}"
+        for row in np.flatnonzero(wrong).tolist()
+    }

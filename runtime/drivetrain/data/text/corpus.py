@@ -1,0 +1,185 @@
+"""Reads the texts and labels of a file, and finds rows that cannot be used."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.labels import alike, list_names
+from drivetrain.data.stateless_random import Ids
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MAX_UNQUESTIONED_CLASSES = 50
+"""A column with up to this many distinct values counts as labels; with more, only if each occurs twice on average."""
+
+
+@dataclass
+class Corpus:
+    """Usable rows of one or several files."""
+
+    key: str
+    """The spec key that names the file."""
+    paths: list[Path]
+    starts: list[int]
+    """Index of the first usable row of each file."""
+    texts: tuple[Any, ...]
+    """Pyarrow text columns, one entry per usable row."""
+    labels: dict[str, list[str | None]]
+    """By column: the label of each usable row, as written; None if it has none."""
+    rows: Ids
+    """Number of each usable row in its file; the first is 1."""
+    bad: list[BadSample]
+    """Rows that cannot be used."""
+    groups: list[str | None] | None = None
+    """The group of each usable row, if the job has a column of them."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def title(self, index: int) -> str:
+        """Row and first words of one text."""
+        max_letters = 80 // len(self.texts)
+        cells = (column[index].as_py() for column in self.texts)
+        first_words = " | ".join(f"{cell[:max_letters]}{'…' if len(cell) > max_letters else ''}" for cell in cells)
+        return f"{self.place(index)}: {first_words}"
+
+    def place(self, index: int) -> str:
+        """File and row of one text."""
+        return f"{self.paths[bisect_right(self.starts, index) - 1].name} row {self.rows[index]}"
+
+
+def read(
+    path: Path,
+    key: str,
+    columns: Sequence[str],
+    label_keys: Mapping[str, str],
+    text_key: str,
+    files: CsvFiles,
+    group_column: str | None = None,
+) -> Corpus:
+    """Read the texts and labels of a file; rows without any text, or without any label, are bad samples.
+
+    Args:
+        path: a .csv, .tsv, .jsonl or .parquet file.
+        key: the spec key that names the file.
+        columns: the text columns.
+        label_keys: the label columns, each with the spec key that names it; empty to read texts only.
+        text_key: the spec key that names the text columns.
+        files: how CSV files are written; what is detected in this file is added to it.
+        group_column: the column that says which rows belong together.
+
+    Raises:
+        DataError: if the file cannot be read, or a column is missing or does not hold text.
+    """
+    from pyarrow import compute
+
+    required = {**dict.fromkeys(columns, text_key), **label_keys}
+    all_columns = required | ({group_column: "data.groups"} if group_column else {})
+    table = table_file.read(path, key, required=all_columns, only=True, text=all_columns, csv=files)
+    for name, option in required.items():
+        _check_type(table, name, option, path)
+    trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in required}
+    is_filled = {
+        name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
+    }
+    # A row needs at least one text (a report without a title is a report) and at least one label (it trains the heads
+    # that it has labels for).
+    required_parts = {" and ".join(columns): np.logical_or.reduce([is_filled[name] for name in columns])}
+    if label_keys:
+        # A column that is both counts as a text.
+        has_label = [filled for name, filled in is_filled.items() if name not in columns]
+        required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
+    is_usable = np.logical_and.reduce(list(required_parts.values()))
+    texts = [compute.fill_null(column_values.compose_text(table[name].filter(is_usable)), "") for name in columns]
+    labels = {name: column_values.texts(table[name]).filter(is_usable).to_pylist() for name in label_keys}
+    return Corpus(
+        key=key,
+        paths=[path],
+        starts=[0],
+        texts=tuple(texts),
+        labels={name: [label or None for label in values] for name, values in labels.items()},
+        rows=np.flatnonzero(is_usable) + 1,
+        bad=_list_bad_rows(path, required_parts, is_usable),
+        groups=column_values.texts(table[group_column].filter(is_usable)).to_pylist() if group_column else None,
+    )
+
+
+def join(sources: Sequence[Corpus]) -> Corpus:
+    """Concatenate several files, without their groups: only training files have them, and these are not joined."""
+    from pyarrow import chunked_array
+
+    return Corpus(
+        key=sources[0].key,
+        paths=[path for source in sources for path in source.paths],
+        starts=np.cumsum([0, *map(len, sources)])[:-1].tolist(),
+        texts=tuple(
+            chunked_array([chunk.cast("string") for part in column for chunk in part.chunks], "string")
+            for column in zip(*(source.texts for source in sources), strict=True)
+        ),
+        labels={name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
+        rows=np.concatenate([source.rows for source in sources]),
+        bad=[sample for source in sources for sample in source.bad],
+    )
+
+
+def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
+    from pyarrow import types
+
+    data_type = table.schema.field(name).type
+    if types.is_null(data_type):
+        raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
+    if not (types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)):
+        raise DataError(
+            f'{option}: column "{name}" of {path} holds {data_type}, not text',
+            "text, whole numbers or booleans",
+            "write the column as text, or name another one",
+        )
+
+
+def _list_bad_rows(path: Path, required_parts: Mapping[str, Any], is_usable: Any) -> list[BadSample]:
+    return [
+        BadSample(
+            f"{path} {row_lines.place(path, index + 1)}",
+            f"{list_names([name for name, is_filled in required_parts.items() if not is_filled[index]])} is empty",
+        )
+        for index in np.flatnonzero(~is_usable).tolist()
+    ]
+
+
+def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
+    """Check the labels of one column; returns notes.
+
+    Raises:
+        DataError: if it has one class, or so many that it cannot be labels.
+    """
+    if len(classes) < 2:
+        raise DataError(
+            f'{option}: column "{column}" has {len(classes)} class: {list_names(classes)}',
+            "two classes or more",
+            "remove the column, or add rows of another class",
+        )
+    if len(classes) > max(MAX_UNQUESTIONED_CLASSES, len(labels) // 2):
+        raise DataError(
+            f'{option}: column "{column}" has {len(classes):,} different values in {len(labels):,} rows, '
+            f"such as {list_names(classes, 3)}",
+            "labels that repeat: classes",
+            "name a column of labels; numbers to predict are a task of their own",
+        )
+    return [*_rare(labels, column), *alike(column, classes)]
+
+
+def _rare(labels: Sequence[str], column: str) -> list[str]:
+    rare = sorted(label for label, count in Counter(labels).items() if count == 1)
+    return [f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'] if rare else []

@@ -1,0 +1,100 @@
+"""Splits a batch of texts into micro-batches of similar length, which saves padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from drivetrain.data import host_lengths
+from drivetrain.data.dataset import Batch
+from drivetrain.data.host_lengths import Lengths
+from drivetrain.data.to_device import onto
+from drivetrain.job.text import PASS_TOKENS
+
+
+@dataclass(frozen=True)
+class TokenSplitter:
+    """Splits batches into micro-batches of at most so many tokens."""
+
+    tokens: int
+    pass_cost: int = PASS_TOKENS
+    """What one more pass through the network costs, in tokens."""
+    in_order: bool = False
+    """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
+
+    def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
+        """The micro-batches of a batch, of at most `most` samples."""
+        return rows(batch, most, self.tokens) if self.in_order else cut(batch, most, self.tokens, self.pass_cost)
+
+
+def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> Iterator[Batch]:
+    """Micro-batches, longest texts first, each padded only to its longest text.
+
+    Args:
+        batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
+            Batches with a single input (one row per sample) and empty batches are split in their given order.
+        most: largest number of samples in a micro-batch.
+        tokens: largest number of tokens in a micro-batch, padding included; a longer text gets its own.
+        pass_cost: what one more micro-batch costs, in tokens.
+    """
+    if len(batch.inputs) == 1 or not len(batch):
+        yield from batch.split(most)
+        return
+    lengths = host_lengths.of(batch.inputs[-1])
+    for rows in pieces(lengths, most, tokens, pass_cost):
+        index, longest = onto(batch.inputs[0].device, rows), int(lengths[rows].max())
+        yield Batch(
+            batch.ids[rows],
+            tuple(x[index, :longest] for x in batch.inputs),
+            {name: y[index] for name, y in batch.targets.items()},
+            lengths[rows],
+        )
+
+
+def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
+    """Micro-batches in the given order, with at most so many real tokens and samples; a longer text gets its own."""
+    if len(batch.inputs) == 1 or not len(batch):
+        yield from batch.split(most)
+        return
+    first, token_count, ends = 0, 0, []
+    lengths = host_lengths.of(batch.inputs[-1]).tolist()
+    for position, length in enumerate(lengths):
+        if position > first and (token_count + length > tokens or position - first == most):
+            ends.append(position)
+            first, token_count = position, 0
+        token_count += length
+    for start, end in pairwise([0, *ends, len(lengths)]):
+        part, own_lengths = batch.between(start, end), lengths[start:end]
+        yield replace(
+            part, inputs=tuple(x[:, : max(own_lengths)] for x in part.inputs), lengths=np.array(own_lengths, np.int64)
+        )
+
+
+def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> list[Lengths]:
+    """Rows of each micro-batch: neighbors in the order of length, cut where the total cost is least.
+
+    The result depends on the lengths only; rows of equal length keep their order.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order].tolist()
+    # Dynamic programming from the end: the cost of all rows from each row on, and where its micro-batch ends.
+    cost, ends = [0] * (len(sizes) + 1), [0] * len(sizes)
+    for first in reversed(range(len(sizes))):
+        count = max(1, min(most, tokens // max(1, sizes[first])))
+        cost[first], ends[first] = min(
+            (pass_cost + (end - first) * sizes[first] + cost[end], end)
+            for end in range(first + 1, min(len(sizes), first + count) + 1)
+        )
+    groups, first = [], 0
+    while first < len(sizes):
+        groups.append(order[first : ends[first]])
+        first = ends[first]
+    return groups
+
+
+def count_computed(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> int:
+    """Tokens that are computed for a batch that is split like this, padding included."""
+    return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens, pass_cost))

@@ -1,0 +1,173 @@
+"""The columns of a shard of texts, whatever its kind: Parquet, JSON lines, or a tar file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.data.decoded_size import DecodedSize
+from drivetrain.data.formats import column_values, parquet_file, table_file
+from drivetrain.data.formats import shards as tables
+from drivetrain.data.formats.parquet_file import decode
+from drivetrain.data.streaming import jsonl_records, parquet_index, tar_records
+from drivetrain.data.streaming.shard import PARQUET, TAR, Shard
+from drivetrain.data.text import tokenizer
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CELL = 8
+"""Bytes of a place in a list."""
+
+
+def labels(
+    file: Path,
+    shard: Shard,
+    names: Sequence[str],
+    texts: Sequence[str],
+    key: str,
+    classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
+) -> pyarrow.Table:
+    """The label columns of a shard as text, without space around it; an empty label is null.
+
+    Args:
+        file: the shard on this machine.
+        shard: its kind, and for messages.
+        names: the label columns.
+        texts: the text columns, which must be there.
+        key: the spec key that names the shards.
+        classes: names of classes that are declared beside the shards, for labels that are numbers.
+
+    Raises:
+        DataError: if it cannot be read, lacks a column, or has one that does not hold text.
+    """
+    from pyarrow import ArrowException
+
+    try:
+        label_table = (_of_parquet if shard.kind == PARQUET else _of_records)(file, shard, names, texts, key)
+        label_table = table_file.as_text(tables.with_names(label_table, classes), names)
+        label_table.validate(full=True)
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+    for position, name in enumerate(label_table.column_names):
+        _check_text(label_table.field(position).type, name, shard, key)
+        label_table = label_table.set_column(position, name, column_values.texts(label_table[name]))
+    return label_table
+
+
+def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
+    """The text columns of a shard, some rows at a time; an empty text is "".
+
+    Raises:
+        DataError: if it cannot be read, or a column does not hold text.
+    """
+    from pyarrow import ArrowException, Table, compute, table
+
+    if shard.kind != PARQUET:
+        records = _records(file, shard, names, (), key)
+        while some := list(islice(records, tokenizer.PART)):
+            by_name = {name: _column([record.get(name) for record in some], name, shard, key) for name in names}
+            yield table(
+                {name: compute.fill_null(column_values.compose_text(cells), "") for name, cells in by_name.items()}
+            )
+        return
+    subject = f"shard {shard.address}"
+    try:
+        for batch in parquet_file.read_batches(file, names, tokenizer.PART, subject, key):
+            part = table_file.as_text(decode(Table.from_batches([batch]), subject, key), names)
+            for name in names:
+                _check_text(part.schema.field(name).type, name, shard, key)
+            part.validate(full=True)
+            texts = {name: compute.fill_null(part[name], "").cast("string") for name in names}
+            yield table({name: column_values.compose_text(cells) for name, cells in texts.items()})
+    except (ArrowException, OSError) as error:
+        raise parquet_index.unreadable(shard, key, error) from None
+
+
+def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
+    """All texts of a shard; an empty one is "".
+
+    Raises:
+        DataError: if it cannot be read, or a column does not hold text.
+    """
+    from pyarrow import Table, concat_tables
+
+    size, parts = DecodedSize(f"shard {shard.address}", key), list[Table]()
+    for part in columns(file, names, shard, key):
+        size.add(part.nbytes)
+        parts.append(part)
+    return concat_tables(parts)
+
+
+def _of_parquet(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+    from pyarrow import parquet
+
+    parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
+    return parquet_index.labels(file, names, shard, key)
+
+
+def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+    from pyarrow import table
+
+    by_name: dict[str, list[Any]] = {name: [] for name in names}
+    record_keys: dict[str, None] = {}
+    size = DecodedSize(f"labels of shard {shard.address}", key)
+    for record in _records(file, shard, texts, names, key):
+        record_keys |= dict.fromkeys(record)
+        for name, cells in by_name.items():
+            cells.append(record.get(name))
+            size.add(CELL + sys.getsizeof(cells[-1]))
+    parquet_index.check_columns([*texts, *names], list(record_keys), shard, key)
+    return table({name: _column(cells, name, shard, key) for name, cells in by_name.items()})
+
+
+def _records(
+    file: Path, shard: Shard, texts: Sequence[str], names: Sequence[str], key: str
+) -> Iterator[dict[str, Any]]:
+    if shard.kind == TAR:
+        return tar_records.read(file, shard, key, texts, names)
+    return jsonl_records.read(file, shard, key)
+
+
+def _column(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
+    """Cells of JSON as text, as they are read from a table: whole numbers and booleans are text, others are no text."""
+    from pyarrow import array, string
+
+    kinds = {type(cell) for cell in cells} - {type(None)}
+    if wrong := next((kind for kind in (float, list, dict) if kind in kinds), None):
+        raise _no_text({float: "numbers", list: "lists", dict: "objects"}[wrong], name, shard, key)
+    if len(kinds) > 1:
+        raise _no_text("cells of several types", name, shard, key)
+    try:
+        return array([_text(cell) for cell in cells], string())
+    except UnicodeEncodeError:
+        raise DataError(
+            f'{key}: column "{name}" of shard {shard.address} has half of a surrogate pair (\\uD800 to \\uDFFF)',
+            "text that can be written as UTF-8",
+            "write it again without",
+        ) from None
+
+
+def _text(cell: Any) -> str | None:
+    if cell is None:
+        return None
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+
+
+def _check_text(kind: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
+    from pyarrow import types
+
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise _no_text(str(kind), name, shard, key)
+
+
+def _no_text(description: str, name: str, shard: Shard, key: str) -> DataError:
+    return DataError(
+        f'{key}: column "{name}" of shard {shard.address} holds {description}, not text',
+        "text, whole numbers or booleans",
+        "write the column as text, or name another one",
+    )

@@ -1,0 +1,209 @@
+"""Tokenizes texts with a vocabulary learned from the job's texts, or with that of a pretrained encoder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.data.text.encoded import Encoded, Ragged, find_template
+from drivetrain.errors import DataError
+from drivetrain.job.text import Truncation
+from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet
+
+if TYPE_CHECKING:
+    import pyarrow
+    import tokenizers
+
+    Texts = Sequence[pyarrow.ChunkedArray]
+    """Text columns of the same length."""
+
+PART = 10_000
+"""Texts that are tokenized in one call, which distributes them over threads."""
+VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Vocabulary files of older tokenizer formats."""
+RULE = "NFC, lower case, accents kept"
+_PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer of the tokenizers library, and its padding token."""
+
+    inner: tokenizers.Tokenizer
+    pad: int
+
+    @property
+    def vocabulary(self) -> int:
+        """One more than the largest token id."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def unknown(self) -> int | None:
+        """The token for text outside of the vocabulary; None if there is no such text."""
+        name = getattr(self.inner.model, "unk_token", None)
+        return self.inner.token_to_id(name) if name else None
+
+    def encode(self, columns: Texts) -> Encoded:
+        """The tokens of each text of each column.
+
+        Raises:
+            DataError: if there are several columns, and no special token that can separate them.
+        """
+        text_template = find_template(self.inner, len(columns))
+        if text_template is None:
+            raise DataError(
+                f"data.text names {len(columns)} columns, and this tokenizer has no special token to put between them",
+                "a tokenizer with a separator, such as those of bert and roberta; or one column",
+                "use another network, or join the columns in the file",
+            )
+        return Encoded(tuple(Ragged.from_chunks(_rows(self.inner, texts)) for texts in columns), text_template)
+
+    def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
+        """Plain JSON values from which `from_json` rebuilds the tokenizer.
+
+        They hold the truncation too, for a program that uses them without this one; `middle` is none of the library's.
+        """
+        if side != "middle":
+            self.inner.enable_truncation(longest, direction=side)
+        document = {"json": self.inner.to_str(), "pad": self.pad}
+        self.inner.no_truncation()
+        return document
+
+
+def from_json(data: dict[str, Any]) -> Tokenizer:
+    """Rebuild the tokenizer from `Tokenizer.to_json`, without truncation."""
+    inner = library().Tokenizer.from_str(data["json"])
+    inner.no_truncation()
+    return Tokenizer(inner, data["pad"])
+
+
+def library() -> Any:
+    """The tokenizers library, with as many threads as torch uses.
+
+    Raises:
+        DataError: if it is not installed.
+    """
+    # By default it uses a thread for every CPU of the host, and warns in each worker process.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(
+            "this task needs the package tokenizers, which is not installed",
+            "an environment with tokenizers and transformers",
+            "`make setup` or pip install tokenizers transformers, or use an image of this project",
+        ) from None
+    return tokenizers
+
+
+def learn(columns: Texts, size: int) -> Tokenizer:
+    """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from pyarrow text columns.
+
+    The same texts give the same vocabulary in every process, with any number of threads.
+    """
+    inner = _blank(library())
+    alphabet = _alphabet(inner, columns, size)
+    # The trainer numbers the letters inside words in an order that differs between processes; special tokens are
+    # numbered in the given order.
+    inside = [f"##{letter}" for letter in alphabet]
+    trainer = library().trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_every(columns), trainer)
+    numbers = inner.get_vocab(with_added_tokens=True)
+    # A new tokenizer, in which only the real special tokens are special.
+    learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
+    learned.add_special_tokens(list(SPECIAL))
+    return Tokenizer(learned, numbers[_PAD])
+
+
+def of(source: Pretrained) -> Tokenizer:
+    """The tokenizer in the folder of a pretrained encoder.
+
+    Raises:
+        SpecError: if there is none, or it does not fit the encoder.
+    """
+    if not hasattr(source.config, "vocab_size"):
+        source.refuse(
+            f"{source.folder} is a {source.config.model_type}, which does not process text",
+            ENCODERS,
+            "use another folder",
+        )
+    path = source.folder / "tokenizer.json"
+    possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
+    try:
+        inner = library().Tokenizer.from_file(str(path)) if path.exists() else _convert(source)
+    except Exception as error:  # the library raises plain Exceptions
+        source.refuse(f"the tokenizer in {source.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
+    inner.no_truncation()
+    inner.no_padding()
+    pad = getattr(source.config, "pad_token_id", None)
+    text_tokenizer = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
+    if text_tokenizer.vocabulary > source.config.vocab_size:
+        source.refuse(
+            f"the tokenizer in {source.folder} has {text_tokenizer.vocabulary:,} tokens, the network {source.config.vocab_size:,}",
+            "both from the same network",
+            "save the right tokenizer",
+        )
+    return text_tokenizer
+
+
+def _convert(source: Pretrained) -> tokenizers.Tokenizer:
+    """Convert a tokenizer from one of the older formats."""
+    if not any((source.folder / name).exists() for name in VOCABULARIES):
+        # The library would make a tokenizer without words.
+        raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")
+    with quiet() as transformers:
+        loaded = transformers.AutoTokenizer.from_pretrained(
+            source.folder, config=source.config, local_files_only=True, trust_remote_code=False
+        )
+    return loaded.backend_tokenizer  # type: ignore[no-any-return]
+
+
+def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    text_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary or {}, unk_token=_UNKNOWN))
+    lower = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=True)
+    text_tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
+    text_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if vocabulary:
+        ends = [(_CLASS, vocabulary[_CLASS]), (_SEPARATOR, vocabulary[_SEPARATOR])]
+        text_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{_CLASS} $A {_SEPARATOR}", pair=f"{_CLASS} $A {_SEPARATOR} $B {_SEPARATOR}", special_tokens=ends
+        )
+    return text_tokenizer  # type: ignore[no-any-return]
+
+
+def _alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
+    """The most frequent letters, sorted; at most a quarter of the vocabulary."""
+    counts: Counter[str] = Counter()
+    for part in _every(columns):
+        counts.update(inner.normalizer.normalize_str("\n".join(part)))
+    letters = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
+    return sorted(letter for _, letter in letters[: size // 4])
+
+
+def parts(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
+    """A pyarrow text column as lists of PART texts."""
+    for start in range(0, len(texts), PART):
+        yield texts.slice(start, PART).to_pylist()
+
+
+def _every(columns: Texts) -> Iterator[list[str]]:
+    return chain.from_iterable(map(parts, columns))
+
+
+def _rows(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
+    for part in parts(texts):
+        yield [encoding.ids for encoding in inner.encode_batch_fast(part, add_special_tokens=False)]

@@ -1,0 +1,123 @@
+"""The world of a run: how many processes train together, and how each learns its place from the supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from drivetrain.distributed.placement import Placement
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.hardware.facts import Hardware
+from drivetrain.hardware.gpu_selection import GpuRequest
+from drivetrain.job import Job
+
+RANK = "DRIVETRAIN_RANK"
+"""Environment variable: the rank of this process."""
+LOCAL_RANK = "DRIVETRAIN_LOCAL_RANK"
+"""Environment variable: the number of this process among those that this supervisor has started."""
+WORLD_SIZE = "DRIVETRAIN_RANKS"
+"""Environment variable: the number of processes."""
+MEETING = "DRIVETRAIN_MEETING"
+"""Environment variable: host:port of the store through which the processes find each other."""
+SOCKET = "DRIVETRAIN_MEETING_SOCKET"
+"""Environment variable of rank 0: the open file that listens there; absent if the starter keeps the store."""
+BUCKET_BYTES = 4 * 2**20
+"""Size of a bucket of gradients, unless a single parameter is larger: small enough to start early, large enough for the
+network.
+"""
+GPU_BUCKET_BYTES = 25 * 2**20
+"""As `BUCKET_BYTES`, between GPUs: NCCL's launches cost more than its transfers, and torch's DDP chooses the same size."""
+NODES = "DRIVETRAIN_NODES"
+"""Environment variable: the number of supervisors, if there are several."""
+
+
+def trainers(job: Job, hardware: Hardware) -> int:
+    """The number of training processes that one supervisor starts: one per GPU, else as in the job.
+
+    An embedded training uses its own process, and a supervisor among several on one machine has one process.
+    """
+    if job.task == "python" or hardware.shared_by > 1:
+        return 1
+    return len(hardware.gpus) or job.limits.processes or 1
+
+
+def local_ranks(job: Job, hardware: Hardware) -> int:
+    """The number of training processes of this run that share this machine's CPUs, memory and disk."""
+    return trainers(job, hardware) * hardware.shared_by
+
+
+def seems_alone(job: Job, hardware: Hardware) -> bool:
+    """Whether the run has one process, as far as is known before the machines meet."""
+    return local_ranks(job, hardware) == 1 and not job.limits.several_nodes
+
+
+def check_world_size(job: Job, hardware: Hardware) -> None:
+    """Refuse a number of processes that differs from the number of GPUs.
+
+    Raises:
+        SpecError: if the job requests that.
+    """
+    requested, used = job.limits.processes, len(hardware.gpus)
+    if requested and used and requested != used * hardware.shared_by:
+        raise SpecError(
+            [
+                job.problem(
+                    ("limits", "processes"),
+                    f"is {requested}, and {used} GPUs are used",
+                    "one process for each GPU",
+                    "leave it out, and choose GPUs with limits.gpus",
+                )
+            ]
+        )
+
+
+def check_parts(job: Job, processes: int) -> None:
+    """Refuse more processes than a batch has parts: some would have nothing to train on.
+
+    Args:
+        processes: of all machines.
+
+    Raises:
+        SpecError: if there are more.
+    """
+    if job.train.parts and processes > job.train.parts:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "parts"),
+                    f"is {job.train.parts}, and {processes} processes train together",
+                    f"at most {job.train.parts} processes: each computes one part of every batch, or several",
+                    "take fewer processes; another number of parts is another training, with --new",
+                )
+            ]
+        )
+
+
+def own_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
+    """The GPUs of one supervisor among several on a machine: one each, the one with its local number.
+
+    Args:
+        requested: `limits.gpus`.
+        hardware: the whole machine.
+        placement: the place of this supervisor.
+
+    Raises:
+        DeviceError: if there are fewer GPUs than supervisors.
+    """
+    if placement is None or placement.local_supervisors == 1 or requested == "none" or not hardware.gpus:
+        return requested
+    indices = [gpu.index for gpu in hardware.gpus]
+    if len(indices) == 1 and isinstance(requested, str):
+        return requested  # the starter shows each process its own
+    listed = indices if isinstance(requested, str) else list(requested)
+    if len(listed) < placement.local_supervisors:
+        raise DeviceError(
+            f"{placement.local_supervisors} processes were started on this machine, and they have {len(listed)} GPUs",
+            "one process for each GPU",
+            f"start {len(listed)} here: torchrun --nproc-per-node {len(listed)}; or set limits: {{gpus: none}}",
+        )
+    return [listed[placement.local_index]]
+
+
+def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
+    """The machine as one of several supervisors sees it: shared, and without what was measured on this one alone."""
+    return replace(hardware, shared_by=placement.local_supervisors, calibration=None) if placement else hardware

@@ -1,0 +1,276 @@
+"""Reads the limits of this process's control groups (cgroups): version 1, 2, both at once, or none.
+
+The lowest limit of a group and all its ancestors counts. How much of the ancestors is visible depends on the container: a
+private namespace shows the process's own group as `/`; other setups show the host's path in `/proc/self/cgroup` and mount
+only this group, or the whole tree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from drivetrain.hardware.kernel_file import parse_cpu_list, parse_number, read_text
+
+_CONTROLLERS = ("cpu", "cpuset", "memory")
+
+
+@dataclass(frozen=True)
+class CgroupController:
+    """This process's group of one controller: its folder and visible ancestors, innermost first."""
+
+    version: int
+    folders: tuple[Path, ...]
+
+
+def groups_of(root: Path) -> dict[str, CgroupController]:
+    """The groups of this process, by controller."""
+    paths, mounts = _paths(root), _mounts(root)
+    return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
+
+
+def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> CgroupController:
+    """Version 1 comes first, since a controller mounted there is not available in version 2."""
+    version, key = (1, name) if name in mounts else (2, "")
+    folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
+    return CgroupController(version, max(folders, key=len, default=()))
+
+
+def _paths(root: Path) -> dict[str, str]:
+    """The path of the process's group by controller; version 2 has the empty name."""
+    by_controller = {}
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, _, remainder = line.partition(":")
+        controllers, _, path = remainder.partition(":")
+        by_controller.update(dict.fromkeys(controllers.split(","), path))
+    return by_controller
+
+
+def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
+    """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
+    by_controller: dict[str, list[tuple[str, str]]] = {}
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
+        mount_part, _, right = line.partition(" - ")
+        mount_fields, kind = mount_part.split(), right.split()
+        if len(mount_fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        for name in [""] if kind[0] == "cgroup2" else set(_CONTROLLERS) & set(kind[2].split(",")):
+            by_controller.setdefault(name, []).append((mount_fields[3], mount_fields[4]))
+    return by_controller or _customary(root)
+
+
+def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
+    """The usual mount points, if the mount table cannot be read."""
+    base = Path("sys/fs/cgroup")
+    if (root / base / "cgroup.controllers").exists():
+        return {"": [("/", f"/{base}")]}
+    return {name: [("/", f"/{base / name}")] for name in _CONTROLLERS if (root / base / name).is_dir()}
+
+
+def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
+    """The group's folder and its ancestors up to the mount point, as far as they exist."""
+    top, group = root / point.lstrip("/"), PurePosixPath(path)
+    names: tuple[str, ...] = ()
+    if ".." in group.parts:
+        pass  # above the namespace: only the mounted group can be read
+    elif above := PurePosixPath(mounted).parts.count(".."):
+        names = _search(root, top, above, group)
+    elif group.is_relative_to(mounted):
+        names = group.relative_to(mounted).parts
+    folders = [top.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
+    """Find the group by its member processes, if a private namespace meets the host's tree and no path names it."""
+    process = read_text(root / "proc/self/stat").partition(" ")[0]
+    for folder in top.glob("/".join(["*"] * above)):
+        group_folder = folder.joinpath(*group.parts[1:])
+        if process and process in read_text(group_folder / "cgroup.procs").split():
+            return group_folder.relative_to(top).parts
+    return ()
+
+
+# In version 1 "no limit" is the largest page-aligned number, which depends on the page size.
+_UNLIMITED = 2**62
+_PERIOD_US = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CgroupLimits:
+    """Limits of this process; memory in bytes, None if there is no limit."""
+
+    version: int
+    """1, 2, or 0 for no cgroups."""
+    cpuset: int | None
+    """Number of CPUs in the cpuset; None if there is no such file."""
+    quota: float | None
+    """The lowest CPU quota, in CPUs."""
+    memory: int | None
+    """The lowest memory limit."""
+    used: int | None
+    """Non-reclaimable memory of the group with the lowest limit; without a limit, of the process's own group."""
+    room: int | None
+    """The smallest free memory of any group with a limit."""
+    swap: bool
+    """Whether the groups allow swapping; the machine may still have no swap."""
+
+
+def read_limits(root: Path) -> CgroupLimits:
+    """Read the limits below the file-system root `root`; an unreadable limit counts as none."""
+    groups = {name: group for name, group in groups_of(root).items() if group.folders}
+    none = CgroupController(0, ())
+    cpu = tightest_quota(groups.get("cpu", none))
+    memory, used, room = lowest(memory_levels(groups.get("memory", none)))
+    return CgroupLimits(
+        version=min((group.version for group in groups.values()), default=0),
+        cpuset=_cpuset(groups.get("cpuset", none)),
+        quota=next((_quota(cpu.version, folder) for folder in cpu.folders), None),
+        memory=memory,
+        used=used,
+        room=room,
+        swap=_swap(groups.get("memory", none)),
+    )
+
+
+def tightest_quota(group: CgroupController) -> CgroupController:
+    """The level with the lowest quota, which may be an ancestor such as a systemd slice; the innermost if none has
+    one.
+    """
+    levels = [(quota, folder) for folder in group.folders if (quota := _quota(group.version, folder))]
+    return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
+
+
+def read_throttled_seconds(group: CgroupController) -> float | None:
+    """Total seconds for which a level's quota has throttled it; None without the counter."""
+    for folder in group.folders[:1]:
+        stat = dict(line.split()[:2] for line in read_text(folder / "cpu.stat").splitlines() if " " in line)
+        nanoseconds, microseconds = (
+            parse_number(stat.get("throttled_time", "")),
+            parse_number(stat.get("throttled_usec", "")),
+        )
+        if nanoseconds is not None or microseconds is not None:
+            return nanoseconds / 1e9 if nanoseconds is not None else (microseconds or 0) / 1e6
+    return None
+
+
+def oom_kills(root: Path) -> int | None:
+    """How often the OOM killer has killed a process of the group; None without the counter."""
+    group = groups_of(root)["memory"]
+    name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
+    for folder in group.folders[:1]:
+        rows = dict(line.split()[:2] for line in read_text(folder / name).splitlines() if " " in line)
+        return parse_number(rows.get("oom_kill", ""))
+    return None
+
+
+def peak_memory(root: Path) -> int | None:
+    """Peak memory of the group in bytes; None without the counter."""
+    group = groups_of(root)["memory"]
+    name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
+    return parse_number(read_text(group.folders[0] / name)) if group.folders else None
+
+
+def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
+    """From levels as `memory_levels` yields them: the lowest limit, the use of its group, and the smallest free
+    memory.
+    """
+    limits_and_use = list(levels)
+    limited = [(limit, used) for limit, used in limits_and_use if limit is not None]
+    if not limited:
+        return None, next((used for _, used in limits_and_use), None), None
+    return *min(limited), min(max(limit - used, 0) for limit, used in limited)
+
+
+def _cpuset(group: CgroupController) -> int | None:
+    effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
+    for folder in group.folders:  # an empty set means the same as the parent's
+        for name in (effective, "cpuset.cpus"):
+            if cpus := parse_cpu_list(read_text(folder / name)):
+                return len(cpus)
+    return None
+
+
+def _quota(version: int, folder: Path) -> float | None:
+    """The CPU quota of one level, in CPUs; None if it has none."""
+    if version == 2:
+        fields = [*read_text(folder / "cpu.max").split(), "", ""]
+        quota, period = parse_number(fields[0]), parse_number(fields[1])
+    else:
+        quota, period = (parse_number(read_text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    return quota / (period or _PERIOD_US) if quota else None
+
+
+def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
+    """(limit, use) of each group, innermost first."""
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    for folder in group.folders:
+        limit_file, use_file, reclaimable = names[group.version]
+        stat = dict(line.split()[:2] for line in read_text(folder / "memory.stat").splitlines() if " " in line)
+        # A container's mount hides the ancestors, but version 1 reports their combined limit.
+        limits = [parse_number(read_text(folder / limit_file)), parse_number(stat.get("hierarchical_memory_limit", ""))]
+        # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
+        # progress.
+        limits += [parse_number(read_text(folder / "memory.high"))] if group.version == 2 else []
+        limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
+        use = parse_number(read_text(folder / use_file))
+        if limit is not None or use is not None:
+            yield limit, max((use or 0) - (parse_number(stat.get(reclaimable, "")) or 0), 0)
+
+
+def _swap(group: CgroupController) -> bool:
+    """False if a group's limit for memory plus swap leaves no space for swap."""
+    for folder in group.folders:
+        if group.version == 2 and parse_number(read_text(folder / "memory.swap.max")) == 0:
+            return False
+        both = read_text(folder / "memory.memsw.limit_in_bytes")
+        if group.version == 1 and _finite(both) and both == read_text(folder / "memory.limit_in_bytes"):
+            return False
+    return True
+
+
+def _finite(value: str) -> bool:
+    limit = parse_number(value)
+    return limit is not None and limit < _UNLIMITED
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may use: those of the machine, or its limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(read_limits(Path("/")).memory or machine, machine)
+
+
+class ProcessCgroup:
+    """The cgroups of this process below `root`: those with the lowest CPU quota and the lowest memory limit at the start."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        groups = groups_of(root)
+        self.cpu, self.tightest = tightest_quota(groups["cpu"]), _tightest(groups["memory"])
+
+    def memory(self) -> tuple[int | None, int | None]:
+        """The limit and the use of its group, in bytes; None if there is none."""
+        return lowest(memory_levels(self.tightest))[:2]
+
+    def throttled(self) -> float | None:
+        """Total seconds for which the quota has throttled the group; None without the counter."""
+        return read_throttled_seconds(self.cpu)
+
+
+def _tightest(group: CgroupController) -> CgroupController:
+    """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
+    alone = [replace(group, folders=(folder,)) for folder in group.folders]
+    limits = [
+        (limit, number) for number, level in enumerate(alone) if (limit := lowest(memory_levels(level))[0]) is not None
+    ]
+    return alone[min(limits)[1]] if limits else alone[0] if alone else group
+
+
+def is_killed_as_one(root: Path = Path("/")) -> bool:
+    """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
+    memory = groups_of(root)["memory"]
+    return memory.version == 2 and any(read_text(folder / "memory.oom.group") == "1" for folder in memory.folders)

@@ -1,0 +1,199 @@
+"""Reads the processor: model, instruction sets, logical CPUs, and the physical cores of the CPUs we may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from drivetrain.hardware.cgroup import CgroupLimits
+from drivetrain.hardware.facts import Cpu
+from drivetrain.hardware.kernel_file import parse_cpu_list, parse_number, read_text
+
+# Only flags that decisions and reports use; the full list has a hundred entries.
+_X86 = (
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "amx_fp16",
+)
+_ARM = ("asimd", "fphp", "asimdhp", "asimddp", "sve", "sve2", "bf16", "svebf16", "i8mm", "sme")
+_ARM_VENDORS = {"0x61": "Apple", "0xc0": "Ampere"}
+_ARM_MODELS = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x61", "0x000"): "Apple silicon in a virtual machine",
+}
+_NEARLY = 0.75
+"""Cores from this share of the fastest one's capacity count as fast: some chips have one core that is a bit faster."""
+_CPUS = Path("sys/devices/system/cpu")
+_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+# Flags that each level of oneDNN and torch adds; a cap at a level removes those of all higher levels.
+_LEVELS = {
+    "AVX512_CORE_AMX_FP16": (),
+    "AVX512_CORE_AMX": ("amx_fp16",),
+    "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"),
+    "AVX512_CORE_BF16": ("avx512_fp16",),
+    "AVX512_CORE_VNNI": ("avx512_bf16",),
+    "AVX512_CORE": ("avx512_vnni",),
+    "AVX2_VNNI_2": ("avx512f", "avx512bw", "avx512vl"),
+    "AVX2_VNNI": (),
+    "AVX2": ("avx_vnni",),
+    "AVX": ("avx2", "fma", "f16c"),
+    "SSE41": ("avx",),
+}
+_ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
+
+
+def read_cpu(
+    root: Path,
+    mask: Iterable[int] | None,
+    limits: CgroupLimits,
+    environ: Mapping[str, str] | None = None,
+    machine: str | None = None,
+) -> Cpu:
+    """Read the processor below the file-system root `root`.
+
+    Args:
+        root: `/`, or the root of a recorded tree.
+        mask: the CPUs that this process may run on; None asks the kernel.
+        limits: the cgroups' limits.
+        environ: environment variables, which may cap the instruction set.
+        machine: the architecture of this process; None asks Python.
+    """
+    machine = machine or platform.machine()
+    allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
+    first = _first_block(root)
+    flags = set((first.get("flags") or first.get("Features") or "").split())
+    capped, capped_flags = _cap(environ or {}, flags)
+    host = len(parse_cpu_list(read_text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
+    return Cpu(
+        model=_model(first),
+        vendor=_vendor(first),
+        architecture=machine,
+        flags=tuple(flag for flag in (_ARM if machine == "aarch64" else _X86) if flag in flags - capped_flags),
+        host=host,
+        affinity=len(allowed),
+        cpuset=limits.cpuset,
+        quota=limits.quota,
+        cores=_cores(root, allowed),
+        budget=cpu_budget(len(allowed), limits.cpuset, limits.quota),
+        capped=capped,
+        fast_cores=_fast_cores(root, allowed),
+        emulated=_is_emulated(first, machine),
+    )
+
+
+def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
+    """The variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
+    variables, removed, levels = [], set[str](), list(_LEVELS)
+    for name in _CAPS:
+        word = environ.get(name, "").upper()
+        level = _ATEN.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
+        if level in _LEVELS:
+            beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _LEVELS[above]} & flags
+            variables += [f"{name}={environ[name]}"] if beyond else []
+            removed |= beyond
+    return " ".join(variables) or None, removed
+
+
+def cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
+    """Number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
+    limits = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
+    return max(min(limits), 1)
+
+
+def _first_block(root: Path) -> dict[str, str]:
+    """The first processor in /proc/cpuinfo; no more is read, because the kernel generates the text slowly."""
+    fields: dict[str, str] = {}
+    try:
+        with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip() and fields:
+                    break
+                fields.update([_pair(line)])
+    except OSError:
+        return fields
+    return fields
+
+
+def _model(first: dict[str, str]) -> str:
+    if name := first.get("model name"):
+        return " ".join(name.split())
+    if part := first.get("CPU part"):
+        maker = first.get("CPU implementer", "?")
+        return _ARM_MODELS.get((maker, part)) or f"implementer {maker}, part {part}"
+    return "unknown"
+
+
+def _vendor(first: dict[str, str]) -> str:
+    maker = first.get("CPU implementer")
+    return first.get("vendor_id") or (_ARM_VENDORS.get(maker, "ARM") if maker else "unknown")
+
+
+def _is_emulated(first: dict[str, str], machine: str) -> bool:
+    """qemu shows the file of the machine below; Rosetta, which runs x86 programs on a Mac, names itself."""
+    if first.get("vendor_id") == "VirtualApple":
+        return True
+    return ("vendor_id" in first and machine == "aarch64") or ("CPU implementer" in first and machine == "x86_64")
+
+
+def _cores(root: Path, allowed: frozenset[int]) -> int:
+    """Number of physical cores of `allowed`: hyperthreads of one core list the same siblings."""
+    siblings = {cpu: _siblings(root, cpu) for cpu in allowed}
+    if not all(siblings.values()):
+        core_of = _cpuinfo_cores(root)
+        siblings = {cpu: core_of.get(cpu, f"cpu {cpu}") for cpu in allowed}
+    return len(set(siblings.values()))
+
+
+def _fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
+    """Physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
+    capacities = {cpu: parse_number(read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
+    fast = frozenset(cpu for cpu, capacity in capacities.items() if capacity >= _NEARLY * max(capacities.values()))
+    return None if fast == allowed else _cores(root, fast)
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    topology = root / _CPUS / f"cpu{cpu}" / "topology"
+    # The second name is from kernels before 5.3.
+    return read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
+
+
+def _blocks(root: Path) -> list[dict[str, str]]:
+    blocks = read_text(root / "proc/cpuinfo").split("\n\n")
+    return [dict(map(_pair, block.splitlines())) for block in blocks]
+
+
+def _pair(line: str) -> tuple[str, str]:
+    key, _, value = line.partition(":")
+    return key.strip(), value.strip()
+
+
+def _processors(root: Path) -> int:
+    return sum("processor" in block for block in _blocks(root))
+
+
+def _cpuinfo_cores(root: Path) -> dict[int, str]:
+    """The core of each CPU in /proc/cpuinfo, if listed."""
+    return {
+        int(block["processor"]): f"{block.get('physical id', '')}/{block['core id']}"
+        for block in _blocks(root)
+        if block.get("processor", "").isdigit() and "core id" in block
+    }

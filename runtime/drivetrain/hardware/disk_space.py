@@ -1,0 +1,124 @@
+"""Reads shared memory, free disk space, and where compiled code may be written and executed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from drivetrain.hardware.facts import Storage
+from drivetrain.system.files import is_private
+
+DECODED = "decoded"
+"""Folder of decoded images in the cache."""
+SHARDS = "shards"
+"""Folder of streamed shards in the cache."""
+RUNS = "runs"
+"""Folder of runs of object stores in the cache."""
+FETCHED = "fetched"
+"""Folder of data and weights of object stores in the cache."""
+Mount = Callable[[Path], os.statvfs_result]
+
+
+def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Mount = os.statvfs) -> Storage:
+    """Read shared memory and disks.
+
+    Args:
+        root: `/`, or the root of a recorded tree, which has /dev/shm.
+        runs: the parent of the run folders; need not exist yet.
+        environ: environment variables of the process.
+        mount: returns size and flags of the mount of a path.
+    """
+    shm, cache = _mount(root / "dev/shm", mount), _cache(environ)
+    disk, code = _mount(_existing(runs), mount), _mount(_existing(cache), mount)
+    return Storage(
+        # A read-only /dev/shm is as good as a full one.
+        shm=(0 if shm.f_flag & os.ST_RDONLY else shm.f_blocks * shm.f_frsize) if shm else None,
+        shm_exec=_exec(shm),
+        tmp_exec=_exec(_mount(_temporary(), mount)),
+        runs_free=disk.f_bavail * disk.f_frsize if disk else None,
+        cache=str(cache),
+        cache_exec=_exec(code),
+        cache_writable=_writable(cache),
+        cache_room=code.f_bavail * code.f_frsize + _sum_sizes(cache / DECODED) if code else None,
+    )
+
+
+def shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for streamed shards."""
+    return _cache(environ) / SHARDS
+
+
+def runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for runs of object stores that are looked at here."""
+    return _cache(environ) / RUNS
+
+
+def find_fetched_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for data and weights of object stores and web servers that are read whole."""
+    return _cache(environ) / FETCHED
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    """The folder for compiled code: the compiler's own variable, else the user's cache folder."""
+    if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(folder)
+    if folder := environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "drivetrain/compile"
+    if folder := environ.get("HOME"):
+        return Path(folder) / ".cache/drivetrain/compile"
+    # A container user without a name has no home; the user id keeps the folders of users separate.
+    return _own(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
+
+
+def _own(folder: Path) -> Path:
+    """The folder if it is private to this user, else a new one: its name is predictable, so anyone could have
+    created it.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        return folder if is_private(folder) else Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    except OSError:  # nothing can be written here, which `cache_writable` reports
+        return folder
+
+
+def _sum_sizes(folder: Path) -> int:
+    """Total bytes of the files in a folder."""
+    try:
+        with os.scandir(folder) as files:
+            return sum(file.stat().st_size for file in files)
+    except OSError:  # it does not exist yet, or another run is removing files
+        return 0
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no folder can be written at all
+        return None
+
+
+def _existing(path: Path) -> Path:
+    """The path, or its nearest existing parent: a new folder is on the same mount."""
+    path = Path(os.path.abspath(path))
+    return next((p for p in (path, *path.parents) if os.path.exists(p)), path)
+
+
+def _mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
+    try:
+        return mount(path) if path else None
+    except OSError:
+        return None
+
+
+def _exec(status: os.statvfs_result | None) -> bool:
+    # Python on macOS does not know this flag.
+    return status is not None and not status.f_flag & getattr(os, "ST_NOEXEC", 0)
+
+
+def _writable(path: Path) -> bool:
+    folder = _existing(path)
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

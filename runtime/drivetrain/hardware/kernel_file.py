@@ -1,0 +1,29 @@
+"""Reads files of the kernel, such as those below /proc and /sys; what is missing or invalid reads as empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read_text(path: Path) -> str:
+    """The stripped text of a kernel file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parse_number(value: str) -> int | None:
+    """The number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def parse_cpu_list(value: str) -> frozenset[int]:
+    """The CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
+    cpus: set[int] = set()
+    for part in value.split(","):
+        first, _, last = (p.strip() for p in part.partition("-"))
+        low, high = parse_number(first), parse_number(last or first)
+        if low is not None and high is not None:
+            cpus.update(range(low, high + 1))
+    return frozenset(cpus)

@@ -1,0 +1,195 @@
+"""Reads NVIDIA GPUs from the driver's management library (NVML), or why none can be used.
+
+The library is imported only if a driver has installed it, so a machine without a GPU loses no time.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.hardware.facts import Gpu
+from drivetrain.hardware.kernel_file import read_text
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_LIBRARY = "libnvidia-ml.so.1"
+_FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib")
+
+
+@dataclass(frozen=True)
+class _Device:
+    uuid: str
+    gpu: Gpu
+
+
+def read_gpus(
+    root: Path, environ: Mapping[str, str], environment_kind: str, nvml: Any = None
+) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA will show to this process, in its order, and what is wrong with the others.
+
+    Args:
+        root: `/`, or the root of a recorded tree.
+        environ: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are respected.
+        environment_kind: `host`, or the kind of container.
+        nvml: a module with pynvml's functions; None imports pynvml if a driver is installed.
+    """
+    if nvml is None:
+        if not _has_library(root, environ):
+            return (), _without_library(root, environment_kind)
+        nvml = importlib.import_module("pynvml")  # takes 30 ms, wasted without a driver
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return (), _without_driver(root, environment_kind, error)
+    try:
+        return _usable(nvml, environ, environment_kind)
+    except nvml.NVMLError as error:
+        return (), f"the NVIDIA driver answers with an error: {error}"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _usable(nvml: ModuleType, environ: Mapping[str, str], environment_kind: str) -> tuple[tuple[Gpu, ...], str | None]:
+    driver = _string(nvml.nvmlSystemGetDriverVersion())
+    devices: list[_Device] = []
+    problems: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            devices += _devices(nvml, index, driver, problems)
+        except nvml.NVMLError as error:
+            problems.append(f"GPU {index} cannot be used: {error}")
+    requested = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = tuple(device.gpu for device in _visible(devices, requested))
+    if devices and not visible:
+        problems.append(f"CUDA_VISIBLE_DEVICES={requested} hides every GPU: unset it")
+    elif not devices and not problems:
+        problems.append(_nothing_mounted(environ, environment_kind))
+    return visible, "; ".join(problems) or None
+
+
+def _devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[_Device]:
+    """A GPU, or its MIG instances, which CUDA shows instead."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    mig = _mig_mode(nvml, handle)
+    parts = list(_instances(nvml, handle)) if mig else [handle]
+    if not parts:
+        problems.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
+    return [_device(nvml, part, index, capability, driver, mig) for part in parts]
+
+
+def _device(
+    nvml: ModuleType, handle: object, index: int, capability: tuple[int, int], driver: str, mig: bool
+) -> _Device:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return _Device(
+        _string(nvml.nvmlDeviceGetUUID(handle)),
+        Gpu(
+            index=index,
+            name=_string(nvml.nvmlDeviceGetName(handle)),
+            capability=capability,
+            memory=int(memory.total),
+            free=int(memory.free),
+            driver=driver,
+            mig=mig,
+            uuid=_string(nvml.nvmlDeviceGetUUID(handle)),
+        ),
+    )
+
+
+def _mig_mode(nvml: ModuleType, handle: object) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # most GPUs, and drivers before 450, do not support MIG
+        return False
+
+
+def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except nvml.NVMLError:  # slots are numbered, and most are empty
+            continue
+
+
+def _visible(devices: list[_Device], requested: str | None) -> list[_Device]:
+    """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
+    counted = [device for device in devices if device.gpu.mig][:1] or devices
+    if requested is None:
+        return counted
+    shown_devices: list[_Device] = []
+    for word in (part.strip() for part in requested.split(",")):
+        if word.isdigit():
+            match = counted[int(word) : int(word) + 1]
+        else:
+            match = [device for device in devices if word and device.uuid.startswith(word)][:1]
+        if not match:  # CUDA, too, stops at the first one that does not exist
+            break
+        shown_devices += match
+    return shown_devices
+
+
+def _string(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
+    triplet = f"{platform.machine()}-linux-gnu"
+    folders = [root / f for f in (*_FOLDERS, f"usr/lib/{triplet}", f"usr/lib/{triplet}/nvidia/current")]
+    folders += [Path(f) for f in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
+    if any((folder / _LIBRARY).exists() for folder in folders):
+        return True
+    try:  # the dynamic loader's own cache covers unusual locations
+        return _LIBRARY.encode() in (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        return False
+
+
+def _pci_device(root: Path) -> str | None:
+    """The PCI address of the first NVIDIA display or 3D controller."""
+    for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
+        if read_text(Path(folder, "vendor")) == "0x10de" and read_text(Path(folder, "class")).startswith("0x03"):
+            return os.path.basename(folder)
+    return None
+
+
+def _driver_loaded(root: Path) -> bool:
+    return (root / "proc/driver/nvidia").is_dir()
+
+
+def _without_library(root: Path, environment_kind: str) -> str | None:
+    device, loaded = _pci_device(root), _driver_loaded(root)
+    if not device and not loaded:
+        return None
+    description = f"the machine has an NVIDIA GPU (PCI {device})" if device else "the machine has an NVIDIA driver"
+    if environment_kind != "host":
+        return f"{description}, but this container was started without it: ask for GPUs (`limits.gpus`)"
+    if loaded:
+        return f"{description}, but {_LIBRARY} is not installed: install the driver's user-space part"
+    return f"{description}, but no NVIDIA driver is loaded: install one (nvidia-smi must list the GPU)"
+
+
+def _without_driver(root: Path, environment_kind: str, error: Exception) -> str | None:
+    """Explain a driver library without a driver: normal if there is no GPU, else a problem."""
+    device = _pci_device(root)
+    if not device and not _driver_loaded(root):
+        return None
+    which = f"the NVIDIA GPU (PCI {device})" if device else "the NVIDIA driver"
+    hint = "nvidia-smi must list it" if environment_kind == "host" else "start the container with GPUs (`limits.gpus`)"
+    return f"{which} cannot be used: {error}: {hint}"
+
+
+def _nothing_mounted(environ: Mapping[str, str], environment_kind: str) -> str:
+    if environment_kind == "host":
+        return "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"
+    requested = environ.get("NVIDIA_VISIBLE_DEVICES")
+    cause = f"NVIDIA_VISIBLE_DEVICES={requested}" if requested is not None else "NVIDIA_VISIBLE_DEVICES is not set"
+    return f"the driver's library is in this container, but no GPU ({cause}): start it with `gpus: all`"

@@ -1,0 +1,116 @@
+"""Finds the installed torch, the C++ compiler, and libraries for preloading; reads files only."""
+
+from __future__ import annotations
+
+import glob
+import mmap
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from drivetrain.hardware.facts import Libraries, Torch
+
+_VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_CODES = re.compile(rb"(sm_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)\0")
+_CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*(?:['\"]([^'\"]*)['\"]|None)", re.MULTILINE)
+
+
+def read_torch(path: Sequence[str] | None = None) -> Torch | None:
+    """The torch that `import torch` would load, found without importing it.
+
+    Args:
+        path: folders to search, as in `sys.path` (the default).
+    """
+    folders = [Path(folder or ".") for folder in (sys.path if path is None else path)]
+    package = next((f / "torch" for f in folders if (f / "torch/__init__.py").exists()), None)
+    if package is None:
+        return None
+    try:
+        text = (package / "version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    version, cuda = _VERSION.search(text), _CUDA.search(text)
+    if version and cuda:
+        codes = read_architectures(package) if cuda[1] else ()
+        return Torch(version=version[1], cuda=cuda[1] or None, architectures=codes)
+    return _from_metadata(package.parent)
+
+
+def read_architectures(package: Path) -> tuple[str, ...]:
+    """The architectures that a CUDA build has code for, as torch.cuda.get_arch_list() returns them on a GPU.
+
+    Args:
+        package: the folder of torch. The list is a string in one of its libraries; the others are not read.
+    """
+    try:
+        with (
+            open(package / "lib/libtorch_python.so", "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as code,
+        ):
+            lists = [tuple(text[1].decode().split()) for text in _CODES.finditer(code)]
+    except (OSError, ValueError):  # it does not exist, or is empty
+        return ()
+    # Other strings may contain a single architecture: the list is the longest match.
+    return max(lists, key=len, default=())
+
+
+def _from_metadata(folder: Path) -> Torch | None:
+    """Fallback: the package's metadata, where only the local version (+cu126) tells the CUDA version."""
+    import importlib.metadata  # slow to import and rarely needed
+
+    for distribution in importlib.metadata.distributions(name="torch", path=[str(folder)]):
+        digits = re.search(r"\+cu(\d+)(\d)$", distribution.version)
+        return Torch(version=distribution.version, cuda=f"{digits[1]}.{digits[2]}" if digits else None)
+    return None
+
+
+def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str | None:
+    """Path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python's headers.
+
+    Args:
+        environ: environment variables of the process.
+        include: folder of Python.h; the default is this interpreter's.
+    """
+    folder = Path(sysconfig.get_path("include") if include is None else include)
+    if not (folder / "Python.h").exists():
+        return None
+    names = shlex.split(environ.get("CXX", ""))[:1] or ["g++", "c++"]
+    paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
+    return next((path for path in paths if path), None)
+
+
+def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None = None) -> Libraries:
+    """Libraries for preloading, as full paths.
+
+    Args:
+        root: `/`, or the root of a recorded tree.
+        environ: DRIVETRAIN_LIBRARIES lists folders to search first, separated by colons.
+        prefix: where Python packages install libraries (`lib` below it); the default is this environment's.
+    """
+    named = [f for f in environ.get("DRIVETRAIN_LIBRARIES", "").split(os.pathsep) if f]
+    python = str((Path(sys.prefix) if prefix is None else prefix) / "lib")
+    triplet = str(root / f"usr/lib/{platform.machine()}-linux-gnu")
+    local, optional = str(root / "usr/local/lib"), str(root / "opt/*/lib")
+    return Libraries(
+        iomp5=_first("libiomp5.so", [*named, python, local, optional]),
+        libomp=_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
+        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, python, triplet, str(root / "usr/lib64"), local]),
+    )
+
+
+def _first(name: str, folders: Iterable[str]) -> str | None:
+    """The first folder's copy of a library; if a pattern matches several, the highest version."""
+    for folder in folders:
+        if matches := glob.glob(f"{folder}/{name}"):
+            return os.path.normpath(max(matches, key=_numbers))
+    return None
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", path)]

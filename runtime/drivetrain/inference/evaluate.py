@@ -1,0 +1,252 @@
+"""`drivetrain evaluate`: metrics and confusion matrix of a trained model, on its validation data or on new data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.data import notes
+from drivetrain.errors import DataError, SpecError
+from drivetrain.hardware import device_check
+from drivetrain.inference import evaluation_folder, thread_limits
+from drivetrain.job.formatting import format_metric
+from drivetrain.job.job import SCALED_RMSE
+from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
+from drivetrain.system.console import console, say, say_aside
+from drivetrain.tracking.live import time_left
+
+if TYPE_CHECKING:
+    import torch
+
+    from drivetrain.data.dataset import Dataset
+    from drivetrain.job import Job
+    from drivetrain.models.saved_model import SavedModel
+    from drivetrain.training.evaluation.metrics import MetricAccumulator
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """The options of `drivetrain evaluate`."""
+
+    run: Path
+    data: Path | None = None
+    """New labelled data; the validation data of the run if None."""
+    output: Path | None = None
+    """Folder for metrics and confusion matrix; evaluation/ in the run, or evaluation-DATA/, if None."""
+    run_code: bool = False
+    """Whether the code of a model folder outside of its run may be run."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
+
+
+def judge(request: EvaluateRequest) -> int:
+    """Evaluate, print and write; returns 0.
+
+    Raises:
+        CheckpointError: if there is no trained model.
+        DataError: if the data cannot be used, or is not what the model was trained on.
+        StorageError: if the output cannot be written.
+    """
+    # With a large model or data set, importing torch and reading take minutes.
+    say_aside(f"evaluate: loading model and {'data' if request.data else 'validation data'}")
+    machine = thread_limits.limit()
+    import torch
+
+    from drivetrain.models import saved_model
+
+    trained = saved_model.load(request.run, consent=request.run_code)
+    device = torch.device(device_check.usable_device(machine, thread_limits.tell))
+    if request.data is None:
+        tally = _validation(request, trained, device)
+        source, over = "validation data of the run", "validation/"
+    else:
+        source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
+    metrics, counts = tally.metrics(over), confusions(tally.confusion())
+    tables = label_tables(tally.confusion())
+    _show(source, metrics, counts, tables)
+    folder = request.output or evaluation_folder.choose(request.run, request.data)
+    evaluation_folder.write(
+        folder,
+        {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics},
+        counts,
+        tables,
+    )
+    say(f"written to {folder}")
+    return 0
+
+
+def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
+    """The job of a run and its data, read again and unchanged since the training.
+
+    Args:
+        run: the run folder.
+        trained: its model.
+        consent: whether the user agreed to run the code of a model folder that lies outside of its run.
+
+    Raises:
+        CheckpointError: if it needs code that may not be run.
+        DataError: if the data cannot be read, or has changed.
+        SpecError: if the stored job names something that is gone.
+    """
+    from drivetrain.data.custom import user_code
+    from drivetrain.job import custom as custom_job
+    from drivetrain.models import code_consent
+
+    job = load_stored_job(run)
+    if any(custom_job.parts(job)):
+        # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
+        user_code.at(job.folder, code_consent.digests_with_consent(trained.folder, consent=consent))
+    data = read_run_data(run, job)
+    _check_same(data, trained)
+    return job, data
+
+
+def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+    """Evaluate on the validation data, read again as in the job, with the job's loss."""
+    from drivetrain.models import forward
+    from drivetrain.training import losses
+    from drivetrain.training.evaluation.metrics import MetricAccumulator
+
+    job, data = validation_data(request.run, trained, consent=request.run_code)
+    train = job.train
+    objective = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
+    tally = MetricAccumulator(data.heads, objective)
+    outputs = forward.outputs(trained.network, data.heads, data.validation, data.prepare, device)
+    _count(tally, outputs, data.validation.targets)
+    return tally
+
+
+def read_run_data(run: Path, job: Job) -> Dataset:
+    """Load the data of the run, exactly as recorded when the run started.
+
+    Raises:
+        DataError: if it cannot be read, or has changed.
+    """
+    from drivetrain.data.load_data import load
+    from drivetrain.training import recorded_inputs
+
+    recorded = recorded_inputs.read_stored(run)
+    return recorded_inputs.load_unchanged(job, run, recorded, _changed_data_error) if recorded else load(job)
+
+
+def _changed_data_error(changes: str) -> DataError:
+    return DataError(
+        f"the data has changed since training: {changes}",
+        "the data that the run was trained on",
+        "restore it, or evaluate other data with --data PATH",
+    )
+
+
+def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+    """Evaluate on new data, with the job's loss as far as it is known."""
+    from drivetrain.data import load_new
+    from drivetrain.inference import new_data_loss
+    from drivetrain.models import forward
+    from drivetrain.training.evaluation.metrics import MetricAccumulator
+
+    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
+    for note in data.notes:
+        say_aside(notes.line(note))
+    places = (request.run, trained.folder.parent)
+    objective, note = new_data_loss.objective(places, trained.heads, data.split.targets)
+    if note:
+        say_aside(f"evaluate: {note}")
+    tally = MetricAccumulator(trained.heads, objective)
+    outputs = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    _count(tally, outputs, data.split.targets)
+    return tally
+
+
+def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -> None:
+    import torch
+
+    total = len(next(iter(targets.values())))
+    say_aside(f"evaluate: {total:,} samples")
+    for ids, outputs in time_left.report_progress(batches, total, "evaluate"):
+        index = torch.from_numpy(ids)
+        tally.add(outputs, {name: y[index] for name, y in targets.items()})
+
+
+def load_stored_job(run: Path, *, download: bool = True) -> Job:
+    """The run's spec; relative paths start from the folder of the original spec.
+
+    Args:
+        run: its folder.
+        download: whether data that it names elsewhere is brought here.
+    """
+    from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.job_spec.spec_source import fetch, original_folder
+
+    written = run / "job.yaml"
+    if not written.is_file():
+        raise DataError(
+            f"{run} has no job.yaml, so its validation data is unknown",
+            "your own labeled data",
+            "pass it with --data PATH",
+        )
+    try:
+        return job_spec.load(written, folder=original_folder(run), locate=fetch if download else None)
+    except DataError as error:
+        raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
+    except SpecError as error:
+        started = [problem for problem in error.problems if problem.key in ("model.name", "model.from")]
+        if not started:
+            raise
+        description = f"{started[0].place}: {started[0].key}: {started[0].given}"
+        action = "restore what the run started from, or pass other data with --data PATH"
+        raise DataError(description, started[0].possible, action) from None
+
+
+def _check_same(data: Dataset, trained: SavedModel) -> None:
+    """Check that the data gives the classes and the preprocessing that the model was trained with."""
+    from dataclasses import asdict
+
+    changed = [
+        f"{key} of head {name!r}" if name else key
+        for name, head in data.heads.items()
+        for key, value in asdict(head).items()
+        # The model has the class weights of the loss as numbers, and its temperature; the classes are compared.
+        if key not in ("class_weights", "temperature") and value != asdict(trained.heads.get(name, head))[key]
+    ]
+    changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
+    if changed or data.heads.keys() != trained.heads.keys():
+        raise _changed_data_error(f"{', '.join(changed[:5]) or 'its outputs'} differ")
+
+
+def _plain(value: object) -> Any:
+    """A value as JSON gives it back: tuples as lists."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _show(
+    source: str, metrics: Mapping[str, float], counts: list[Confusion], tables: Sequence[LabelTable] = ()
+) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, format_metric(value))
+    screen = console()
+    screen.print(f"evaluation on {source}")
+    screen.print(table)
+    if SCALED_RMSE in metrics:
+        screen.print("  over all columns: mae and r2 are the means, rmse is the root of the mean of the squared errors")
+    for confusion in counts:
+        for truth, guess, count, share in confusion.mistakes(5):
+            head = f"{confusion.head}: " if confusion.head else ""
+            screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
+    for labels in tables:
+        rendered = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+        for name in HEADER:
+            rendered.add_column(name, justify="left" if name == HEADER[0] else "right")
+        for row in labels.rows:
+            rendered.add_row(*map(escape, row.cells()))
+        screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from a probability of 0.5")
+        screen.print(rendered)

@@ -1,0 +1,185 @@
+"""`drivetrain export`: a trained network as ONNX, compared with the original, and a JSON with all that a caller needs.
+
+The ONNX file contains the network only: it takes preprocessed inputs and returns raw outputs. The JSON of the same name
+describes the preprocessing and the meaning of the outputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
+from drivetrain.inference import thread_limits
+from drivetrain.system.console import say, say_aside
+from drivetrain.system.files import storage_error, write_json
+
+if TYPE_CHECKING:
+    from drivetrain.data.dataset import Head, Inputs, Preprocessing, Split
+    from drivetrain.models.saved_model import SavedModel
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+CLOSE = 1e-4
+"""Largest difference that counts as agreement."""
+TRACED, TRIED = 3, (1, 5)
+"""Samples in the export's example, and other batch sizes with which the file is tested."""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The options of `drivetrain export`."""
+
+    run: Path
+    output: Path | None = None
+    """model.onnx in the run if None."""
+    data: Path | None = None
+    """Samples for the comparison; the validation data of the run if None."""
+    run_code: bool = False
+    """Whether the code of a model folder outside of its run may be run."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
+
+
+def export(request: ExportRequest) -> int:
+    """Write the ONNX file and its JSON; returns 0.
+
+    Raises:
+        DataError: if the named samples cannot be read.
+        DeviceError: if a package is missing.
+        CheckpointError: if there is no trained model, it cannot be exported, or the file computes other outputs.
+        StorageError: if the output cannot be written.
+    """
+    _check_packages()
+    thread_limits.limit()
+    from drivetrain.inference import onnx_file
+    from drivetrain.models import saved_model
+
+    trained = saved_model.load(request.run, consent=request.run_code)
+    output = request.output or request.run / "model.onnx"
+    first, other_examples, source = _examples(trained, request)
+    names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
+    network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
+    temporary = output.with_name(f".{os.getpid()}-{output.name}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        onnx_file.write(network, first, names, trained.preprocessing.get("max_length"), temporary)
+        worst = onnx_file.difference(network, temporary, other_examples)
+        if worst > CLOSE:
+            raise CheckpointError(
+                f"the outputs of {output} differ by {worst:.2g} from those of the network",
+                f"at most {CLOSE:g}",
+                "use the model with `drivetrain predict`, and report this network as a bug",
+            )
+        temporary.replace(output)
+        write_json(output.with_suffix(".json"), _description(trained, first, names))
+    except OSError as error:
+        raise storage_error(output, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    _tell(output, source, other_examples, worst)
+    return 0
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("torch", *PACKAGES) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DeviceError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
+            f"export needs torch and {', '.join(PACKAGES)}, which the CPU image has, and the images for GPUs have not",
+            f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to",
+        )
+
+
+def _examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
+    """An example for the export, the batches for the comparison, of two sizes, and what they are."""
+    from drivetrain.inference import dummy_inputs
+
+    def random_inputs(count: int) -> Inputs:
+        return dummy_inputs.inputs(trained.preprocessing, count, seed=count)
+
+    if request.data is None and not (request.run / "job.yaml").is_file():
+        return random_inputs(TRACED), [random_inputs(count) for count in TRIED], "random samples"
+    try:
+        split, prepare, source = _samples(trained, request)
+    except (DataError, SpecError, StorageError) as error:
+        if request.data is not None:
+            raise
+        say_aside(f"export: compared with random samples, since {_join_lines(error)}")
+        return random_inputs(TRACED), [random_inputs(count) for count in TRIED], "random samples"
+    import numpy as np
+
+    examples, start = [], 0
+    for count in (TRACED, *TRIED):
+        ids = np.arange(start, start + count, dtype=np.int64) % len(split)
+        examples.append(prepare(split.gather(ids), ids, None))
+        start += count
+    try:
+        # Real texts may all have the length of the batch, and then the trace would take both for one.
+        return random_inputs(TRACED), examples[1:], source
+    except CheckpointError:
+        return examples[0], examples[1:], source
+
+
+def _samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
+    """Real samples: those that the user names, or the run's own validation data."""
+    if request.data is not None:
+        from drivetrain.data import load_new
+
+        read = load_new.read([request.data], trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
+        return read.split, read.prepare, f"samples of {request.data}"
+    from drivetrain.inference import evaluate
+
+    say_aside("export: reading the run's validation data for the comparison")
+    _, data = evaluate.validation_data(request.run, trained, consent=request.run_code)
+    return data.validation, data.prepare, "validation samples"
+
+
+def _join_lines(error: DrivetrainError) -> str:
+    return str(error).splitlines()[0]
+
+
+def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
+    axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
+    return {
+        "task": trained.task,
+        "trained": trained.trained,
+        "inputs": [
+            {"name": name, "type": str(x.dtype).removeprefix("torch."), "shape": [*axes, *x.shape[len(axes) :]]}
+            for name, x in zip(names[0], inputs, strict=True)
+        ],
+        "outputs": [_output(name, head) for name, head in zip(names[1], trained.heads.values(), strict=True)],
+        "preprocessing": trained.preprocessing,
+    }
+
+
+def _output(name: str, head: Head) -> dict[str, object]:
+    properties = asdict(head)
+    if not head.classes:
+        return {
+            "name": name,
+            **{key: properties[key] for key in ("columns", "mean", "std")},
+            "meaning": "a number is output * std + mean",
+        }
+    activation = "sigmoid" if head.several else "softmax"
+    scores = "the probability of each class is" if head.several else "probabilities are"
+    meaning = f"{scores} the {activation} of output / temperature"
+    return {
+        "name": name,
+        "classes": head.classes,
+        "activation": activation,
+        "temperature": head.temperature,
+        "meaning": meaning,
+    }
+
+
+def _tell(output: Path, source: str, other_examples: list[Inputs], worst: float) -> None:
+    tried = " and ".join(str(len(inputs[0])) for inputs in other_examples)
+    say(
+        f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
+        f"from the network's by {worst:.1g} at most"
+    )
+    say(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")

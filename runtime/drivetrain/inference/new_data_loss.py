@@ -1,0 +1,45 @@
+"""The loss of a trained model on new data: that of its job, as far as it does not depend on the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from drivetrain.data.dataset import Head, Targets, mark_partial
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.yaml_file import read
+from drivetrain.training import losses
+
+
+def objective(
+    folders: Sequence[Path], heads: Mapping[str, Head], targets: Targets
+) -> tuple[losses.Objective | None, str]:
+    """The loss, or None; and what the user should know about it, or nothing.
+
+    Args:
+        folders: where the job.yaml of the run may be.
+        heads: the outputs of the model.
+        targets: of the new data.
+    """
+    spec = next((folder / "job.yaml" for folder in folders if (folder / "job.yaml").is_file()), None)
+    if spec is None:
+        return None, "no loss is computed, since there is no job.yaml beside the model that names it"
+    try:
+        train = job_spec.check(read(spec.read_bytes(), str(spec))).train
+    except (OSError, SpecError) as error:
+        return None, f"no loss is computed, since {spec} cannot be read: {str(error).splitlines()[0]}"
+    if getattr(train.loss, "name", "") == "own":
+        return None, "no loss is computed, since it is code of the user's"
+    weights = {name: head.class_weights or train.class_weights for name, head in heads.items()}
+    balanced = [name for name, head in heads.items() if weights[name] == "balanced" and head.classes]
+    labelled_heads = {
+        name: replace(head, class_weights="none" if name in balanced else weights[name]) for name, head in heads.items()
+    }
+    note = (
+        "the loss is computed without class weights: this model was stored without those of its training data"
+        if balanced
+        else ""
+    )
+    return losses.objective(train.loss, mark_partial(labelled_heads, [targets]), targets, "none"), note

@@ -1,0 +1,103 @@
+"""Writes a network as an ONNX file, and compares the file with the network in onnxruntime."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import Inputs
+from drivetrain.errors import CheckpointError
+
+
+class FlatOutputs(nn.Module):
+    """A network that returns a tuple in the order of the heads."""
+
+    def __init__(self, network: nn.Module, heads: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.heads = network, tuple(heads)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.network(*inputs)
+        return tuple(outputs[name] for name in self.heads) if isinstance(outputs, Mapping) else (outputs,)
+
+
+def input_names(network: nn.Module, count: int) -> list[str]:
+    """Names that the network has for so many inputs, or those of its forward's parameters; else numbered names."""
+    if count in (names_by_count := getattr(network, "INPUT_NAMES", {})):
+        return list(names_by_count[count])
+    named = [
+        p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
+
+
+def write(
+    network: FlatOutputs, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path
+) -> None:
+    """Write a network with a dynamic batch size.
+
+    Args:
+        network: in evaluation mode, on the CPU.
+        inputs: an example.
+        names: of inputs and outputs.
+        longest: for texts the largest number of tokens, the second axis being dynamic; None for other inputs.
+        path: the file.
+
+    Raises:
+        CheckpointError: if torch cannot export the network.
+    """
+    # It logs packages that only other kinds of exports need.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    axes = {0: torch.export.Dim("batch")} | ({1: torch.export.Dim("length", max=longest)} if longest else {})
+    try:
+        with warnings.catch_warnings():
+            # Its warnings are about future changes of the exporter itself.
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                network,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=(tuple(axes for _ in inputs),),
+                verbose=False,
+                input_names=names[0],
+                output_names=names[1],
+            )
+    except Exception as error:  # the exporter passes on whatever the network raises when traced
+        raise CheckpointError(
+            f"torch.export failed: {_reason(error)}",
+            "networks whose forward pass torch.export can trace",
+            "avoid branches that depend on tensor values in forward, or use the model with `drivetrain predict`",
+        ) from None
+    assert program is not None
+    program.save(path)
+
+
+def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
+    """The largest difference between the outputs of file and network; relative for outputs above 1."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for inputs in batches:
+        with torch.inference_mode():
+            expected = network(*inputs)
+        fed = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), inputs, strict=True)}
+        for ours, theirs in zip(expected, session.run(None, fed), strict=True):
+            error = (ours - torch.from_numpy(theirs)).abs() / ours.abs().clamp_min(1)
+            worst = max(worst, float(error.max())) if bool(torch.isfinite(error).all()) else float("inf")
+    return worst
+
+
+def _reason(error: Exception) -> str:
+    """The first cause; the exporter wraps it into long advice."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0][:300]}"

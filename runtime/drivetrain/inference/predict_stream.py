@@ -1,0 +1,187 @@
+"""Predicts the samples of standard input as they arrive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from drivetrain.data import load_new, notes
+from drivetrain.data.formats import csv_dialect, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError, SpecError
+from drivetrain.inference import predictions, stdin_records
+from drivetrain.inference.stdin_records import NAME, Record
+from drivetrain.models import forward
+from drivetrain.system.console import say_aside
+
+if TYPE_CHECKING:
+    import torch
+
+    from drivetrain.data.dataset import NewSamples
+    from drivetrain.inference.predictions import Answer
+    from drivetrain.models.saved_model import SavedModel
+
+_PLACE = re.compile(rf"(no row of )?\S*{NAME}\.\w+( (row|line) \d+)?( \(line \d+\))?:?( is usable;)? ?")
+"""Where the message of a file with one record places its problem."""
+
+
+@dataclass
+class PredictStream:
+    """A trained model, and what is needed to predict a group of records."""
+
+    trained: SavedModel
+    device: torch.device
+    every: bool
+    """Whether to give the probability of every class."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How a CSV is written, with the keys of `data.csv`."""
+    count: int = 0
+    """Samples predicted so far."""
+    lost: int = 0
+    """Records that were left out so far."""
+    _told: set[str] = field(default_factory=set)
+
+    def answers(self, stream: BinaryIO, written: Callable[[], None]) -> Iterator[tuple[str, dict[str, Answer]]]:
+        """The title of each sample, its path or line, and its prediction by head.
+
+        Args:
+            stream: the input.
+            written: called when the answers of a group were taken and more input is awaited.
+
+        Raises:
+            DataError: if no sample can be used.
+            SpecError: if samples of this model cannot come in lines.
+        """
+        kind, pre = self.trained.preprocessing["kind"], self.trained.preprocessing
+        files = csv_dialect.of_model(pre, self.csv)
+        if kind == "images":
+            suffixes = (*table_file.SUFFIXES, ".npz")
+            records, suffix, header = stdin_records.paths(stream, suffixes), "", b""
+        elif kind == "series" and pre["form"] == "long":
+            yield from self._whole(stream, files)
+            return
+        elif columns := _columns(pre):
+            table = stdin_records.table(stream, columns, files)
+            records, suffix, header = table.records, table.suffix, table.header
+        else:
+            raise SpecError(
+                f"-: a model of kind `{kind}` reads its samples from files",
+                "standard input for images (a path in each line), texts, tables, and series in a table",
+                "name files or folders",
+            )
+        with TemporaryDirectory() as folder:
+            file = Path(folder, f"{NAME}{suffix}")
+            for group in stdin_records.groups(records):
+                for used, data in self._usable(group, file, header, files):
+                    yield from self._predict(data, [_title(record, suffix) for record in used])
+                written()
+        self._check_any()
+
+    def _usable(
+        self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
+    ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
+        """The records that can be read, in as few parts as possible; the others are told."""
+        for record in group:
+            if record.problem:
+                self._leave_out(record, record.problem)
+        yield from self._halve([record for record in group if not record.problem], file, header, files)
+
+    def _halve(
+        self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
+    ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
+        """Halve a group until each part can be read whole: what is read of a record must not depend on the others."""
+        if not group:
+            return
+        try:
+            data = self._read(group, file, header, files)
+        except DataError as error:
+            problem = error.given
+        else:
+            if len(data.split) == len(group):
+                self._tell(data.notes)
+                yield group, data
+                return
+            problem = "\n".join(data.notes)
+        if len(group) == 1:
+            self._leave_out(group[0], _reason(problem))
+            return
+        half = len(group) // 2
+        yield from self._halve(group[:half], file, header, files)
+        yield from self._halve(group[half:], file, header, files)
+
+    def _read(self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles) -> NewSamples:
+        if file.suffix:
+            file.write_bytes(header + b"".join(record.content for record in group))
+            paths = [file]
+        else:
+            paths = [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
+        return load_new.read_as(paths, self.trained.preprocessing, self.trained.heads, files, labelled=False)
+
+    def _whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[tuple[str, dict[str, Answer]]]:
+        """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
+        say_aside(f"predict: reading {NAME} to its end, since a window has many rows")
+        with TemporaryDirectory() as folder:
+            file = stdin_records.whole(stream, Path(folder))
+            try:
+                data = load_new.read_as([file], self.trained.preprocessing, self.trained.heads, files, labelled=False)
+            except DataError as error:
+                raise stdin_records.name_stdin(error, file) from None
+            self._tell(data.notes)
+            titles = [data.split.title(index).replace(file.name, NAME) for index in range(len(data.split))]
+            yield from self._predict(data, titles)
+
+    def _predict(self, data: NewSamples, titles: Sequence[str]) -> Iterator[tuple[str, dict[str, Answer]]]:
+        heads = self.trained.heads
+        batches = forward.outputs(self.trained.network, heads, data.split, data.prepare, self.device)
+        answers = predictions.of(batches, heads, data.split, every=self.every)
+        for title, (_, answer) in zip(titles, answers, strict=True):
+            self.count += 1
+            yield title, answer
+
+    def _leave_out(self, record: Record, problem: str) -> None:
+        self.lost += 1
+        say_aside(f"data: line {record.line} is left out: {problem}")
+
+    def _tell(self, new_notes: Sequence[str]) -> None:
+        """Print each note once; those on how a file is written come with every group."""
+        for note in new_notes:
+            if note not in self._told:
+                self._told.add(note)
+                say_aside(notes.line(note))
+
+    def _check_any(self) -> None:
+        if self.count:
+            return
+        raise DataError(
+            f"{NAME}: {f'none of {self.lost:,} lines can be used' if self.lost else 'no samples came'}",
+            "at least one sample",
+            "see the lines above" if self.lost else "check the command before the pipe",
+        )
+
+
+def _columns(preprocessing: Mapping[str, Any]) -> list[str]:
+    """The columns that a row must have; empty if the model's samples are no rows."""
+    match preprocessing["kind"]:
+        case "texts":
+            from drivetrain.data.text import text_data
+
+            return text_data.text_columns(preprocessing)
+        case "table":
+            from drivetrain.data.tables import features
+
+            return features.from_json(preprocessing).file_columns
+    return []
+
+
+def _title(record: Record, suffix: str) -> str:
+    return f"line {record.line}" if suffix else record.content.decode("utf-8", "surrogateescape")
+
+
+def _reason(problem: str) -> str:
+    """What is wrong with the one sample that was read from a file."""
+    last = problem.splitlines()[-1].strip()
+    return _PLACE.sub("", last.removeprefix("left out: ").removeprefix("data: "))

@@ -1,0 +1,25 @@
+"""Limits the threads of a process without a plan, such as `predict`, before torch is imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from drivetrain.hardware import device_check, gpu_selection
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.optimizations import cpu_threads
+from drivetrain.system.console import say_aside
+
+
+def limit() -> Hardware:
+    """Keep this process within the container's limits; returns the hardware. Call it before torch is imported."""
+    machine = device_check.usable_hardware(detect(Path()), tell)
+    os.environ.update(gpu_selection.environment(machine))
+    os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
+    return machine
+
+
+def tell(text: str) -> None:
+    """Print a line to stderr, separate from the results."""
+    say_aside(text)

@@ -1,0 +1,30 @@
+"""Class weights in a spec: none, balanced, or numbers by the name of a class."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticKnownError
+
+from drivetrain.job.column_names import Column
+from drivetrain.job.values import Positive
+
+
+def check_weights(value: Any) -> object:
+    """Check `train.class_weights`, with one message for all its forms."""
+    numbers = isinstance(value, dict) and all(
+        name and isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
+        for name, weight in value.items()
+    )
+    if value in ("none", "balanced") or (numbers and value):
+        return value
+    raise PydanticKnownError("literal_error", {"expected": "'none', 'balanced', numbers above 0 by class name"})
+
+
+ClassWeights = Annotated[Literal["none", "balanced"] | dict[Column, Positive], BeforeValidator(check_weights)]
+MEANING = (
+    "balanced: weight of a class = samples / (classes * samples of the class), of a label that can be true beside others = "
+    "samples without it / samples with it; or numbers by class, such as {malignant: 5}: a class that is not named has 1. "
+    "With several labels per sample, the number is the weight of a sample that has the label"
+)

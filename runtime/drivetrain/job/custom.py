@@ -1,0 +1,160 @@
+"""User code in a spec: data, network and loss from Python files beside the job.
+
+Every task can have a user network; with user data or a user loss the task is `custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+
+from drivetrain.errors import Problem
+from drivetrain.job import user_files
+from drivetrain.job.column_names import Column, different
+from drivetrain.job.formatting import format_value
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.model import CustomModel
+from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
+from drivetrain.job.values import FilePath, Spec, accept_name
+
+Kind = Literal["auto", "classes", "labels", "numbers", "other"]
+OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
+"""Arguments that the runtime offers to the factory of a network, which gets those that its signature names."""
+
+
+class CustomData(Spec):
+    """Your own data: a function that returns training and validation data as a pair.
+
+    A third value is data for a final test: it is evaluated once, after the training. Each of them is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the last of which
+    holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
+    """
+
+    file: FilePath = Field(description="Python file next to the job file")
+    factory: str = Field("load", description="function in the file that returns (training data, validation data)")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    targets: Kind = Field(
+        "auto",
+        description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
+        "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
+    )
+    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)] | None = Field(
+        None, description="names of the classes, labels or numbers, in the order of the network's outputs"
+    )
+    reader: str | None = Field(
+        None,
+        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; "
+        "absent: .npz files with `inputs` and `targets`",
+    )
+
+
+class CustomLossSpec(Spec):
+    """Your own loss: a function that returns a callable of (outputs, targets).
+
+    The callable returns one term per sample, shape (N,), or a scalar: their mean or their sum, or what `weight_of` says.
+    """
+
+    name: Literal["own"] = Field("own", description="not needed with `file:`")
+    file: FilePath = Field(description="Python file next to the job file")
+    factory: str = Field("loss", description="function in the file that returns the loss")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    weight_of: str | None = Field(
+        None,
+        description="function in the file that returns for targets what the loss divides by: a number, or one for each "
+        "sample; for a loss that is neither a mean nor a sum over samples, whose batches are not split without it",
+    )
+
+
+def _by_file(value: object) -> object:
+    """Let `{file: my_loss.py}` do without a name."""
+    return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
+
+
+AnyCustomLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | CustomLossSpec,
+        Field(discriminator="name"),
+    ],
+    accept_name(),
+    BeforeValidator(_by_file),
+]
+
+
+class CustomTrain(Train):
+    """How to train."""
+
+    loss: AnyCustomLoss | None = Field(  # type: ignore[assignment]
+        None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
+    )
+
+
+class CustomTask(Job):
+    """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
+
+    METRICS = tuple(dict.fromkeys((*CLASS_METRICS, *LABEL_METRICS, "mae", "rmse", "r2")))
+
+    def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """None: only the user's code knows where its data is."""
+        return []
+
+    def has_own_loss(self) -> bool:
+        """Whether the job has a user loss."""
+        return getattr(self.train.loss, "name", "") == "own"
+
+    def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Every metric that the job uses, with its key."""
+        yield ("checkpoint", "best"), self.best()
+        if self.train.early_stopping:
+            yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
+        if isinstance(self.train.schedule, Plateau):
+            yield ("train", "schedule", "metric"), self.train.schedule.metric
+
+    def problems(self) -> Iterator[Problem]:
+        """Check that class weights are used with built-in losses only."""
+        if self.has_own_loss() and self.train.class_weights != "none":
+            yield self.problem(
+                ("train", "class_weights"),
+                f"is {format_value(self.train.class_weights)}",
+                "a built-in loss",
+                "remove it, and weight the classes inside your own loss",
+            )
+
+
+class CustomJob(CustomTask):
+    """Training with your own data, network and loss."""
+
+    task: Literal["custom"]
+    data: CustomData = Field(description="the training and validation data")  # type: ignore[assignment]
+    model: CustomModel = Field(description="the network")
+    train: CustomTrain = Field(CustomTrain(), description="training settings")
+
+
+def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
+    """Each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
+    model: Any = getattr(job, "model", None)
+    if isinstance(model, CustomModel):
+        yield ("model",), model, OFFERED
+    if isinstance(job, CustomJob):
+        yield ("data",), job.data, ()
+        if isinstance(job.train.loss, CustomLossSpec):
+            yield ("train", "loss"), job.train.loss, ()
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """Problems of the user's files; none of them is run."""
+    for key, part, offered in parts(job):
+        yield from user_files.problems(job, key, part, offered)
+    if isinstance(job, CustomJob):
+        yield from _unknown(job, ("data", "reader"), job.data.file, job.data.reader)
+        if isinstance(loss := job.train.loss, CustomLossSpec):
+            yield from _unknown(job, ("train", "loss", "weight_of"), loss.file, loss.weight_of)
+
+
+def _unknown(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:
+    """The problem of a key that names a function which its file does not have."""
+    if name is None:
+        return
+    functions = user_files.find_functions(job, key[:-1], file)
+    if not isinstance(functions, Problem) and name not in functions and "*" not in functions:
+        yield user_files.unknown_function(job, key, name, file, functions)

@@ -1,0 +1,234 @@
+"""The `data:` part of the spec, one class per task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.job.column_names import Cells, Column, OneOrMore
+from drivetrain.job.stream import MaybeStream
+from drivetrain.job.values import (
+    BadShare,
+    Count,
+    FilePath,
+    Fold,
+    Natural,
+    Positive,
+    PositiveRange,
+    Probability,
+    Range,
+    Spec,
+    Validation,
+)
+
+Fit = Literal["crop", "pad", "squash"]
+
+
+class Data(Spec):
+    """Keys that all tasks share."""
+
+    train: FilePath = Field(
+        description="training data: a folder or file, relative to the job's folder, then the project; "
+        "`hf://datasets/OWNER/NAME` on the Hugging Face hub, with @REVISION and a path if wanted; or a file or folder in an "
+        "object store, s3://BUCKET/PATH, gs:// or az://, or a file at https://"
+    )
+    validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
+    test: FilePath | None = Field(
+        None,
+        description="data for a final test: evaluated once, after the training, with the best weights; no decision uses it",
+    )
+    fold: Fold | None = Field(
+        None,
+        description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
+        "is the validation data, instead of the fraction; whole groups if `groups` names a column; "
+        "`drivetrain repeat JOB --folds 5` trains with each",
+    )
+    bad_samples: BadShare = Field(
+        0.05,
+        description="share of samples that may be unreadable; they are listed and skipped, more is an error (exit code 3)",
+    )
+
+
+Encoding = Literal[
+    "auto",
+    "utf-8",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "windows-1250",
+    "windows-1251",
+    "windows-1252",
+    "windows-1253",
+    "windows-1254",
+    "latin-1",
+    "iso-8859-2",
+    "iso-8859-15",
+    "cp437",
+    "cp850",
+    "mac-roman",
+    "koi8-r",
+    "shift-jis",
+    "gb18030",
+    "big5",
+    "euc-kr",
+]
+
+
+class CsvOptions(Spec):
+    """How CSV and TSV files are written. auto: found in each file; an error if it can be read in two ways."""
+
+    delimiter: Literal["auto", "comma", "semicolon", "tab", "pipe"] = Field("auto", description="what separates cells")
+    decimal: Literal["auto", "point", "comma"] = Field(
+        "auto", description="point: 1,234.5 is a thousand; comma: 1.234,5 is; auto: as the numbers of the file show"
+    )
+    encoding: Encoding = Field(
+        "auto", description="how characters are stored; auto: UTF-8, UTF-16 with a byte order mark, or windows-1252"
+    )
+
+    skip: Natural = Field(0, description="lines above the header: titles, comments and empty lines")
+
+    def declared(self) -> dict[str, str]:
+        """The options that are not auto, as on the command line."""
+        return {key: str(value) for key, value in self.model_dump().items() if value not in ("auto", 0)}
+
+
+class TableFileData(Data):
+    """Keys of the tasks that read tables from files."""
+
+    csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
+    missing: Cells | None = Field(
+        None,
+        description='cells that stand for no value in every column, such as "?" or -999; an empty cell, NA, NaN, NULL and the '
+        "like, and among numbers ?, - and the errors of spreadsheets are known without it",
+    )
+
+
+class RandAugment(Spec):
+    """RandAugment (Cubuk et al. 2020)."""
+
+    num_ops: Count = Field(2, description="operations per image")
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="strength of the operations, 0 to 30")
+
+
+class ColorJitter(Spec):
+    """Random brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]."""
+
+    brightness: Probability = Field(0.0, description="largest change of brightness")
+    contrast: Probability = Field(0.0, description="largest change of contrast")
+    saturation: Probability = Field(0.0, description="largest change of saturation")
+
+
+class Erasing(Spec):
+    """Random erasing (Zhong et al. 2020)."""
+
+    probability: Probability = Field(0.25, description="share of images with a patch erased")
+    area: Range = Field((0.02, 0.2), description="smallest and largest share erased")
+
+
+class ResizedCrop(Spec):
+    """A random crop of the image, resized to the full size (Szegedy et al. 2015)."""
+
+    scale: Range = Field((0.35, 1.0), description="smallest and largest share")
+    ratio: PositiveRange = Field((0.75, 1.333), description="narrowest and widest shape")
+
+
+class Mixup(Spec):
+    """Mixup (Zhang et al. 2018): blends pairs of samples and their labels."""
+
+    alpha: Positive = Field(0.2, description="both parameters of the Beta distribution of the blend")
+    probability: Probability = Field(1.0, description="share of the steps that are mixed")
+
+
+class Cutmix(Spec):
+    """CutMix (Yun et al. 2019): replaces a rectangle by that of another image, and mixes the labels by area."""
+
+    alpha: Positive = Field(1.0, description="both parameters of the Beta distribution of the area")
+    probability: Probability = Field(1.0, description="share of the steps that are mixed")
+
+
+class ImageAugment(Spec):
+    """Random augmentation of training images; random numbers depend only on (seed, epoch, sample)."""
+
+    flip: bool = Field(False, description="flip half of the images horizontally")
+    crop_padding: Natural = Field(0, description="pad by this many pixels, then crop at a random position")
+    resized_crop: ResizedCrop | None = Field(None, description="a random crop, resized to the full size")
+    randaugment: RandAugment | None = Field(None, description="RandAugment")
+    color_jitter: ColorJitter | None = Field(None, description="brightness, contrast, saturation")
+    erasing: Erasing | None = Field(None, description="random erasing")
+    mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
+    cutmix: Cutmix | None = Field(
+        None, description="cutmix, for the whole batch, with random numbers from (seed, step)"
+    )
+    views: Count | None = Field(
+        None,
+        description="augment each image in this many ways, which repeat: an epoch is augmented like the one this many epochs before, "
+        "so that outputs of frozen layers can be kept (optimize.feature_cache); null: in a new way in every epoch",
+    )
+
+    @property
+    def of_single_images(self) -> tuple[str, ...]:
+        """The requested changes of each image by itself."""
+        of_batches = ("mixup", "cutmix", "views")
+        return tuple(name for name, requested in self if requested and name not in of_batches)
+
+
+class ImageData(TableFileData):
+    """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
+    (N, K).
+    """
+
+    path_column: Column = Field(
+        "path",
+        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow: if there "
+        "is no column of this name, the only column of images is taken",
+    )
+    label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
+    groups: Column | None = Field(
+        None,
+        description="column that says which images of a manifest belong together, such as a patient: a fraction for validation, or a fold, "
+        "takes whole groups; an image without a group is one of its own",
+    )
+    image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
+        "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
+    )
+    fit: Fit = Field(
+        "crop",
+        description="how to make an image square; crop: its center; pad: all of it between black bars; "
+        "squash: resize without keeping the aspect ratio",
+    )
+    channels: Literal[1, 3, "auto"] = Field(
+        "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
+    )
+    augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
+    stream: MaybeStream = Field(
+        None,
+        description="true, or settings: `train` names .tar shards (WebDataset) or Parquet files, which are read while the run trains "
+        "on them; their order is another one than that of images in memory",
+    )
+
+
+class ImageClassificationData(ImageData):
+    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, a Parquet or Arrow file with a
+    column of images, or an .npz with `images` and `labels`.
+    """
+
+    label_column: OneOrMore = Field(
+        ("label",),
+        description="column of a manifest that holds the label; several columns: labels of 0 and 1, of which each can be true",
+    )
+    multi_label: bool | None = Field(
+        None,
+        description="true: an image has any number of labels: label_column has all of them, an empty cell none; in an .npz, "
+        "`labels` is (N, labels) of 0 and 1. false: each cell is one class, whatever it contains. If absent: one class, and "
+        "a column that looks like several labels is an error",
+    )
+    label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
+        "auto",
+        description="what separates the labels of a cell; auto: one of | ; , as found, or lists of JSONL and Parquet",
+    )
+
+    @property
+    def several(self) -> bool:
+        """Whether an image can have several labels."""
+        return bool(self.multi_label) or len(self.label_column) > 1

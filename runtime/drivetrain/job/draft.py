@@ -1,0 +1,91 @@
+"""The draft of a spec: keys with values and reasons, written as commented YAML."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from drivetrain.job.formatting import printable
+
+REASONS = 34
+"""Column at which reasons start, if the value is not longer."""
+LONGEST = 200
+"""Largest length of a comment line, in characters."""
+_PLAIN = re.compile(r"(\.{0,2}/)?[^\W\d][\w./-]*( [\w./-]+)*")
+_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that YAML, or an older YAML reader, does not read as text."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key of the spec."""
+
+    key: str
+    value: str
+    """In YAML notation."""
+    reason: str = ""
+
+
+@dataclass
+class Draft:
+    """The draft of a spec for a task."""
+
+    task: str
+    reason: str
+    """Why this task was chosen."""
+    found: list[str] = field(default_factory=list)
+    """Facts found in the data."""
+    choices: list[str] = field(default_factory=list)
+    """Choices among alternatives, and how to choose another one."""
+    data: list[Entry] = field(default_factory=list)
+    model: Entry | None = None
+    train: list[Entry] = field(default_factory=list)
+    checkpoint: list[Entry] = field(default_factory=list)
+
+    def text(self, name: str, heading: Sequence[str]) -> str:
+        """The YAML file, starting with `heading` as comments."""
+        about = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
+        lines = [f"# {printable(line, LONGEST)}" for line in (*heading, *about)]
+        lines += _lines([Entry("name", scalar(name)), Entry("task", self.task, self.reason)])
+        lines += ["data:", *_lines(self.data, "  ")]
+        lines += _lines([self.model] if self.model else [])
+        lines += ["train:", *_lines(self.train, "  ")]
+        lines += ["checkpoint:", *_lines(self.checkpoint, "  ")] if self.checkpoint else []
+        return "\n".join(lines) + "\n"
+
+
+def scalar(text: str) -> str:
+    """Text as a YAML scalar on one line, quoted if needed."""
+    if _PLAIN.fullmatch(text) and text.isprintable() and text.lower() not in _WORDS:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30)).strip()
+
+
+def flow(texts: Iterable[str]) -> str:
+    """Texts as a YAML list on one line."""
+    return f"[{', '.join(map(scalar, texts))}]"
+
+
+def run_name(text: str) -> str:
+    """The most similar valid name: letters, digits, dots, dashes and underscores; accents are removed."""
+    spelled = unicodedata.normalize("NFKD", text.replace("ß", "ss"))
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", "".join(c for c in spelled if not unicodedata.combining(c)))
+    return re.sub(r"^[^A-Za-z0-9]+", "", plain)[:64].rstrip("-") or "job"
+
+
+def _lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
+    """Each key with its reason beside it, or above it if the value is long."""
+    lines = []
+    for entry in entries:
+        line, reason = f"{indent}{entry.key}: {entry.value}", printable(entry.reason, LONGEST)
+        if not reason:
+            lines.append(line)
+        elif len(line) + 2 <= REASONS + 6 and len(reason) <= 100:
+            lines.append(f"{line:<{REASONS}}  # {reason}")
+        else:
+            lines += [f"{indent}# {reason}", line]
+    return lines

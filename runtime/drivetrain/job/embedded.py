@@ -1,0 +1,163 @@
+"""The spec of a training that a Python program requests, with its network, data and loss in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.errors import Problem
+from drivetrain.job.custom import CustomTask, Kind
+from drivetrain.job.train import (
+    Adam,
+    BinaryCrossEntropy,
+    Constant,
+    Cosine,
+    CrossEntropy,
+    Focal,
+    Huber,
+    Linear,
+    MeanSquaredError,
+    OneCycle,
+    Optimizer,
+    Plateau,
+    Sgd,
+    StepDown,
+    Train,
+)
+from drivetrain.job.values import Natural, Spec, accept_name
+
+
+class EmbeddedData(Spec):
+    """Data that the program passed in; a resumed run is checked for having the same."""
+
+    targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
+    names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
+    train: Natural = Field(0, description="training samples")
+    validation: Natural = Field(0, description="validation samples")
+    order: str = Field("shuffled", description="order of the training samples: shuffled, stream, or a sampler's class")
+    drop_last: bool = Field(False, description="whether an epoch leaves out a smaller last batch")
+    inputs: tuple[Annotated[tuple[int, ...], Field(strict=False)], ...] = Field(
+        (), description="shape of each input of a sample", strict=False
+    )
+
+
+class EmbeddedModel(Spec):
+    """A network that the program passed in."""
+
+    kind: str = Field("", description="its class")
+    parameters: Natural = Field(0, description="how many it has")
+
+
+class EmbeddedLoss(Spec):
+    """A loss that the program passed in."""
+
+    name: Literal["own"] = Field("own", description="a callable of (outputs, targets)")
+    function: str = Field(description="its name")
+
+
+AnyCallersLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | EmbeddedLoss, Field(discriminator="name")
+    ],
+    accept_name(),
+]
+
+
+class EmbeddedOptimizer(Optimizer):
+    """An optimizer that the program passed in."""
+
+    name: Literal["own"] = Field("own", description="an optimizer of torch, or one like it")
+    function: str = Field(description="its class")
+    lr: float = Field(description="learning rate of its first parameter group")
+    groups: Natural = Field(description="its parameter groups")
+    settings: str = Field("", description="other settings of the first group")
+    fused: bool = Field(False, description="whether all groups use a fused kernel")
+    weight_decay: float = Field(0.0, description="decay of the first group")
+
+    @property
+    def kind(self) -> str:
+        """What measurements of its speed hold for."""
+        return f"{self.function} {self.settings}"
+
+
+class EmbeddedSchedule(Spec):
+    """A scheduler that the program passed in."""
+
+    name: Literal["own"] = Field("own", description="a scheduler of torch.optim.lr_scheduler")
+    function: str = Field(description="its class")
+    every: Literal["step", "epoch"] = Field(description="when it steps")
+
+
+class EmbeddedMetric(Spec):
+    """A metric that the program passed in."""
+
+    function: str = Field(description="its class")
+
+
+AnyCallersOptimizer = Annotated[
+    Annotated[Adam | Sgd | EmbeddedOptimizer, Field(discriminator="name")], accept_name("adamw")
+]
+AnyCallersSchedule = Annotated[
+    Annotated[
+        OneCycle | Cosine | Linear | StepDown | Plateau | Constant | EmbeddedSchedule, Field(discriminator="name")
+    ],
+    accept_name("one-cycle"),
+]
+
+
+class EmbeddedTrain(Train):
+    """How to train."""
+
+    optimizer: AnyCallersOptimizer = Field(  # type: ignore[assignment]
+        Adam(), description="the optimizer and its settings", validate_default=False
+    )
+    schedule: AnyCallersSchedule = Field(  # type: ignore[assignment]
+        OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
+    )
+
+    loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
+        None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
+    )
+
+
+class EmbeddedJob(CustomTask):
+    """A training requested by a Python program."""
+
+    task: Literal["python"]
+    data: EmbeddedData = Field(EmbeddedData(), description="the training and validation data")  # type: ignore[assignment]
+    model: EmbeddedModel = Field(EmbeddedModel(), description="the network")
+    train: EmbeddedTrain = Field(EmbeddedTrain(), description="training settings")
+    own_metrics: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
+
+    def metrics(self) -> list[str]:
+        """Every metric of an evaluation, with those of the program."""
+        return [*super().metrics(), *(f"validation/{name}" for name in self.own_metrics)]
+
+    def problems(self) -> Iterator[Problem]:
+        """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""
+        yield from super().problems()
+        gpus, processes = self.limits.gpus, self.limits.processes
+        if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):
+            yield self.problem(
+                ("limits", "gpus"),
+                f"is {gpus} in a call from Python, which is one process",
+                "one GPU",
+                "choose one; `drivetrain train` starts one process per GPU",
+            )
+        if processes is not None and processes > 1:
+            yield self.problem(
+                ("limits", "processes"),
+                f"is {processes} in a call from Python, which is one process",
+                "1",
+                "leave it out; `drivetrain train` starts several",
+            )
+        for key, value in (("notice", self.checkpoint.notice), ("copy_to", self.checkpoint.copy_to)):
+            if value is not None:
+                yield self.problem(
+                    ("checkpoint", key),
+                    f"is {value!r} in a call from Python",
+                    f"checkpoint.{key} in a job that `drivetrain train` runs",
+                    "leave it out",
+                )

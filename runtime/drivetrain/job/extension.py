@@ -1,0 +1,61 @@
+"""The record of a run that continues a finished one, in its folder: which run, from which step, and its schedule."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drivetrain.errors import CheckpointError
+from drivetrain.system.run_files import RunFiles
+
+FILE = "extension.json"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A run that continues a finished one."""
+
+    run: str
+    """Name of the finished run's folder."""
+    step: int
+    """Optimizer steps that were trained in it."""
+    epoch: int
+    """Epochs that were trained in it."""
+    schedule: str
+    """`continues`, or `restarts` at this step."""
+    origin: int
+    """The step from which the schedule counts: 0, or that of the last restart."""
+
+
+def read(folder: Path) -> Extension | None:
+    """The record of a run folder; None if the run began from scratch.
+
+    Raises:
+        CheckpointError: if the record is damaged. Without it the schedule would count from the wrong step.
+    """
+    if not RunFiles(folder).is_file(FILE):
+        return None
+    document = RunFiles(folder).read_json(FILE)
+    kinds = {"run": str, "step": int, "epoch": int, "schedule": str, "origin": int}
+    if not isinstance(document, dict) or {key: type(value) for key, value in document.items()} != kinds:
+        raise CheckpointError(
+            f"{folder / FILE} is damaged",
+            "the file as --extend wrote it",
+            "restore it, or extend the finished run again with --new",
+        )
+    return Extension(**document)
+
+
+def write(folder: Path, extension: Extension) -> None:
+    """Write the record.
+
+    Raises:
+        StorageError: if that fails.
+    """
+    RunFiles(folder).write_json(FILE, asdict(extension))
+
+
+def describe_unfinished(folder: Path) -> str:
+    """What a message about a run that cannot be resumed begins with."""
+    extension = read(folder)
+    return f"{folder} continues {extension.run}" if extension else f"{folder} is unfinished"

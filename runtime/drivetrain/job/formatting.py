@@ -1,0 +1,69 @@
+"""Formats key paths and values for messages: on one line, printable, not too long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+DETAILED_METRICS = ("balanced_accuracy", "log_loss", "brier", "ece", "average_precision")
+"""Metrics that are recorded and reported, but left out of lines on the terminal."""
+Path = tuple[str | int, ...]
+"""Keys and list indices from the root of a document."""
+
+
+def dot_key(path: Path) -> str:
+    """Such as `train.optimizer.lr` or `data.labels[2]`, printable."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
+    return text
+
+
+def readable(name: str) -> str:
+    """The name of a file with `\\udcf1` for each byte that is not UTF-8, which no terminal and no text file can hold."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def printable(text: str, most: int = 60) -> str:
+    """Text on one line without control characters, truncated to `most` characters."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+_CREDENTIAL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@|^((?:s3|gs|az)://[^?]*\?).+", re.DOTALL)
+"""What stands before the @ of an address, and the query of a signed one."""
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return f"{match[1]}***@" if match[1] else f"{match[2]}***"
+
+
+def format_value(value: object) -> str:
+    """A value in YAML notation, for messages."""
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case float() if value - value != 0:
+            return f"{value}".replace("inf", ".inf").replace("nan", ".nan")
+        case dict():
+            return "a mapping"
+        case list():
+            return printable(f"[{', '.join(format_value(item) for item in value[:10])}]", 80)
+        case str():
+            return f"'{printable(_CREDENTIAL.sub(_hidden, value))}'"
+    return str(value)
+
+
+def format_metric(value: float) -> str:
+    """A loss or metric: four decimals, or four digits if they would not show it."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
+
+
+def format_metrics(metrics: Mapping[str, float], chosen: str, separator: str) -> str:
+    """A line of names and values, without the detailed ones; `chosen` is the name of one that is always in it."""
+    shown = {
+        name: value
+        for name, value in metrics.items()
+        if name == chosen or name.rsplit("/", 1)[-1] not in DETAILED_METRICS
+    }
+    return separator.join(f"{name} {format_metric(value)}" for name, value in shown.items())

@@ -1,0 +1,172 @@
+"""Image tasks: one of several classes, several labels that can be true together, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from drivetrain.errors import Problem
+from drivetrain.job.data import ImageClassificationData, ImageData
+from drivetrain.job.formatting import format_value
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
+
+MANIFESTS = (".csv", ".tsv", ".jsonl")
+"""Tables that name image files beside them."""
+
+
+class ImageJob(Job):
+    """Keys that both image tasks share."""
+
+    data: ImageData = Field(description="the training and validation data")
+    model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings of a network that contradict its pretrained weights."""
+        yield from self._column_problems()
+        yield from self._idle_problems()
+        augment = self.data.augment
+        if augment.views and not augment.of_single_images:
+            yield self.problem(
+                ("data", "augment", "views"),
+                f"is {augment.views}, and no image is augmented by itself",
+                "with flip, crop_padding, resized_crop, randaugment, color_jitter or erasing",
+                "add one of them, or remove it",
+            )
+        model = self.model
+        if not isinstance(model, ImageNetwork | ImageTimm):
+            return
+        key = ("model", "pretrained")
+        if model.pretrained and model.weights:
+            yield self.problem(key, "is set, and weights too", "one of them", "remove one")
+        if not model.pretrained and model.revision:
+            yield self.problem(
+                ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
+            )
+        if model.pretrained is True and isinstance(model, ImageTimm) and "." not in model.name:
+            yield self.problem(
+                key,
+                f"is true, and {model.name} has no tag that says which of its weights",
+                f"timm.list_pretrained('{model.name}*') lists them",
+                f"write the name with its tag, such as {model.name}.a1_in1k",
+            )
+        if model.pretrained and isinstance(model, ImageNetwork):
+            yield from self._resnet_problems(model)
+
+    def _resnet_problems(self, model: ImageNetwork) -> Iterator[Problem]:
+        """What contradicts the pretrained weights of a built-in ResNet."""
+        if model.name not in RESNET_WEIGHTS:
+            description, names = f"there are no pretrained weights for {model.name}", ", ".join(RESNET_WEIGHTS)
+            yield self.problem(("model", "pretrained"), description, f"for {names}", "remove it, or use source: timm")
+        if model.stem == "small":
+            yield self.problem(
+                ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"
+            )
+        if model.width not in (None, 64):
+            yield self.problem(
+                ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
+            )
+
+    def _idle_problems(self) -> Iterator[Problem]:
+        """Keys that would change nothing."""
+        augment, model = self.data.augment, self.model
+        if isinstance(model, ImageNetwork) and model.name == "small-cnn" and model.stem != "auto":
+            yield self.problem(
+                ("model", "stem"),
+                f"is {model.stem}, and small-cnn has no stem",
+                "for resnet18, resnet34 and resnet50",
+                "remove it, or choose one of these networks",
+            )
+        if augment.views and (augment.mixup or augment.cutmix):
+            mixes = "mixup" if augment.mixup else "cutmix"
+            yield self.problem(
+                ("data", "augment", "views"),
+                f"is {augment.views}, and data.augment.{mixes} changes the inputs in every step",
+                "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be kept",
+                "remove one of the two",
+            )
+
+    def _column_problems(self) -> Iterator[Problem]:
+        if self.data.path_column in self.data.label_column:
+            yield self.problem(
+                ("data", "label_column"),
+                f"has {format_value(self.data.path_column)}, which data.path_column is too",
+                "columns of what is to be predicted",
+                "name another column",
+            )
+        if self.data.groups in (self.data.path_column, *self.data.label_column):
+            yield self.problem(
+                ("data", "groups"),
+                f"is {format_value(self.data.groups)}, which is the path or what is to be predicted",
+                "a column that is only read for the split",
+                "name another column",
+            )
+
+
+class ImageClassificationJob(ImageJob):
+    """Classification of images: one of several classes, or several labels each of which can be true (multi-label)."""
+
+    METRICS = CLASS_METRICS
+    BEST = "accuracy"
+
+    task: Literal["image-classification"]
+    data: ImageClassificationData = Field(description="the training and validation data")
+
+    def losses(self) -> tuple[str, ...]:
+        """The losses that fit the number of labels of an image."""
+        return ("bce",) if self.data.several else ("cross-entropy", "focal")
+
+    def scores(self) -> tuple[str, ...]:
+        """Those of labels in place of those of classes."""
+        return LABEL_METRICS if self.data.several else self.METRICS
+
+    def best(self) -> str:
+        """Macro F1 of labels: all labels of an image are rarely right at first."""
+        return "validation/f1" if self.data.several and not self.checkpoint.best else super().best()
+
+    def problems(self) -> Iterator[Problem]:
+        """Keys of labels that contradict each other."""
+        yield from super().problems()
+        data = self.data
+        if data.multi_label is False and len(data.label_column) > 1:
+            yield self.problem(
+                ("data", "multi_label"),
+                f"is false, and data.label_column names {len(data.label_column)} columns",
+                "several columns of 0 and 1 are labels, each of which can be true",
+                "remove it, or name one column",
+            )
+        if data.label_separator != "auto" and (not data.multi_label or len(data.label_column) > 1):
+            yield self.problem(
+                ("data", "label_separator"),
+                f"is {format_value(data.label_separator)}",
+                "for one column with all labels of an image",
+                "add `multi_label: true`, and name one label_column; or remove it",
+            )
+
+
+class ImageRegressionJob(ImageJob):
+    """One or several numbers for each image."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["image-regression"]
+
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the labels."""
+        return self.data.label_column
+
+    def problems(self) -> Iterator[Problem]:
+        """Refuse what is for classes."""
+        yield from super().problems()
+        yield from self.class_weights_refused()
+        if self.data.augment.cutmix:
+            yield self.problem(
+                ("data", "augment", "cutmix"),
+                "mixes labels by area",
+                "for classes and labels: a number of a patch is not its share of the number of the image",
+                "remove it, or use mixup",
+            )

@@ -1,0 +1,266 @@
+"""The job: the user's request, validated and frozen. One class per task; without torch or network access."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, PrivateAttr
+
+from drivetrain.errors import Problem
+from drivetrain.job.data import Data
+from drivetrain.job.document import Document
+from drivetrain.job.formatting import dot_key, format_value
+from drivetrain.job.hub_address import is_on_hub, parse
+from drivetrain.job.limits import Limits
+from drivetrain.job.store_address import StoreAddress
+from drivetrain.job.sweep import Parameter, Sweep
+from drivetrain.job.track import Track
+from drivetrain.job.train import Train
+from drivetrain.job.values import (
+    Count,
+    Duration,
+    Interval,
+    Name,
+    NoticeUrl,
+    Spec,
+    VariableName,
+)
+from drivetrain.storage.remote_address import is_remote
+
+Setting = bool | int | float | str
+LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
+"""Metrics of labels that can be true together: accuracy is the share with all labels right, f1 the mean over the labels."""
+CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
+"""Metrics of exclusive classes. Two classes have `auc` and `average_precision`, too, which only the data can say."""
+SCALED_RMSE = "scaled_rmse"
+"""RMSE of several columns of numbers, each divided by its deviation: the one of which no column's unit decides."""
+FOLDERS = ("transformers", "run")
+"""Values of `model.source` whose name can be a folder."""
+
+
+class Checkpoint(Spec):
+    """When checkpoints are saved, and which are kept."""
+
+    every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
+    keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
+    best: str | None = Field(
+        None,
+        description="metric of the best checkpoint, which is kept; by task if absent; of equal values the one with the "
+        "lower validation loss is better",
+    )
+    notice: NoticeUrl | None = Field(
+        None,
+        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice; the run then stops "
+        "with exit code 75",
+    )
+    copy_to: StoreAddress | None = Field(
+        None,
+        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, that gets a copy of each checkpoint and "
+        "of the run; from there the same command resumes on another machine. Credentials come from the environment",
+    )
+
+
+class Monitoring(Spec):
+    """How often the machine is monitored during the run: memory, CPU, GPUs, speed."""
+
+    every: Duration = Field("1s", description="time between two readings: 1s, 0.2s, 1m")
+
+
+class Job(Spec):
+    """Keys that all tasks share."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)
+    BEST: ClassVar[str] = "loss"
+    LOSSES: ClassVar[tuple[str, ...]] = ()
+
+    name: Name = Field(description="name of the run folders: letters, digits, dots, dashes")
+    task: str
+    data: Data = Field(description="the training and validation data")
+    train: Train = Field(Train(), description="training settings")
+    optimize: dict[str, Setting] = Field({}, description="optimizations by name; absent or auto: the runtime decides")
+    limits: Limits = Field(Limits(), description="resource limits of the container")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="when to save checkpoints and which to keep")
+    monitor: Monitoring = Field(Monitoring(), description="how often memory, CPU and GPU are measured")
+
+    baselines: Literal["auto", "full", "off"] = Field(
+        "auto",
+        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted "
+        "trees. auto: within a tenth of the training time, but 15 to 60 s; full: as long as it takes, with all samples; off: none",
+    )
+    track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
+    environment: tuple[VariableName, ...] = Field(
+        (),
+        strict=False,
+        description="names of environment variables that the run gets from the caller; their values are stored nowhere",
+    )
+    sweep: Sweep | None = Field(
+        None, description="the keys that `drivetrain sweep` varies; `train` ignores it and says so"
+    )
+
+    _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
+    _folder: Path = PrivateAttr(default_factory=Path)
+    _pretrained_commit: str = PrivateAttr("")
+    _hub_folders: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _copies: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _notes: tuple[str, ...] = PrivateAttr(())
+    _parameters: tuple[Parameter, ...] = PrivateAttr(())
+
+    @property
+    def document(self) -> Document:
+        """The document, with the position of every key."""
+        return self._document
+
+    @property
+    def folder(self) -> Path:
+        """The folder from which relative paths start."""
+        return self._folder
+
+    @property
+    def pretrained_commit(self) -> str:
+        """The commit of the pretrained network on the hub, once it is known; empty before, and without such a network."""
+        return self._pretrained_commit
+
+    def fix_commit(self, commit: str) -> None:
+        """Take this commit of the pretrained network from now on."""
+        self._pretrained_commit = commit
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found out about the data when the spec was loaded, for the user."""
+        return self._notes
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The keys that a sweep varies, checked; empty without `sweep:`."""
+        return self._parameters
+
+    def heads(self) -> tuple[str, ...]:
+        """Names of the outputs; one empty name for a single output."""
+        return ("",)
+
+    def losses(self) -> tuple[str, ...]:
+        """Names of the losses that fit the task; empty if any does."""
+        return self.LOSSES
+
+    def scores(self) -> tuple[str, ...]:
+        """Names of the metrics of each output."""
+        return (*self.METRICS, SCALED_RMSE) if len(self.number_columns()) > 1 else self.METRICS
+
+    def number_columns(self) -> tuple[str, ...]:
+        """The columns of numbers to predict, as far as the spec names them; empty for other tasks."""
+        return ()
+
+    def metrics(self) -> list[str]:
+        """Every metric of an evaluation, which the job can use for decisions."""
+        names = ["validation/loss"]
+        for head in self.heads():
+            start = f"validation/{head}/" if head else "validation/"
+            names += [start + metric for metric in self.scores() if start + metric not in names]
+        if len(columns := self.number_columns()) > 1:
+            names += [
+                f"validation/{column}/{metric}" for column in columns for metric in self.METRICS if metric != "loss"
+            ]
+        return names
+
+    def best(self) -> str:
+        """The metric that selects the best checkpoint."""
+        if self.checkpoint.best:
+            return self.checkpoint.best
+        first, metric = self.heads()[0], SCALED_RMSE if len(self.number_columns()) > 1 else self.BEST
+        return f"validation/{first}/{metric}" if first else f"validation/{metric}"
+
+    def resolve(self, path: str) -> Path:
+        """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
+        folder; of an address on the Hugging Face hub, in a store or on the web the path in the cache, once it was fetched.
+        """
+        if (copied := self._copy(path)) is not None:
+            return copied
+        if is_on_hub(path):
+            address = parse(path)
+            folder = self._hub_folders.get(address.root) if address else None
+            return folder / address.path if folder and address else Path(path)
+        # Functions of os.path return a result where Path raises: for an unknown ~user, or a name that is too long.
+        expanded = Path(os.path.expanduser(path))
+        if expanded.is_absolute():
+            return expanded
+        in_folder = self._folder / expanded
+        return in_folder if os.path.exists(in_folder) or not os.path.exists(expanded) else expanded
+
+    def _copy(self, path: str) -> Path | None:
+        """Where the copy of something in a store is, or of a part of it; None if there is none."""
+        for address, copied in self._copies.items():
+            if path == address or path.startswith(f"{address}/"):
+                return copied / path.removeprefix(address).lstrip("/")
+        return None
+
+    def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """Every path in the spec, with its key."""
+        paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
+        if isinstance(self.data.validation, str):
+            paths.append((("data", "validation"), self.data.validation))
+        if self.data.test is not None:
+            paths.append((("data", "test"), self.data.test))
+        return paths
+
+    def list_unfetched(self) -> list[tuple[tuple[str, ...], str]]:
+        """Addresses among `data_paths`, of the Hugging Face hub or a store, that are not in the cache, with their keys; nor
+        is what is streamed from there.
+        """
+        return [(key, text) for key, text in self.data_paths() if not self._is_here(key, text)]
+
+    def _is_here(self, key: tuple[str, ...], text: str) -> bool:
+        if is_remote(text):
+            return self._copy(text) is not None
+        if not is_on_hub(text):
+            return True
+        address = parse(text)
+        return address is not None and address.root in self._hub_folders and not self.streams(key)
+
+    def streams(self, key: tuple[str, ...]) -> bool:
+        """Whether the data at a key is in shards that are fetched when they are needed."""
+        return bool(getattr(self.data, "stream", None)) and key in (("data", "train"), ("data", "validation"))
+
+    def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""
+        model = getattr(self, "model", None)
+        candidates = [("name", getattr(model, "name", None))] if getattr(model, "source", None) in FOLDERS else []
+        candidates += [(key, getattr(model, key, None)) for key in ("weights", "pretrained")]
+        return [(self.model_key(key), text) for key, text in candidates if isinstance(text, str) and text]
+
+    def model_key(self, key: str) -> tuple[str, ...]:
+        """The path of a key of `model:`; `from` where the spec has the short form of a name."""
+        short = key == "name" and self.document.has(("model", "from"))
+        return ("model", "from" if short else key)
+
+    def problems(self) -> Iterator[Problem]:
+        """Problems of this task's values that are valid by themselves, but not together."""
+        yield from ()
+
+    def class_weights_refused(self) -> Iterator[Problem]:
+        """The problem of a task without classes whose job weights them."""
+        if self.train.class_weights != "none":
+            yield self.problem(
+                ("train", "class_weights"),
+                f"is {format_value(self.train.class_weights)}",
+                "a classification",
+                "remove it",
+            )
+
+    def problem(self, path: tuple[str, ...], description: str, possible: str, action: str) -> Problem:
+        """A problem of the value at `path` of the spec."""
+        return Problem(self.document.place(path), dot_key(path), description, possible, action)
+
+    def dump(self) -> dict[str, object]:
+        """The spec with all defaults, as plain values."""
+        return self.model_dump(mode="json")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value of the metric is an improvement."""
+    name = metric.rsplit("/", 1)[-1]
+    return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, "error", "brier", "ece") or name.endswith(
+        ("-loss", "_loss", "-error", "_error")
+    )

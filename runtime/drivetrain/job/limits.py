@@ -1,0 +1,74 @@
+"""`limits:` of the spec: what the container may use, and how many processes and machines train together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from drivetrain.job.values import Count, GpuMemory, Gpus, Positive, Size, Spec
+
+
+class NodeRange(Spec):
+    """Machines that train together, as many as there are: each start of the run may have another number."""
+
+    least: Count = Field(description="the run does not begin or go on with fewer machines")
+    most: Count | None = Field(None, description="the largest number; what `--nodes` or the starter says if absent")
+
+    @field_validator("most")
+    @classmethod
+    def _not_below_least(cls, most: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("least")
+        if most is not None and least is not None and most < least:
+            raise PydanticCustomError("most", "{least} or more, which is nodes.least", {"least": least})
+        return most
+
+    def __str__(self) -> str:
+        return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+
+
+def _node_count(value: Any) -> Any:
+    """Check that it is a number or a mapping, with one message for both."""
+    if isinstance(value, dict | NodeRange) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise PydanticCustomError("nodes", "a whole number, or bounds such as {least: 2, most: 4}")
+
+
+Nodes = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[NodeRange, Tag("bounds")],
+    Discriminator(lambda value: "number" if isinstance(value, int) else "bounds"),
+    BeforeValidator(_node_count),
+]
+
+
+class Limits(Spec):
+    """What the container may use; enforced by the engine, checked in the plan."""
+
+    cpus: Positive | None = Field(None, description="CPUs, fractions allowed; 2 if absent")
+    memory: Size | None = Field(None, description="memory without swap; 4g if absent")
+    shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
+    gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
+    gpu_memory: GpuMemory | None = Field(
+        None, description="GPU memory that tensors may take: a share such as 0.5, or a size such as 6g; all if absent"
+    )
+    processes: Count | None = Field(
+        None,
+        description="processes that train together on each machine's CPUs, 1 if absent; on GPUs there is one for each GPU",
+    )
+    nodes: Nodes | None = Field(
+        None,
+        description="machines that train together, as a number or as `{least: 2, most: 4}`; if given, a run that is started "
+        "on fewer or more is refused",
+    )
+
+    def allows(self, nodes: int) -> bool:
+        """Whether so many machines may train together."""
+        if isinstance(self.nodes, NodeRange):
+            return self.nodes.least <= nodes <= (self.nodes.most or nodes)
+        return self.nodes in (None, nodes)
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether more than one machine may train together, as far as the job says."""
+        return self.nodes.most != 1 if isinstance(self.nodes, NodeRange) else (self.nodes or 1) > 1

@@ -1,0 +1,138 @@
+"""The `model:` part of the spec: a built-in network, one from a library, or the user's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from drivetrain.job.values import Count, FilePath, Fraction, Natural, Revision, Spec, accept_name
+
+
+class Freeze(Spec):
+    """Parts that are not trained; they run in evaluation mode by default."""
+
+    embeddings: bool = Field(False, description="freeze the embeddings")
+    layers: Natural = Field(0, description="freeze the first N layers")
+    names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
+    train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen layers in training mode")
+
+
+class Unfreeze(Spec):
+    """Frozen layers that are trained from an epoch on."""
+
+    epoch: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(description="the first epoch in which they are trained")
+    names: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="layers or parameters by name pattern, as in freeze: [stages.3]", strict=False
+    )
+
+
+LATER = "frozen layers that are trained later: [{epoch: 3, names: [stages.3]}] trains them from the third epoch on"
+
+
+class BuiltIn(Spec):
+    """Keys that all built-in networks share."""
+
+    freeze: Freeze = Field(Freeze(), description="layers that are not trained")
+    unfreeze: tuple[Unfreeze, ...] = Field((), description=LATER, strict=False)
+
+
+class WithWeights(BuiltIn):
+    """Keys of networks that start with random weights unless a file is given."""
+
+    weights: FilePath | None = Field(
+        None, description="a .safetensors file to start from; its names and shapes must fit the network, except outputs"
+    )
+
+
+class EarlierRun(BuiltIn):
+    """The network of an earlier run, with its weights and preprocessing; `from: runs/NAME-001` is the short form.
+
+    An output with the same classes or numbers keeps its weights; any other is initialized anew, and listed.
+    """
+
+    source: Literal["run"]
+    name: FilePath = Field(description="a run folder, or a model folder")
+
+
+RESNET_WEIGHTS = {name: f"timm/{name}.a1_in1k" for name in ("resnet18", "resnet34", "resnet50")}
+"""Weights on the Hugging Face hub for `pretrained: true`, of ImageNet (Wightman et al. 2021)."""
+
+
+class ImageNetwork(WithWeights):
+    """Convolutional networks for images."""
+
+    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="which of the networks")
+    width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+    stem: Literal["small", "large", "auto"] = Field(
+        "auto",
+        description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling, a sixteenth of the pixels; auto: "
+        "small up to image_size 96 without pretrained weights",
+    )
+    pretrained: bool | FilePath = Field(
+        False,
+        description="start a ResNet from weights of ImageNet on the Hugging Face hub (timm), with a new classifier; "
+        "or from such a folder or name",
+    )
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
+
+
+class ImagePretrained(BuiltIn):
+    """A pretrained image network in Hugging Face format: vit, convnext, resnet, any AutoModel that takes pixels."""
+
+    source: Literal["transformers"]
+    name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+
+
+class ImageTimm(BuiltIn):
+    """An architecture of the timm library."""
+
+    source: Literal["timm"]
+    name: str = Field(
+        min_length=1,
+        description="architecture, as timm.list_models() names it; with its tag (`efficientnet_b0.ra_in1k`, as "
+        "timm.list_pretrained() names it) for `pretrained: true`",
+    )
+    pretrained: bool | FilePath = Field(
+        False,
+        description="start from the weights of this name on the Hugging Face hub, with a new classifier; or from such "
+        "a folder or name",
+    )
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
+    weights: FilePath | None = Field(None, description=".safetensors file with its weights; random ones if absent")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+
+
+class CustomModel(Spec):
+    """Your own network: a file beside the job with a function that returns a torch.nn.Module."""
+
+    file: FilePath = Field(description="Python file next to the job file")
+    factory: str = Field("build", description="function in the file that returns the module")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    weights: FilePath | None = Field(
+        None, description="a .safetensors file to start from; its names and shapes must fit the network, except outputs"
+    )
+    freeze: Freeze = Field(Freeze(), description="layers that are not trained")
+    unfreeze: tuple[Unfreeze, ...] = Field((), description=LATER, strict=False)
+
+
+def model_kind(value: object) -> str:
+    """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
+    keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if "file" in keys:
+        return "own"
+    return str(keys.get("source", "built-in"))
+
+
+ImageModel = Annotated[
+    Annotated[ImageNetwork, Tag("built-in")]
+    | Annotated[ImagePretrained, Tag("transformers")]
+    | Annotated[ImageTimm, Tag("timm")]
+    | Annotated[EarlierRun, Tag("run")]
+    | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    accept_name(),
+]

@@ -1,0 +1,218 @@
+"""Series tasks: classes or numbers from windows of several channels over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from drivetrain.errors import Problem
+from drivetrain.job.column_names import Column, OneOrMore
+from drivetrain.job.data import TableFileData
+from drivetrain.job.job import CLASS_METRICS, Job
+from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.series_augment import SeriesAugment
+from drivetrain.job.values import Count, DateFormat, Fraction, Positive, accept_name
+
+_LONG = ("time", "date_format", "features", "label", "group", "window", "stride", "max_gap")
+"""Keys of long tables, which arrays do not have."""
+
+
+class SeriesData(TableFileData):
+    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, or arrays (.npz).
+
+    Windows of a long table are cut in the order of time; the label of a window is that of its last row. A fraction for
+    validation is the last part of the time: no window spans that point in time, or two series. An empty or infinite
+    feature cell gets the last value before it in the same series.
+
+    Arrays are `x` of shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
+    """
+
+    time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
+    date_format: DateFormat | None = Field(
+        None, description="form of times that are text and not written as 2024-05-31 08:30:00, such as %d/%m/%Y %H:%M"
+    )
+    features: OneOrMore | None = Field(
+        None, description="columns that the network sees; all others that are numbers if absent"
+    )
+    label: OneOrMore | None = Field(None, description="column to predict; in a regression also a list of columns")
+    group: Column | None = Field(None, description="column that tells several series apart, such as a machine")
+    window: Count | None = Field(None, description="rows in a window")
+    stride: Count | None = Field(None, description="rows from the start of one window to the next; window if absent")
+    max_gap: Positive | None = Field(
+        None,
+        description="longest step of time inside a window, in seconds for dates, else in units of the column; "
+        "absent: rows follow each other, whatever the time between them",
+    )
+    groups: Column | None = Field(
+        None,
+        description="column, or array (N,) of an .npz, that says which rows or windows belong together, such as a patient: a "
+        "fraction for validation, or a fold, takes whole groups instead of the last part of the time",
+    )
+    axes: Literal["auto", "time-channels", "channels-time"] = Field(
+        "auto",
+        description="order of the axes of `x` behind the first; auto: time-channels, or if windows have fewer rows than "
+        "channels, the one in which neighbors along the time are more alike",
+    )
+    augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
+
+    @property
+    def arrays(self) -> bool:
+        """Whether the training data is arrays."""
+        return self.train.lower().endswith(".npz")
+
+    @property
+    def step(self) -> int:
+        """Rows between the starts of two windows."""
+        return self.stride or self.window or 1
+
+
+def check_odd(value: int) -> int:
+    """Check that a kernel has a center."""
+    if value % 2 == 0:
+        raise PydanticCustomError("odd", "an odd number")
+    return value
+
+
+class CnnLstmSpec(WithWeights):
+    """Convolutions over time with ReLU and max pooling, then an LSTM whose last state is mapped to the outputs."""
+
+    name: Literal["cnn-lstm"] = Field("cnn-lstm", description="the only built-in network for series")
+    cnn_channels: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
+        (64, 64), description="channels of each convolution"
+    )
+    kernel: Annotated[Count, AfterValidator(check_odd)] = Field(5, description="rows that a convolution sees; odd")
+    pool: Count = Field(2, description="rows of which max pooling after each convolution keeps one; 1 for none")
+    lstm_hidden: Count = Field(128, description="size of the LSTM's state")
+    lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="LSTMs on top of each other")
+    bidirectional: bool = Field(False, description="a second LSTM that reads backwards")
+    dropout: Fraction = Field(0.1, description="dropout between LSTM layers and before the outputs")
+
+
+SeriesModel = Annotated[
+    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    accept_name(),
+]
+
+
+class SeriesJob(Job):
+    """Keys that both series tasks share."""
+
+    data: SeriesData = Field(description="the training and validation data")
+    model: SeriesModel = Field(CnnLstmSpec(), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Keys that arrays and long tables require or do not have, and columns with two roles."""
+        yield from self._form_problems()
+        named = [
+            ("time", self.data.time),
+            ("group", self.data.group),
+            *(("label", name) for name in self.data.label or ()),
+        ]
+        roles: dict[str | None, str] = {}
+        for option, name in [*named, *(("features", name) for name in self.data.features or ())]:
+            if name is not None and roles.setdefault(name, option) != option:
+                yield self.problem(
+                    ("data", option),
+                    f"has {name!r}, which data.{roles[name]} has too",
+                    "each column only once",
+                    "remove it from one",
+                )
+        if isinstance(self.model, CnnLstmSpec) and self.data.window:
+            pooled = self.model.pool ** len(self.model.cnn_channels)
+            if pooled > self.data.window:
+                description = (
+                    f"is {self.model.pool}: {len(self.model.cnn_channels)} times pooled, {pooled} rows become one"
+                )
+                yield self.problem(
+                    ("model", "pool"),
+                    description,
+                    f"at most the window of {self.data.window} rows",
+                    "a smaller pool, fewer convolutions or a longer window",
+                )
+
+    def _form_problems(self) -> Iterator[Problem]:
+        if self.data.arrays:
+            for option in _LONG:
+                if getattr(self.data, option) is not None:
+                    yield self.problem(
+                        ("data", option),
+                        "is only for tables with one row per time step",
+                        "data.train is an .npz file with the arrays `x` and `y`",
+                        "remove it",
+                    )
+        else:
+            if self.data.axes != "auto":
+                yield self.problem(("data", "axes"), "is only for arrays", "an .npz file with `x` and `y`", "remove it")
+            for option in ("time", "label", "window"):
+                if getattr(self.data, option) is None:
+                    yield self.problem(
+                        ("data",),
+                        f"{option} is missing",
+                        "a table with one row per time step needs time, label and window",
+                        f"add `{option}:`",
+                    )
+        for option in ("validation", "test"):
+            path = getattr(self.data, option)
+            if isinstance(path, str) and path.lower().endswith(".npz") != self.data.arrays:
+                yield self.problem(
+                    ("data", option),
+                    f"is {path!r}, and data.train is {self.data.train!r}",
+                    "both .npz files, or both tables",
+                    "convert one of the two",
+                )
+
+
+class SeriesClassificationJob(SeriesJob):
+    """Classification of windows."""
+
+    METRICS = CLASS_METRICS
+    BEST = "f1"
+    LOSSES = ("cross-entropy", "focal")
+
+    task: Literal["series-classification"]
+
+    def problems(self) -> Iterator[Problem]:
+        """Check that there is one label column only."""
+        yield from super().problems()
+        if len(self.data.label or ()) > 1:
+            yield self.problem(
+                ("data", "label"),
+                "is several columns",
+                "one column of classes",
+                "name one, or use the task series-regression for several numbers",
+            )
+
+
+class SeriesRegressionJob(SeriesJob):
+    """Regression on windows, with one or several numbers."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["series-regression"]
+
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the labels."""
+        return self.data.label or ()
+
+    def problems(self) -> Iterator[Problem]:
+        """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
+        yield from super().problems()
+        yield from self.class_weights_refused()
+        for option, reason in (
+            ("scaling", "changes the amplitude"),
+            ("time_warp", "changes the speed"),
+            ("window_warp", "changes the speed"),
+        ):
+            if getattr(self.data.augment, option):
+                yield self.problem(
+                    ("data", "augment", option),
+                    f"{reason} of a window, and the numbers to predict would stay as they are",
+                    "for classes; in a regression jitter, channel_dropout, time_mask, mixup",
+                    "remove it",
+                )

@@ -1,0 +1,193 @@
+"""Table tasks: classes or numbers from the columns of a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from drivetrain.errors import Problem
+from drivetrain.job.column_names import Column, OneOrMore
+from drivetrain.job.data import TableFileData
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.values import Count, DateFormat, Fraction, accept_name
+
+DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
+
+
+_COLUMNS = ("target", "features", "ignore", "numeric", "categorical", "dates")
+"""Keys that name columns."""
+
+
+class TableData(TableFileData):
+    """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
+
+    Number and boolean columns are numeric, text is categorical. An empty number becomes the median of the training
+    rows; if training rows lack it, too, a column of 0 and 1 marks it. An empty text is a category of its own. A
+    category that the training rows do not have counts as unknown. Columns with a constant value are dropped. Dates are
+    refused, unless `dates` names the numbers to make of them.
+    """
+
+    target: OneOrMore = Field(
+        description="column to predict; several columns: in a classification labels of 0 and 1, of which each can be "
+        "true, in a regression several numbers"
+    )
+    features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
+    ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
+    groups: Column | None = Field(
+        None,
+        description="column that says which rows belong together, such as a patient: a fraction for validation, or a fold, "
+        "takes whole groups; it is no feature, and a row without a group is one of its own",
+    )
+    numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
+    categorical: OneOrMore | None = Field(
+        None, description="columns that are categories, such as codes that are numbers"
+    )
+    dates: Annotated[dict[Column, Annotated[tuple[DatePart, ...], Field(strict=False, min_length=1)]], Field()] = Field(
+        {},
+        description="columns of dates, each with the numbers that are made of it: year, month, day, weekday (Monday is 0), "
+        "hour, minute, days (since 1970-01-01, with the time of day as a fraction)",
+    )
+    date_format: DateFormat | None = Field(
+        None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
+    )
+    first_year: Annotated[int, Field(ge=1600, le=2100)] | None = Field(
+        None,
+        description="first of the hundred years that two digits (%y) stand for: 1930 for dates of birth makes 40 1940; needed "
+        "if dates of this century would be later than this year",
+    )
+
+
+class MlpSpec(WithWeights):
+    """A multilayer perceptron over embedded numbers and categories: linear layers with ReLU and dropout."""
+
+    name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
+    hidden: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
+        (256, 256), description="units of each hidden layer"
+    )
+    embedding: Count = Field(8, description="embedding size of a category")
+    bins: Annotated[int, Field(ge=0, le=1000)] = Field(
+        32,
+        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: "
+        "numbers go in as they are, only scaled",
+    )
+    number_embedding: Count = Field(16, description="embedding size of a number with bins")
+    dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
+
+
+TableModel = Annotated[
+    Annotated[MlpSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    accept_name(),
+]
+
+_EXCLUSIVE = (
+    ("target", "features"),
+    ("target", "ignore"),
+    ("target", "numeric"),
+    ("target", "categorical"),
+    ("features", "ignore"),
+    ("numeric", "ignore"),
+    ("categorical", "ignore"),
+    ("numeric", "categorical"),
+    ("target", "dates"),
+    ("ignore", "dates"),
+    ("numeric", "dates"),
+    ("categorical", "dates"),
+)
+"""Keys of `data:` of which a column can have only one."""
+
+
+class TableJob(Job):
+    """Keys that both table tasks share."""
+
+    data: TableData = Field(description="the training and validation data")
+    model: TableModel = Field(MlpSpec(), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Columns with two roles, forms of dates without dates, columns that are no features."""
+        yield from self._columns_with_two_roles()
+        yield from self._problems_of_dates()
+        data: Any = self.data
+        for option in ("numeric", "categorical", "dates"):
+            missing = [name for name in getattr(data, option) or () if data.features and name not in data.features]
+            if missing:
+                yield self.problem(
+                    ("data", option),
+                    f"has {missing[0]!r}, which data.features does not have",
+                    "columns that are features",
+                    "add it to data.features, or remove it",
+                )
+        if isinstance(self, TableRegressionJob):
+            yield from self.class_weights_refused()
+
+    def _columns_with_two_roles(self) -> Iterator[Problem]:
+        data: Any = self.data
+        for first, second in _EXCLUSIVE:
+            both = [name for name in getattr(data, first) or () if name in (getattr(data, second) or ())]
+            if both:
+                yield self.problem(
+                    ("data", second),
+                    f"has {both[0]!r}, which data.{first} has too",
+                    "each column in one of the two",
+                    "remove it from one",
+                )
+        twice = [key for key in _COLUMNS if data.groups and data.groups in (getattr(data, key) or ())]
+        if twice:
+            yield self.problem(
+                ("data", "groups"),
+                f"is {data.groups!r}, which data.{twice[0]} has too",
+                "a column that is only read for the split",
+                "remove it from one",
+            )
+
+    def _problems_of_dates(self) -> Iterator[Problem]:
+        data = self.data
+        two_digits = re.search("%[yDxcg]", (data.date_format or "").replace("%%", ""))
+        if data.first_year is not None and not two_digits:
+            yield self.problem(
+                ("data", "first_year"),
+                f"is {data.first_year}, and data.date_format has no year of two digits",
+                "for dates such as 31.05.24, whose form has %y",
+                "remove it, or correct data.date_format",
+            )
+        if data.date_format and not data.dates:
+            yield self.problem(
+                ("data", "date_format"), "is given without data.dates", "both", "add dates, or remove it"
+            )
+
+
+class TableClassificationJob(TableJob):
+    """Classification of table rows: one of several classes, or several labels each of which can be true (multi-
+    label).
+    """
+
+    METRICS = CLASS_METRICS
+    BEST = "f1"
+
+    task: Literal["tabular-classification"]
+
+    def scores(self) -> tuple[str, ...]:
+        """Those of labels in place of those of classes, if there are several label columns."""
+        return LABEL_METRICS if len(self.data.target) > 1 else self.METRICS
+
+    def losses(self) -> tuple[str, ...]:
+        """The losses that fit the number of label columns."""
+        return ("bce",) if len(self.data.target) > 1 else ("cross-entropy", "focal")
+
+
+class TableRegressionJob(TableJob):
+    """Regression on table rows, with one or several numbers."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["tabular-regression"]
+
+    def number_columns(self) -> tuple[str, ...]:
+        """Those of the target."""
+        return self.data.target

@@ -1,0 +1,203 @@
+"""Text classification: one encoder, and one output per label column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError, core_schema
+
+from drivetrain.errors import Problem
+from drivetrain.job.class_weights import ClassWeights
+from drivetrain.job.column_names import Column, OneOrMore
+from drivetrain.job.data import TableFileData
+from drivetrain.job.job import CLASS_METRICS, Job
+from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.stream import MaybeStream
+from drivetrain.job.values import FilePath, Fraction, Positive, Revision, Spec, accept_name
+from drivetrain.system.spelling import plain
+
+Truncation = Literal["right", "left", "middle"]
+
+LENGTH = 4096
+"""Largest `max_length`: the memory of attention grows with its square."""
+PART_TOKENS = 512
+"""Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
+PASS_TOKENS = 64
+"""What one more pass through a network costs on a CPU, as a number of tokens."""
+
+
+class TextHead(Spec):
+    """A label column: its weight in the loss, and settings that differ from `train:`."""
+
+    weight: Positive = Field(1.0, description="weight of this column's loss in the sum")
+    class_weights: ClassWeights | None = Field(
+        None, description="for this column, as train.class_weights, which holds if this is absent"
+    )
+    label_smoothing: Fraction | None = Field(None, description="for this column; that of train.loss if absent")
+
+
+@dataclass(frozen=True)
+class columns:
+    """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to
+    settings.
+    """
+
+    def expand(self, value: object) -> object:
+        """The long form of a value."""
+        names = [value] if isinstance(value, str) else value
+        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+            names = [plain(name) for name in names]
+            if len(set(names)) < len(names):
+                raise PydanticCustomError("columns", "column names that differ")
+            names = {name: {} for name in names}
+        if not isinstance(names, dict) or not names or "" in names:
+            raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
+        return {
+            plain(name) if isinstance(name, str) else name: {"weight": settings} if _number(settings) else settings
+            for name, settings in names.items()
+        }
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
+        long = handler(schema["schema"])
+        weight = {"type": "number", "exclusiveMinimum": 0}
+        long["additionalProperties"] = {"anyOf": [weight, long["additionalProperties"]]}
+        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, long]}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class TextData(TableFileData):
+    """Texts and labels: a .csv, .jsonl or .parquet file with a text column and one or several label columns."""
+
+    text: OneOrMore = Field(
+        description="column that holds the texts; or a list of columns: two are encoded as a pair, more are joined, with "
+        "separator tokens between them"
+    )
+    labels: Annotated[dict[str, TextHead], columns()] = Field(
+        description="label columns: one name, a list of names, or a mapping of names to weights or settings"
+    )
+    groups: Column | None = Field(
+        None,
+        description="column that says which texts belong together, such as a user: a fraction for validation, or a fold, takes "
+        "whole groups; a text without a group is one of its own",
+    )
+    max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
+        "auto", description="largest number of tokens per text; auto: chosen from the texts"
+    )
+    truncation: Truncation = Field(
+        "right",
+        description="what is left out of a longer text: its end (right), its start (left), or its middle (a quarter of "
+        "the tokens is from the start); special tokens stay, and of several columns the longest is truncated first",
+    )
+    stream: MaybeStream = Field(
+        None,
+        description="true, or settings: `train` names shards (Parquet, JSONL also as .gz or .zst, tar as WebDataset has it), which are "
+        "read and tokenized while the run trains on them; their order is another one than that of texts in memory",
+    )
+
+
+Pooling = Literal["cls", "mean", "max"]
+
+
+class TextEncoder(WithWeights):
+    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts."""
+
+    name: Literal["encoder"]
+    layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
+    width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
+    heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
+    vocabulary: Annotated[int, Field(ge=100, le=200_000)] = Field(8000, description="largest size of the vocabulary")
+    dropout: Fraction = Field(0.1, description="dropout of embeddings, of each layer and before the outputs")
+    pooling: Pooling = Field(
+        "mean", description="a text's vector: mean of its tokens, the first token (cls), or the largest values (max)"
+    )
+
+
+class TextPretrained(BuiltIn):
+    """A pretrained encoder in Hugging Face format: bert, distilbert, roberta, any AutoModel encoder."""
+
+    source: Literal["transformers"]
+    name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
+    dropout: Fraction | None = Field(None, description="dropout before the outputs; as the folder says if absent")
+    pooling: Pooling | Literal["auto"] = Field(
+        "auto",
+        description="a text's vector: first token (cls), mean or largest values (max) of its tokens; auto: as "
+        "1_Pooling/config.json in the folder says, else by family",
+    )
+
+
+TextModel = Annotated[
+    Annotated[TextEncoder, Tag("built-in")]
+    | Annotated[TextPretrained, Tag("transformers")]
+    | Annotated[EarlierRun, Tag("run")]
+    | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    accept_name("encoder"),
+]
+
+
+class TextJob(Job):
+    """Text classification with one or several label columns."""
+
+    METRICS = CLASS_METRICS
+    BEST = "f1"
+    LOSSES = ("cross-entropy", "focal")
+
+    task: Literal["text-classification"]
+    data: TextData = Field(description="the training and validation data")
+    model: TextModel = Field(TextEncoder(name="encoder"), description="the network")
+
+    def heads(self) -> tuple[str, ...]:
+        """The label columns; a single one has the empty name, so that its metrics are called `validation/accuracy`."""
+        return tuple(self.data.labels) if len(self.data.labels) > 1 else ("",)
+
+    def best(self) -> str:
+        """F1 of the column with the largest weight, the first one among equals."""
+        if self.checkpoint.best or len(self.data.labels) == 1:
+            return super().best()
+        heaviest = max(self.data.labels, key=lambda name: self.data.labels[name].weight)
+        return f"validation/{heaviest}/{self.BEST}"
+
+    def problems(self) -> Iterator[Problem]:
+        """Values that are valid by themselves, but not together."""
+        for name in set(self.data.text) & set(self.data.labels):
+            yield self.problem(
+                ("data", "labels", name),
+                "is a text column too",
+                "columns that hold labels",
+                "remove it, or choose another text column",
+            )
+        if self.data.groups and (self.data.stream or self.data.groups in (*self.data.text, *self.data.labels)):
+            both = (
+                "are read from shards, which are split whole" if self.data.stream else f"have {self.data.groups!r} too"
+            )
+            yield self.problem(
+                ("data", "groups"),
+                f"is {self.data.groups!r}, and the texts or labels {both}",
+                "a column of a table that is only read for the split",
+                "remove it from one",
+            )
+        if isinstance(self.train.class_weights, dict) and len(self.data.labels) > 1:
+            first = next(iter(self.data.labels))
+            yield self.problem(
+                ("train", "class_weights"),
+                f"names classes, and there are {len(self.data.labels)} label columns",
+                "classes by name in each label column",
+                f"move it: data.labels.{first}.class_weights",
+            )
+        if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
+            yield self.problem(
+                ("model", "heads"),
+                f"is {self.model.heads}, and width is {self.model.width}",
+                "heads that divide the width",
+                "change one of the two",
+            )

@@ -1,0 +1,229 @@
+"""The `train:` part of the spec: optimizer, schedule, loss, stopping."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.job.class_weights import MEANING, ClassWeights
+from drivetrain.job.values import Count, Duration, Fraction, Natural, Positive, Spec, accept_name
+
+
+class Optimizer(Spec):
+    """Keys that all optimizers share."""
+
+    weight_decay: float = Field(1e-4, ge=0, description="decay of weights; norms and biases get none")
+
+    @property
+    def kind(self) -> str:
+        """What measurements of its speed hold for."""
+        return str(getattr(self, "name", ""))
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019)."""
+
+    name: Literal["adamw", "adam"] = Field(
+        "adamw", description="adamw decouples the decay, adam adds it to the gradient"
+    )
+    lr: Positive = Field(1e-3, description="learning rate at the top of the schedule")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay of the two moments", strict=False)
+    eps: Positive = Field(1e-8, description="term that keeps the division away from zero")
+    amsgrad: bool = Field(False, description="keep the largest second moment (Reddi et al. 2018)")
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    lr: Positive = Field(0.1, description="learning rate at the top of the schedule")
+    momentum: Fraction = Field(0.9, description="momentum: share of the previous update that is added to the next")
+    nesterov: bool = Field(False, description="look ahead along the momentum")
+    dampening: Fraction = Field(0.0, description="damping of the momentum")
+
+
+class OneCycle(Spec):
+    """Up and down once (Smith & Topin 2018), both along a cosine, ending near zero."""
+
+    name: Literal["one-cycle"]
+    warmup: Fraction = Field(0.3, description="share of the steps in which the rate rises (warmup)")
+
+
+class Cosine(Spec):
+    """Cosine annealing (Loshchilov & Hutter 2017) after a linear warm-up."""
+
+    name: Literal["cosine"]
+    warmup: Fraction = Field(0.0, description="share of the steps in which the rate rises (warmup)")
+    floor: Fraction = Field(0.0, description="final rate as a share of lr")
+
+
+class Linear(Spec):
+    """Linear decay to zero after a linear warm-up."""
+
+    name: Literal["linear"]
+    warmup: Fraction = Field(0.0, description="share of the steps in which the rate rises (warmup)")
+
+
+class StepDown(Spec):
+    """Multiplies by `factor` every `epochs`."""
+
+    name: Literal["step"]
+    epochs: Count = Field(30, description="epochs between two drops")
+    factor: Fraction = Field(0.1, description="factor of the rate at each drop")
+
+
+class Plateau(Spec):
+    """Multiplies by `factor` if the watched metric has not improved for `patience` epochs."""
+
+    name: Literal["plateau"]
+    patience: Natural = Field(5, description="epochs without improvement before a drop")
+    factor: Fraction = Field(0.1, description="factor of the rate at each drop")
+    metric: str = Field("validation/loss", description="metric to watch")
+
+
+class Constant(Spec):
+    """The same rate throughout."""
+
+    name: Literal["constant"]
+
+
+class CrossEntropy(Spec):
+    """Cross entropy over classes."""
+
+    name: Literal["cross-entropy"]
+    label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
+
+
+class Focal(Spec):
+    """Focal loss (Lin et al. 2017): cross entropy times (1 - p)^gamma; binary and multi-class."""
+
+    name: Literal["focal"]
+    gamma: float = Field(2.0, ge=0, description="how strongly easy samples are down-weighted")
+    alpha: Fraction | None = Field(None, description="weight of class 1 of two; the other gets 1 - alpha")
+    label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
+
+
+class BinaryCrossEntropy(Spec):
+    """Sigmoid and binary cross entropy per label, for samples with several labels."""
+
+    name: Literal["bce"]
+    label_smoothing: Fraction = Field(0.0, description="share of the target moved towards one half")
+
+
+class MeanSquaredError(Spec):
+    """Mean squared error."""
+
+    name: Literal["mse"]
+
+
+class Huber(Spec):
+    """Huber loss (1964): quadratic near zero, linear beyond delta."""
+
+    name: Literal["huber"]
+    delta: Positive = Field(
+        1.0, description="where the loss turns from quadratic to linear, in units of the scaled target"
+    )
+
+
+class Fp16(Spec):
+    """Gradient scaling for fp16 (Micikevicius et al. 2018), used if `optimize.precision` is fp16."""
+
+    initial_scale: Positive = Field(65536.0, description="initial loss scale")
+    growth_factor: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="factor by which the scale grows after good steps"
+    )
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="factor by which the scale shrinks after a skipped step"
+    )
+    growth_interval: Count = Field(2000, description="good steps in a row before the scale grows")
+    min_scale: Positive = Field(
+        1.0, description="a scale below this counts as collapsed, as do 20 skipped steps in a row"
+    )
+    max_scale: Positive = Field(2.0**24, description="largest scale")
+    fallback: Literal["none", "fp32"] = Field(
+        "none",
+        description="fp32: if the scale collapses, go back to the last checkpoint and continue in fp32; none: the run ends",
+    )
+
+
+class EarlyStopping(Spec):
+    """Stops when a metric no longer improves."""
+
+    metric: str = Field(description="metric to watch")
+    patience: Count = Field(5, description="epochs without improvement before stopping")
+    min_delta: float = Field(0.0, ge=0, description="smallest change that counts as an improvement")
+
+
+AnyOptimizer = Annotated[Annotated[Adam | Sgd, Field(discriminator="name")], accept_name("adamw")]
+AnySchedule = Annotated[
+    Annotated[OneCycle | Cosine | Linear | StepDown | Plateau | Constant, Field(discriminator="name")],
+    accept_name("one-cycle"),
+]
+AnyLoss = Annotated[
+    Annotated[CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber, Field(discriminator="name")],
+    accept_name(),
+]
+
+
+USUAL_BATCH = 32
+"""Default batch size."""
+
+
+class Train(Spec):
+    """How to train."""
+
+    epochs: Count = Field(10, description="passes over the training data")
+    steps: Count | None = Field(
+        None,
+        description="stop after this many optimizer steps; `epochs` ends the run before if it has fewer, which is said",
+    )
+    max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
+    batch_size: Count | Literal["auto"] = Field(
+        USUAL_BATCH,
+        description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
+        "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
+    )
+    parts: Count | None = Field(
+        None,
+        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by "
+        "part. Set, a run may continue with any number of processes up to this one, and learns the same up to rounding; if "
+        "absent, as many as there are processes when the run begins",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
+    deterministic: bool | Literal["auto"] = Field(
+        "auto",
+        description="true: bit-identical results on the same image, CPU or GPU model and threads; false allows "
+        "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it can be slower",
+    )
+    optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
+    lr_groups: dict[str, Positive] = Field(
+        {},
+        description="factors of the learning rate for layers by name pattern, the first that matches: {features*: 0.1} "
+        "trains them at a tenth of it",
+    )
+    schedule: AnySchedule = Field(
+        OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
+    )
+    loss: AnyLoss | None = Field(None, description="loss to minimize; if absent cross entropy or MSE, by task")
+    class_weights: ClassWeights = Field("none", description=MEANING)
+    clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null turns clipping off")
+    fp16: Fp16 = Field(Fp16(), description="loss scaling when the precision is fp16")
+    early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
+    loss_spike: Literal["ignore", "warn", "rollback"] = Field(
+        "warn",
+        description="what to do when the loss jumps to ten times its median of the last 50 steps and above half of the "
+        "initial loss; rollback: go back to the last checkpoint and skip that batch, once per run",
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="decay of an exponential moving average of the weights, which is validated and saved too"
+    )
+
+    @property
+    def batch(self) -> int:
+        """Samples per batch; the default until `auto` is measured."""
+        return USUAL_BATCH if self.batch_size == "auto" else self.batch_size
+
+    def is_deterministic(self, *, on_gpu: bool) -> bool:
+        """Whether only deterministic kernels are allowed."""
+        return not on_gpu if self.deterministic == "auto" else self.deterministic

@@ -1,0 +1,275 @@
+"""Value types of the job spec: sizes such as `4g`, durations such as `5m`, intervals such as `200 steps`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from drivetrain.system.units import SIZE_PATTERN, parse_bytes
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The number of digits is limited, so that every match is finite; one of them is not 0.
+_DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
+_STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
+# No user name and password, because the spec is copied into every run folder.
+_ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
+# The same addresses give credentials of the machine under other paths, so every path is named. A loopback address is for
+# a service of the machine's owner.
+_NOTICE = re.compile(
+    r"http://("
+    r"(169\.254\.169\.254|\[fd00:ec2::254\])/latest/meta-data/"
+    r"(spot/instance-action|spot/termination-time|events/recommendations/rebalance)"
+    r"|(169\.254\.169\.254|metadata\.google\.internal)/computeMetadata/v1/instance/(preempted|maintenance-event)"
+    r"|169\.254\.169\.254/metadata/scheduledevents\?api-version=[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"|100\.100\.100\.200/latest/meta-data/instance/spot/termination-time"
+    r"|(localhost|127(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}|\[::1\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/?=&%-]*)?"
+    r")"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_REVISION = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_FOLD = re.compile(r"([1-9][0-9]?|100)/([2-9]|[1-9][0-9]|100)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Spec(BaseModel):
+    """A mapping in the spec: strict types, no unknown keys, frozen."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def accept_name(default: str | None = None) -> _Named:
+    """Accept `adam` as a short form of `{name: adam}`; a mapping without a name gets `default`."""
+    return _Named(default)
+
+
+@dataclass(frozen=True)
+class _Named:
+    default: str | None
+
+    def expand(self, value: object) -> object:
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict | BaseModel):
+            raise PydanticCustomError("named", "a name, or a mapping with `name:` and settings")
+        if isinstance(value, dict) and "from" in value and not {"name", "file", "source"} & value.keys():
+            value = dict(value)
+            return {"source": "run", "name": value.pop("from"), **value}
+        # A part that names a user file has no name.
+        if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
+            return {"name": self.default, **value}
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
+        """In the schema, allow the bare name beside the long form, and the default's form without a name."""
+        long = handler(schema["schema"])
+        names: list[str] = []
+        short: list[dict[str, object]] = []
+        for member in long.get("oneOf", []):
+            form = handler.resolve_ref_schema(member)
+            name_schema = form["properties"].get("name", {})
+            own_names = name_schema.get("enum", [name_schema["const"]] if "const" in name_schema else [])
+            names += own_names
+            if self.default in own_names:
+                form["required"] = [key for key in form.get("required", []) if key != "name"]
+            if form["properties"].get("source", {}).get("const") == "run":
+                short.append(_from(form))
+        return {"anyOf": [{"enum": names}, *short, long]}
+
+
+def _from(form: dict[str, Any]) -> dict[str, object]:
+    """The schema of `from: FOLDER`, the short form of `source: run` and `name: FOLDER`."""
+    properties = {"from": form["properties"]["name"], **form["properties"]}
+    del properties["name"], properties["source"]
+    return form | {"properties": properties, "required": ["from"], "title": "From"}
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Text that passes `check`; a value that is no text gets the same message."""
+
+    check: Callable[[str], object]
+    pattern: str
+
+    def validate(self, value: object) -> Any:
+        # No check accepts empty text.
+        self.check(value if isinstance(value, str) else "")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: object, handler: GetJsonSchemaHandler) -> dict[str, object]:
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
+
+
+def check_size(text: str) -> None:
+    """Check that a text is a size, with a message in terms of the spec."""
+    try:
+        parse_bytes(text)
+    except ValueError:
+        raise PydanticCustomError("size", "a size with its unit: 256m, 4g") from None
+
+
+def duration_seconds(text: str) -> float:
+    """Seconds in `90s`, `5m`, `2h`, `1d`."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise PydanticCustomError("duration", "a duration with its unit: 90s, 5m, 2h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def interval(text: str) -> tuple[str, float]:
+    """`epoch` -> ("epoch", 1), `200 steps` -> ("steps", 200), `5m` -> ("seconds", 300)."""
+    if text == "epoch":
+        return "epoch", 1
+    if match := _STEPS.fullmatch(text):
+        return "steps", int(match[1])
+    try:
+        return "seconds", duration_seconds(text)
+    except PydanticCustomError:
+        raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
+
+
+def fold_numbers(text: str) -> tuple[int, int]:
+    """`2/5` -> (2, 5)."""
+    match = _FOLD.fullmatch(text)
+    if not match or int(match[1]) > int(match[2]):
+        raise PydanticCustomError("fold", "one of 2 to 100 folds, such as 1/5 for the first of five")
+    return int(match[1]), int(match[2])
+
+
+def gpu_choice(value: Any) -> object:
+    """Check `limits.gpus`, with one message for all its forms."""
+    numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
+    if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
+        return value
+    raise PydanticCustomError("gpus", "auto, all, none, or the numbers of some GPUs such as [0, 1]")
+
+
+def check_run_name(text: str) -> None:
+    """Check a name that becomes part of folder names."""
+    if not _NAME.fullmatch(text):
+        raise PydanticCustomError(
+            "name", "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
+
+
+def check_variable_name(text: str) -> None:
+    """Check the name of an environment variable, which becomes a file name."""
+    if not _VARIABLE.fullmatch(text):
+        raise PydanticCustomError(
+            "variable", "the name of an environment variable, such as HF_TOKEN, without its value"
+        )
+
+
+def check_revision(text: str) -> None:
+    """Check a revision on the hub, which becomes a file name."""
+    if not _REVISION.fullmatch(text):
+        raise PydanticCustomError("revision", "a branch, a tag, or a commit of 40 digits")
+
+
+def fraction_or_path(value: Any) -> object:
+    """Check a fraction of the training data, or the path of separate data."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value < 1 if number else isinstance(value, str) and value):
+        raise PydanticCustomError("fraction_or_path", "a fraction between 0 and 1, or a path")
+    return value
+
+
+def share_or_size(value: Any) -> object:
+    """Check a share or a size."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
+        raise PydanticCustomError("share_or_size", "a share above 0 and up to 1, or a size with its unit such as 6g")
+    return value
+
+
+def ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    """Check that the first number is not larger than the second."""
+    if pair[0] > pair[1]:
+        raise PydanticCustomError("ascending", "two numbers, the smaller one first")
+    return pair
+
+
+def check_share(value: object) -> object:
+    """Check a number for a share of the samples, which is not taken for their count."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < 1:
+        raise PydanticCustomError("share", "a share of the samples, from 0 to below 1, such as 0.05 for one in twenty")
+    return value
+
+
+def check_web_address(text: str) -> None:
+    """Check a URL that is polled during the run."""
+    try:
+        good = len(text) <= 2000 and bool(_ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # port or address out of range
+        good = False
+    if not good:
+        raise PydanticCustomError(
+            "address",
+            "a URL without user and password, such as http://169.254.169.254/latest/meta-data/spot/instance-action",
+        )
+
+
+def check_notice_address(text: str) -> None:
+    """Check a URL that is polled during the run: one where a cloud announces that it takes a machine away."""
+    try:
+        good = len(text) <= 2000 and bool(_NOTICE.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # port out of range
+        good = False
+    if not good:
+        raise PydanticCustomError(
+            "notice",
+            "a URL where a cloud gives notice, such as "
+            "http://169.254.169.254/latest/meta-data/spot/instance-action (docs/reliability.md), or one of this machine "
+            "itself, such as http://127.0.0.1:8000/notice",
+        )
+
+
+Address = Annotated[str, _Checked(check_web_address, _ADDRESS.pattern)]
+NoticeUrl = Annotated[str, _Checked(check_notice_address, _NOTICE.pattern)]
+Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
+VariableName = Annotated[str, _Checked(check_variable_name, _VARIABLE.pattern)]
+Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]
+Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
+Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
+Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
+Fold = Annotated[str, _Checked(fold_numbers, _FOLD.pattern)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+DateFormat = Annotated[str, Field(min_length=2, pattern="%")]
+BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+# The limit of torch, and of the counters in files.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
+FilePath = Annotated[str, Field(min_length=1)]
+Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeValidator(fraction_or_path)]
+Share = Annotated[float, Field(gt=0, le=1)]
+GpuMemory = Annotated[Share | Size, BeforeValidator(share_or_size)]
+Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(ascending)]
+PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(ascending)]
+Gpus = Annotated[
+    Literal["auto", "all", "none"]
+    | Annotated[
+        list[Annotated[int, Field(ge=0, lt=256)]], Field(min_length=1, json_schema_extra={"uniqueItems": True})
+    ],
+    BeforeValidator(gpu_choice),
+]

@@ -1,0 +1,109 @@
+"""Tells numbers, dates and other texts apart in the cells of a CSV file, without numpy and pyarrow."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from drivetrain.data.formats import row_lines
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS, UNITS
+from drivetrain.data.tables import text_column
+from drivetrain.job.formatting import printable
+
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d|.{12,}?)(Z|[+-]\d\d(:?\d\d)?)?", re.ASCII)
+_SIGN = "[-+\u2212\ufe63\uff0d]"
+_UNIT = (
+    rf"\s*[%€$£]|\s*°\S{{0,4}}|\s+[^\d\s.,;:()'\"+\-][^,;:()]{{0,15}}|(?-i:{'|'.join(map(re.escape, sorted(UNITS)))})"
+)
+_NUMBER = re.compile(
+    rf"\(?\s*(?:{_SIGN}|\u2013)?\s*[%€$£]?{_SIGN}?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*(?:e{_SIGN}?\d+)?(?:{_UNIT})?\)?-?"
+    "|[-+]?inf(?:inity)?",
+    re.I,
+)
+MAX_ODD_TEXTS = 2
+"""Different texts among numbers that are a row of units or of totals; more can be marks of missing values."""
+_TRUTH = {"true", "false"}
+
+
+@dataclass
+class FeatureCells:
+    """What the cells of a column hold, of which it depends whether it is a feature."""
+
+    filled: int = 0
+    numbers: int = 0
+    texts: dict[str, int] = field(default_factory=dict)
+    """The row in which each different text is first, numbers left out."""
+
+    def add(self, cell: str, row: int) -> None:
+        """Count a cell."""
+        if cell in MISSING_NUMBERS:
+            return
+        self.filled += 1
+        if is_number(cell) and not text_column.is_date_text(cell):
+            self.numbers += 1
+        else:
+            self.texts.setdefault(cell, row)
+
+    def check(self, name: str, path: Path) -> None:
+        """Check that the column can be a feature, as training does.
+
+        Raises:
+            DataError: if it cannot.
+        """
+        if not self.texts:
+            return
+        lettered = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
+        if lettered and len(self.texts) <= MAX_ODD_TEXTS and self.numbers >= text_column.NUMBERS_SHARE * self.filled:
+            text, row = next(iter(self.texts.items()))
+            wrong = self.filled - self.numbers
+            raise text_column.spoilt(
+                name, str(path), wrong, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
+            )
+        if self.numbers:
+            return
+        if all(map(is_iso, self.texts)):
+            raise text_column.dates(name, str(path), next(iter(self.texts)))
+        text_column.check_distinct(list(self.texts), self.filled, name, str(path))
+
+
+def is_date(cell: str, form: str | None) -> bool:
+    """Whether a cell is empty or a date."""
+    if form is None:
+        return cell in MISSING_NUMBERS or is_iso(cell)
+    try:
+        datetime.strptime(cell, form)
+    except ValueError:
+        return cell == ""
+    return True
+
+
+def is_iso(cell: str) -> bool:
+    """Whether a cell is a time as 2024-05-31 08:30:00, with a time zone or without."""
+    clock = _CLOCK.fullmatch(cell)
+    try:
+        return clock is not None and datetime.fromisoformat(clock[1]).year > 0
+    except ValueError:
+        return False
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is empty, a truth value, or a number in any form that the reader of the data knows."""
+    try:
+        float(cell)
+    except ValueError:
+        return cell in MISSING_NUMBERS or cell.lower() in _TRUTH or _NUMBER.fullmatch(cell) is not None
+    return True
+
+
+def read_value(cell: str) -> float | None:
+    """The number or truth value of a cell; None if it is written in a form that takes more to read."""
+    if cell.lower() in _TRUTH:
+        return float(cell.lower() == "true")
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,363 @@
+"""Checks the cells of a job's CSV files before training, without numpy, pyarrow or torch.
+
+It finds what can be told row by row: rows that are too short or too long, empty targets and texts, cells that are no
+numbers in columns of numbers, and classes that training does not have. The reader of the data checks all of it again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from drivetrain.data import bad_samples
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import csv_dialect, csv_file, csv_layout, row_lines
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS
+from drivetrain.data.images import image_paths
+from drivetrain.errors import DataError
+from drivetrain.job import Job, dot_key
+from drivetrain.job.data import ImageClassificationData, TableFileData
+from drivetrain.job.formatting import printable
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.images import ImageJob
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
+from drivetrain.job.text import TextJob
+from drivetrain.job_spec.cell_values import FeatureCells, is_date, is_number, read_value
+from drivetrain.storage.remote_address import is_remote
+from drivetrain.system import spelling
+
+MAX_CHECKED_BYTES = 8 << 20
+"""Of a larger file only the header is checked, so that the command answers at once."""
+MAX_LISTED = 5
+"""Rows or classes that a message lists."""
+
+
+def _none(name: str) -> bool:
+    return False
+
+
+@dataclass
+class _Wanted:
+    """What the columns of a file must hold; several names in one entry of `filled` are alternatives."""
+
+    filled: list[tuple[str, ...]] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    truths: list[str] = field(default_factory=list)
+    """Columns of 0 and 1."""
+    varied: list[str] = field(default_factory=list)
+    """Columns of the training data that need two different numbers."""
+    unique: tuple[str, ...] = ()
+    """Columns whose cells together are in one row alone."""
+    dates: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+    """Columns of dates or numbers."""
+    form: str | None = None
+    """Of the dates, as in strptime; None if they are written as 2024-05-31."""
+    features: Callable[[str], bool] = _none
+    """Whether a column is a feature whose kind its cells decide."""
+
+
+@dataclass
+class _Columns:
+    """What the columns of a file hold that is compared between its rows."""
+
+    places: Mapping[str, int]
+    """The position of each column in a row."""
+    features: Mapping[str, FeatureCells]
+    numbers: Mapping[str, set[float | str]]
+    """Up to two different values of each column that needs them."""
+    labels: Mapping[str, Counter[str]]
+    """How many rows each class has."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], expected: _Wanted) -> _Columns:
+        """The columns of a file before its first row."""
+        places = {name: position for position, name in enumerate(names)}
+        return cls(
+            places,
+            {name: FeatureCells() for name in names if expected.features(name)},
+            {name: set() for name in expected.varied if name in places},
+            {name: Counter() for name in expected.classes if name in places},
+        )
+
+    def add(self, cells: Sequence[str], row: int) -> None:
+        """Count the cells of a row."""
+        for name, kind in self.features.items():
+            kind.add(cells[self.places[name]].strip(), row)
+        for name, values in self.numbers.items():
+            if len(values) < 2 and (cell := cells[self.places[name]].strip()) not in MISSING_NUMBERS:
+                values.add(cell if (value := read_value(cell)) is None else value)
+        for name, labels in self.labels.items():
+            if label := spelling.code(cells[self.places[name]]).strip():
+                labels[label] += 1
+
+
+def check(job: Job) -> list[str]:
+    """Check the files, and tell what was checked and what was not.
+
+    Raises:
+        DataError: if a file cannot be used, or if more rows than `data.bad_samples` allows cannot.
+    """
+    if not isinstance(job.data, TableFileData):
+        return []
+    files = csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    report: list[str] = []
+    classes_of: dict[str, set[str]] = {}
+    for key, text in job.data_paths():
+        path, label = job.resolve(text), dot_key(key)
+        if is_remote(text) and job.streams(key):
+            report.append(f"{label}: {text} is in an object store; what is in it is checked when training starts")
+        elif is_remote(text) and (key, text) in job.list_unfetched():
+            report.append(
+                f"{label}: {text} has no copy here; `drivetrain fetch {job.document.name}` downloads it, and so does "
+                "`train`; what is in it is checked then"
+            )
+        elif is_on_hub(text) and job.streams(key):
+            report.append(f"{label}: {text} is on the Hugging Face hub; what is in it is checked when training starts")
+        elif (key, text) in job.list_unfetched():
+            report.append(
+                f"{label}: {text} is not in the cache of the Hugging Face hub; `drivetrain fetch {job.document.name}` "
+                "downloads it, and so does `train`; what is in it is checked then"
+            )
+        elif path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+            report.append(f"{label}: {text} is there; what is in it is checked when training starts")
+        elif path.stat().st_size > MAX_CHECKED_BYTES:
+            size = f"{path.stat().st_size / 1e6:,.0f} MB"
+            report.append(f"{label}: checked the header of {text}; its {size} are checked when training starts")
+        else:
+            location = f"{job.document.place(key)}: {label}"
+            expected = _expected_cells(job)
+            if key[-1] != "train":
+                expected = replace(expected, features=_none)
+            count, notes = _check_file(job, path, location, expected, files, classes_of)
+            report += [f"{label}: checked {count:,} rows of {text}", *notes]
+            if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
+                report.append(
+                    f"train.batch_size: {job.train.batch:,} is more than the {count:,} rows of {text}: one step per epoch"
+                )
+    return report
+
+
+def _expected_cells(job: Job) -> _Wanted:
+    if isinstance(job, ImageJob):
+        path, columns = (job.data.path_column,), list(job.data.label_column)
+        if not isinstance(job.data, ImageClassificationData):
+            return _Wanted([path, *((name,) for name in columns)], numbers=columns, varied=columns)
+        if len(columns) > 1:
+            return _Wanted([path, *((name,) for name in columns)], truths=columns, varied=columns)
+        # Several labels in a cell can be none, and it takes all of them to find what separates them.
+        return _Wanted([path]) if job.data.several else _Wanted([path, (columns[0],)], classes=columns)
+    if isinstance(job, TextJob):
+        return _Wanted([job.data.text, tuple(job.data.labels)], classes=list(job.data.labels))
+    if isinstance(job, TableJob):
+        numbers = list(job.data.numeric or ())
+        regression = job.task.endswith("regression")
+        targets = list(job.data.target)
+        classes = targets if not regression and len(targets) == 1 else []
+        data = job.data
+        with_roles = {*targets, *numbers, *(data.categorical or ()), *(data.ignore or ()), *data.dates, data.groups}
+
+        def decides(name: str) -> bool:
+            return name not in with_roles and (data.features is None or name in data.features)
+
+        return _Wanted(
+            filled=[(name,) for name in targets],
+            numbers=numbers + (targets if regression else []),
+            classes=classes,
+            truths=[] if regression or classes else targets,
+            varied=[] if classes else targets,
+            dates=list(data.dates),
+            form=data.date_format,
+            features=decides,
+        )
+    if isinstance(job, SeriesJob):
+        names = tuple(name for name in (job.data.time, job.data.group) if name)
+        return _Wanted(
+            filled=[(name,) for name in names],
+            numbers=list(job.data.features or ()),
+            times=[job.data.time] if job.data.time else [],
+            unique=names,
+            form=job.data.date_format,
+        )
+    return _Wanted()
+
+
+def _check_file(
+    job: Job, path: Path, key: str, expected: _Wanted, files: CsvFiles, classes_of: dict[str, set[str]]
+) -> tuple[int, list[str]]:
+    """Check the rows of a file; returns their number, and notes on those that are left out.
+
+    `classes_of` gets the classes of the first file, with which those of later files are compared.
+    """
+    layout = csv_layout.find(path, key, files)
+    csv_file.check_quotes(path, key, layout.names)
+    columns = _Columns.of(layout.names, expected)
+    places = columns.places
+    bad: dict[int, list[str]] = {}
+    wrong: list[str] = []
+    images: dict[int, str] = {}
+    moments: dict[tuple[str, ...], int] = {}
+    count = 0
+    for count, row in enumerate(_cells(path, layout), start=1):
+        cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
+        # Its cells may stand in other columns, so nothing more can be said about this row.
+        if len(cells) != len(layout.names) + layout.blank:
+            wrong.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
+            continue
+        if reasons := list(_reasons(cells, places, expected)):
+            bad[count] = reasons
+        columns.add(cells, count)
+        if isinstance(job, ImageJob) and job.data.path_column in places:
+            images[count] = cells[places[job.data.path_column]].strip()
+        # A row that is left out repeats no other.
+        if expected.unique and count not in bad:
+            _check_moment(moments, [cells[places[name]].strip() for name in expected.unique], count, path, key)
+    _check_lengths(wrong, path, key, len(layout.names))
+    for name, kind in columns.features.items():
+        kind.check(name, path)
+    _check_varied(columns.numbers, count, path, key, classes_of)
+    must_have_labels = isinstance(job, TextJob) and not key.endswith("data.test")
+    _check_labels(columns.labels, count, path, key, classes_of, must_have_labels=must_have_labels)
+    notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
+    named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
+    assert isinstance(job.data, TableFileData)
+    return count, [*notes, *bad_samples.check(named, count, job.data.bad_samples, key)]
+
+
+def _check_varied(
+    numbers: Mapping[str, set[float | str]], count: int, path: Path, key: str, classes_of: dict[str, set[str]]
+) -> None:
+    """Check that columns of numbers differ between the rows of the first file.
+
+    Raises:
+        DataError: for one that does not.
+    """
+    for name, values in numbers.items():
+        if name not in classes_of and count > 1 and len(values) == 1 and isinstance(only := values.pop(), float):
+            description = f"{key}: {name} is {only:g} in all rows of {path}"
+            raise DataError(description, "a number that differs between rows", f"remove {name}, or add rows")
+        classes_of.setdefault(name, set())
+
+
+def _check_labels(
+    labels_of: Mapping[str, Counter[str]],
+    count: int,
+    path: Path,
+    key: str,
+    classes_of: dict[str, set[str]],
+    *,
+    must_have_labels: bool,
+) -> None:
+    """Check the classes of a file.
+
+    Raises:
+        DataError: if there are too few in the first file, or other ones in a later file.
+    """
+    for name, labels in labels_of.items():
+        if count and not labels and must_have_labels:
+            raise DataError(
+                f"{key}: none of the {count:,} texts of {path} has a label in {name}",
+                "some labels of each column on both sides",
+                "add labels, or remove the column",
+            )
+        column = f'{key}: column "{name}" of {path}'
+        if name not in classes_of and len(labels) == 1:
+            raise DataError(
+                f"{column} has 1 class: {next(iter(labels))}", "two classes or more", "add rows of another class"
+            )
+        _check_classes(labels, classes_of.setdefault(name, set(labels)), column)
+
+
+def _check_images(
+    cells: Mapping[int, str], manifest: Path, column: str, key: str, bad: dict[int, list[str]]
+) -> list[str]:
+    """Check that the images of a manifest are there, and say how their paths are read; `bad` gets the rows of the others."""
+    paths, notes = image_paths.find(manifest.parent, list(cells.values()), column, key)
+    for row, path in zip(cells, paths, strict=True):
+        if path and not os.path.lexists(manifest.parent / path):
+            bad.setdefault(row, []).append(f"{path} is not there")
+    return notes
+
+
+def _cells(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
+    """The rows below the header; empty ones, and those of separators at the end, are no rows."""
+    encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
+    with path.open(encoding=encoding, newline="") as file:
+        for _ in range(layout.skipped):
+            file.readline()
+        reader = csv.reader(file, delimiter=layout.sign)
+        empty: list[list[str]] = []
+        started = False
+        for cells in reader:
+            if not cells:
+                continue
+            if not started:
+                started = True
+            elif any(map(str.strip, cells)):
+                yield from empty
+                empty = []
+                yield cells
+            else:
+                empty.append(cells)
+
+
+def _reasons(cells: list[str], places: Mapping[str, int], expected: _Wanted) -> Iterator[str]:
+    for names in expected.filled:
+        if not any(cells[places[name]].strip() for name in names if name in places):
+            yield f"{' and '.join(names)} is empty"
+    for name in expected.numbers:
+        cell = cells[places[name]].strip() if name in places else ""
+        if not is_number(cell):
+            yield f"{name} is `{printable(cell, 40)}`, not a number"
+    for name in expected.truths:
+        cell = cells[places[name]].strip() if name in places else ""
+        if cell and read_value(cell) not in (0, 1) and (read_value(cell) is not None or not is_number(cell)):
+            yield f"{name} is `{printable(cell, 40)}`, not 0 or 1"
+    for name in (*expected.dates, *expected.times):
+        cell = cells[places[name]].strip() if name in places else ""
+        if not is_date(cell, expected.form) and not (name in expected.times and is_number(cell)):
+            yield f"{name} is `{printable(cell, 40)}`, no {'date' if name in expected.dates else 'time'}"
+
+
+def _check_moment(moments: dict[tuple[str, ...], int], cells: list[str], row: int, path: Path, key: str) -> None:
+    """Add the time, and the series, of a row to those before it.
+
+    Raises:
+        DataError: if another row has both.
+    """
+    first = moments.setdefault(tuple(cells), row)
+    if first != row and cells[0] not in MISSING_NUMBERS:
+        raise DataError(
+            f"{key}: {row_lines.place(path, first)} and {row_lines.place(path, row)} of {path} have the same time "
+            f"`{printable(cells[0], 40)}`{' in one series' if len(cells) > 1 else ''}",
+            "every time only once per series",
+            "remove duplicates, or set data.group to the column of the series; an hour that the clocks repeat needs UTC",
+        )
+
+
+def _check_lengths(wrong: list[str], path: Path, key: str, columns: int) -> None:
+    if wrong:
+        remainder = [f"and {len(wrong) - MAX_LISTED:,} more"] if len(wrong) > MAX_LISTED else []
+        head = f"{key}: {path} has {columns} columns; rows of another length: {len(wrong):,}"
+        raise DataError(
+            "\n    ".join([head, *wrong[:MAX_LISTED], *remainder]),
+            "as many cells in each row as in the header",
+            "put quotes around cells that contain a separator, and add missing cells",
+        )
+
+
+def _check_classes(labels: Counter[str], classes: set[str], column: str) -> None:
+    if unknown := sorted(set(labels) - classes):
+        listed_labels = ", ".join(f'"{label}" ({labels[label]:,})' for label in unknown[:MAX_LISTED])
+        raise DataError(
+            f"{column}: classes that are not in the training data: {listed_labels}",
+            f"the {len(classes)} classes of the training data: {', '.join(sorted(classes)[:10])}",
+            "add samples of these classes to the training data, or remove them here",
+        )

@@ -1,0 +1,211 @@
+"""Checks that data files have the columns that a job names, by their headers: without pyarrow, and before a run starts.
+
+Only CSV and TSV files can be checked in this way. The reader of the data checks all files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
+from drivetrain.errors import DataError, Problem, SpecError, nearest
+from drivetrain.job import Job, dot_key
+from drivetrain.job.data import TableFileData
+from drivetrain.job.formatting import format_value
+from drivetrain.job.images import ImageJob
+from drivetrain.job.remote_data import readable_paths
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
+from drivetrain.job.text import TextJob
+from drivetrain.pretrained.earlier_run import EarlierModel
+
+Key = tuple[str, ...]
+TABLES = (TableJob, TextJob, SeriesJob)
+SHOWN = 30
+"""Largest number of columns in a message."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A column that a file does not have."""
+
+    key: Key
+    name: str
+    path: Path
+    names: list[str]
+
+    def line(self, job: Job) -> str:
+        """What is wrong, with the place of the key that names the column."""
+        return f'{job.document.place(self.key)}: {dot_key(self.key)}: {self.path} has no column "{self.name}"'
+
+
+def check(job: Job) -> None:
+    """Check the headers of all data files of a job.
+
+    Raises:
+        SpecError: if it names columns of data that has none.
+        DataError: if a file is no table, if its separator or encoding is not clear, or if it lacks columns; names all of them.
+    """
+    if idle := list(_idle(job)):
+        raise SpecError(idle)
+    missing: list[Missing] = []
+    files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
+    for key, text in readable_paths(job):
+        path = job.resolve(text)
+        label = f"{job.document.place(key)}: {dot_key(key)}"
+        if path.is_dir() and isinstance(job, TABLES) and not getattr(job.data, "stream", None):
+            raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
+        if path.is_file():
+            table_paths.check_is_table(path, label)
+            if isinstance(job, TABLES) and not getattr(job.data, "stream", None):
+                table_paths.check_suffix(
+                    path, label, (*table_paths.SUFFIXES, *((".npz",) if isinstance(job, SeriesJob) else ()))
+                )
+        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+            continue
+        if path.stat().st_size == 0:
+            raise DataError(
+                f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
+            )
+        if names := csv_layout.read_names(path, label, files):
+            missing += [Missing(*named, path, names) for named in _required_columns(job, key) if named[1] not in names]
+    if missing:
+        raise _error(job, missing)
+
+
+def _idle(job: Job) -> Iterator[Problem]:
+    """Keys that name columns of images whose files have none: arrays, and class folders."""
+    paths = [text for _, text in job.data_paths()]
+    if not isinstance(job, ImageJob) or job.data.stream:
+        return
+    if not all(text.lower().endswith(".npz") or job.resolve(text).is_dir() for text in paths):
+        return
+    for key in ("path_column", "label_column", "label_separator"):
+        value = getattr(job.data, key, None)
+        if value is not None and value != type(job.data).model_fields[key].default:
+            yield job.problem(
+                ("data", key),
+                f"is {format_value(value if isinstance(value, str) else list(value))}, and {format_value(paths[0])} has no columns",
+                "for a manifest: a .csv, .tsv, .jsonl or .parquet; a folder has class folders, an .npz `images` and `labels`",
+                "write `multi_label: true` in its place" if getattr(job.data, "several", False) else "remove it",
+            )
+
+
+def _error(job: Job, missing: list[Missing]) -> DataError:
+    possible = {
+        (f"{one.path}: " if len({other.path for other in missing}) > 1 else "") + list_names(one.names): None
+        for one in missing
+    }
+    suggestions = dict.fromkeys(nearest(one.name, one.names) for one in missing)
+    return DataError(
+        "\n".join(one.line(job) for one in missing),
+        f"its columns: {'; '.join(possible)}",
+        " ".join(filter(None, suggestions)) or "use one of its columns",
+    )
+
+
+def list_names(names: Sequence[str], most: int = SHOWN) -> str:
+    """`a, b, c` and how many more."""
+    unlisted = len(names) - most
+    return ", ".join(names[:most]) + (f" and {unlisted} more" if unlisted > 0 else "")
+
+
+def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
+    """The columns that a file of this job must have, each with the key that names it."""
+    trained = file == ("data", "train")
+    if isinstance(job, ImageJob):
+        yield ("data", "path_column"), job.data.path_column
+        yield from ((("data", "label_column"), name) for name in job.data.label_column)
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
+    elif isinstance(job, TextJob):
+        yield from ((("data", "text"), name) for name in job.data.text)
+        yield from ((("data", "labels", name), name) for name in job.data.labels)
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
+    elif isinstance(job, TableJob):
+        options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))
+        for option in options:
+            yield from ((("data", option), name) for name in getattr(job.data, option) or ())
+        if trained and job.data.groups:
+            yield ("data", "groups"), job.data.groups
+    elif isinstance(job, SeriesJob):
+        for option in ("time", "features", "label", "group", *(("groups",) if trained else ())):
+            value = getattr(job.data, option)
+            yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))
+
+
+MAX_SHOWN_NAMES = 8
+"""Columns that a message about an earlier run names."""
+
+
+def check_earlier_run(earlier: EarlierModel) -> None:
+    """Check the keys of a job that starts from an earlier run; the readers of the data check what needs the data.
+
+    Raises:
+        SpecError: if one contradicts the earlier run.
+    """
+    job = earlier.job
+    if isinstance(job, ImageJob):
+        _check_images(job, earlier)
+    elif isinstance(job, SeriesJob):
+        _check_series(job, earlier)
+    elif isinstance(job, TableJob):
+        _check_table(job, earlier)
+
+
+def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
+    """The way images become square, and channels; and the size, unless the network takes any."""
+    fixed = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
+    for key, usual in fixed.items():
+        value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, usual)
+        if key in job.data.model_fields_set and value not in ("auto", earlier_value):
+            text = f"is {value}, and the earlier run was trained on {earlier_value}"
+            earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or leave it out", ("data", key))
+
+
+def _check_series(job: SeriesJob, earlier: EarlierModel) -> None:
+    """No feature is predicted, or the time or group; those that are named are the same."""
+    theirs, data = earlier.preprocessing.get("features") or (), job.data
+    for option, names in {"label": data.label or (), "time": (data.time,), "group": (data.group,)}.items():
+        _refuse_known(earlier, option, names, theirs, "a column that it did not see", "use another run")
+    if theirs and data.features and list(data.features) != list(theirs):
+        description = f"is {', '.join(data.features)}, and the earlier run was trained on {', '.join(theirs)}"
+        earlier.refuse(description, "the same columns in the same order", "leave features out", ("data", "features"))
+
+
+def _check_table(job: TableJob, earlier: EarlierModel) -> None:
+    """No feature is predicted or ignored; those that are named are the same, and of the same kind."""
+    data, kinds = job.data, {kind: _known_names(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
+    dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})
+    from_dates = {f"{name}.{part}" for name, parts in dates.items() for part in parts}
+    theirs = [*(name for names in kinds.values() for name in names if name not in from_dates), *dates]
+    for key, earlier_value in (("dates", dates), ("date_format", earlier.preprocessing.get("date_format"))):
+        if key in job.data.model_fields_set and job.data.model_dump(mode="json")[key] not in (earlier_value, None, {}):
+            description = f"differs from the earlier run, in which it is {earlier_value or 'absent'}"
+            earlier.refuse(description, "the same", f"leave data.{key} out", ("data", key))
+    _refuse_known(earlier, "target", data.target, theirs, "a column that it did not see", "use another run")
+    action = "remove it from data.ignore, or use another run"
+    _refuse_known(earlier, "ignore", data.ignore or (), theirs, "columns that it did not see", action)
+    if data.features and set(data.features) != set(theirs):
+        description = f"is {list_names(data.features, MAX_SHOWN_NAMES)}, and the earlier run was trained on {list_names(theirs, MAX_SHOWN_NAMES)}"
+        earlier.refuse(description, "the same columns", "leave data.features out", ("data", "features"))
+    for kind, names in kinds.items():
+        if unknown := [name for name in getattr(data, kind) or () if name not in names]:
+            description = f"has {unknown[0]!r}, which is no {kind} feature of the earlier run"
+            possible = f"its {kind} features: {list_names(names, MAX_SHOWN_NAMES) or 'none'}"
+            earlier.refuse(description, possible, f"leave data.{kind} out", ("data", kind))
+
+
+def _refuse_known(
+    earlier: EarlierModel, option: str, names: Sequence[str | None], theirs: Sequence[str], possible: str, action: str
+) -> None:
+    if both := [name for name in names if name in theirs]:
+        earlier.refuse(f"has {both[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
+
+
+def _known_names(preprocessing: Mapping[str, Any], kind: str) -> list[str]:
+    return [column["name"] for column in preprocessing.get(kind, ())]

@@ -1,0 +1,198 @@
+"""Finds the data that a job names on the Hugging Face hub: in the cache, or by downloading it; and names its splits.
+
+Afterwards the addresses in the job have the commit, so that the run, its children and its resumption read the same files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from drivetrain.data.formats import shards
+from drivetrain.data.streaming import shard
+from drivetrain.errors import SpecError
+from drivetrain.job import Job, dot_key
+from drivetrain.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
+from drivetrain.job.images import MANIFESTS, ImageJob
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
+from drivetrain.job.text import TextJob
+from drivetrain.job_spec import named_splits
+from drivetrain.pretrained import hub_dataset, hub_dataset_files
+from drivetrain.pretrained.hub_dataset import HubData
+from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, DatasetName, Files
+from drivetrain.pretrained.hub_error import HubError
+
+Key = tuple[str, ...]
+Say = Callable[[str], None]
+USES = {"train": "for training", "validation": "for validation", "test": "for the final test"}
+
+
+def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[HubData]]:
+    """The job with the files of its data sets, and what was found.
+
+    Args:
+        job: as written.
+        say: takes lines about a download; None: only the cache is looked at, and what it lacks stays as it is.
+        update: ask the hub which commit a branch is now.
+
+    Raises:
+        SpecError: if a dataset is not there, cannot be downloaded, or has no splits that can be used.
+        StorageError: if the cache cannot be written.
+    """
+    located: list[HubData] = []
+    named = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
+    if named and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
+        key, text = named[0]
+        _refuse(
+            job, key, f"is {text!r}", "a local path: data of your own code is not looked up on the hub", "change it"
+        )
+    for key, text in named:
+        address = parse(text)
+        if address is None:
+            _refuse(job, key, f"is {text!r}", FORM, "correct it; a revision with a slash is written with %2F")
+        try:
+            one = _data(job, key, address, say, update=update)
+            if one is None:
+                continue
+            located.append(one)
+            job = _name_files(job, key, address, one)
+        except HubError as error:
+            action = error.action
+            if error.offline:
+                action += f"; where there is a network, `drivetrain fetch {job.document.name}` fills the cache"
+            _refuse(job, key, f"{text}: {error.given}", error.possible, action)
+    return job, located
+
+
+def _refuse(job: Job, key: Key, description: str, possible: str, action: str) -> NoReturn:
+    raise SpecError([job.problem(key, description, possible, action)])
+
+
+def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> HubData | None:
+    """The files of one address; None if they are not in the cache, and nobody may download."""
+
+    def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
+        used = _select_used(job, key, _splits(job, address, paths, readme))
+        for split, files in used.items():
+            if job.streams(("data", split or key[-1])):
+                continue
+            one = _representative(split, files, address)
+            yield from files if "" not in used else shards.siblings(one, paths)
+            if isinstance(job, ImageJob) and one.endswith(MANIFESTS):
+                folder = os.path.dirname(one)
+                yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
+
+    def choose_listed(paths: Sequence[str], readme: str) -> Sequence[str]:
+        return list(choose(paths, readme))
+
+    if say is None:
+        return hub_dataset.find_cached(address.name, address.revision, choose_listed)
+    return hub_dataset.fetch(address.name, address.revision, choose_listed, say, update=update and not address.is_fixed)
+
+
+def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
+    if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
+        return {"": [address.path]}
+    dataset = DatasetName(address.name, address.revision, address.path)
+    return hub_dataset_files.splits(paths, readme, dataset, images=isinstance(job, ImageJob))
+
+
+def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
+    """Whether a folder of a dataset has shards that are no tables, such as tar: all in the folder are one split."""
+    inside = (path.lower() for path in paths if os.path.dirname(path) == folder)
+    return any(shard.kind(path) and not path.endswith(TABLES) for path in inside)
+
+
+def _select_used(job: Job, key: Key, files: Files) -> Files:
+    """The splits that the job takes from an address of data.train, or the one that another key takes."""
+    if "" in files:
+        return files
+    if key[-1] != "train":
+        single = files.get(key[-1]) or (next(iter(files.values())) if len(files) == 1 else None)
+        if single is None:
+            raise HubError(
+                f"has the splits {', '.join(files)}", f"data for {dot_key(key)}", "name a file or folder of it"
+            )
+        return {key[-1]: single}
+    if "train" not in files:
+        raise HubError(
+            f"has the splits {', '.join(files)}, and none for training", "a split for training", "name a file or folder"
+        )
+    used = {split: split_files for split, split_files in files.items() if split == "train" or _is_free(job, split)}
+    for split in used:
+        named_splits.check_groups(job, split, job.data.train)
+    return used
+
+
+def _is_free(job: Job, split: str) -> bool:
+    """Whether the job leaves it to its training data what is used for a split."""
+    decided = "fold" if split == "validation" and getattr(job.data, "fold", None) else split
+    return split in SPLITS and decided not in job.data.model_fields_set
+
+
+def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Job:
+    """The job with the files of an address at their commit."""
+    every = _splits(job, address, located.paths, located.readme)
+    used = _select_used(job, key, every)
+    fixed = address.at(located.commit)
+    update, uses = {}, []
+    for split, files in used.items():
+        path = _representative(split, files, address)
+        update[split or key[-1]] = str(fixed.below(path))
+        if split:
+            uses.append(f"{path or 'all'} {USES[split]}")
+    uses += [
+        f"{split} is not used, since the job says what is" if split in SPLITS else f"{split} is not used"
+        for split in every
+        if split not in used
+    ]
+    name = f"{dot_key(key)}: {address.name}"
+    if not address.is_fixed:
+        name += f", {address.revision} is commit {located.commit[:12]}"
+    note = ": ".join(filter(None, [name, ", ".join(uses), located.note]))
+    named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
+    named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
+    named_job._notes = (*job.notes, note)
+    return named_job
+
+
+def _representative(split: str, files: Sequence[str], address: HubAddress) -> str:
+    """The path that stands for the files of a split: a folder of images, a table, or the first part of one.
+
+    Raises:
+        HubError: if they are several tables.
+    """
+    first = sorted(files)[0]
+    if not first.lower().endswith(TABLES) and split:
+        return _image_folder(split, files)
+    unrelated = set(files) - set(shards.siblings(first, files))
+    if unrelated:
+        example = f"data.{split}: {address.below(first) if address.revision != MAIN else _plain(address, first)}"
+        raise HubError(
+            f"has {len(files)} files {USES.get(split, '')}: {', '.join(sorted(files)[:4])}",
+            "one table for each split, or its parts numbered as in train-00000-of-00002.parquet and 0000.parquet",
+            f"name one: {example}",
+        )
+    return first
+
+
+def _plain(address: HubAddress, path: str) -> str:
+    return f"hf://datasets/{address.name}/{path}"
+
+
+def _image_folder(split: str, files: Sequence[str]) -> str:
+    """The folder of a split: the one whose name says it, or the one that all images lie in, by class."""
+    parts = files[0].split("/")[:-1]
+    for depth, name in enumerate(parts, start=1):
+        prefix = "/".join(parts[:depth])
+        if name.lower() in SPLITS[split] and all(path.startswith(f"{prefix}/") for path in files):
+            return prefix
+    return os.path.commonpath([os.path.dirname(os.path.dirname(path)) for path in files])
+
+
+def pin(text: str, commit: str) -> str:
+    """An address at a commit."""
+    address = parse(text)
+    return str(address.at(commit)) if address else text

@@ -1,0 +1,257 @@
+"""Loads a job file: from a YAML file and `--set` values to a checked Job, or to a list of all problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+
+from drivetrain import optimizations
+from drivetrain.data.sample_data.write import command
+from drivetrain.errors import DataError, Problem, SpecError, nearest
+from drivetrain.job import JOBS, Document, Job, dot_key, remote_data
+from drivetrain.job import custom as custom_job
+from drivetrain.job.formatting import format_value
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.user_files import find_trouble, nearby, nearest_path
+from drivetrain.job.values import Spec
+from drivetrain.job_spec import data_columns, named_splits, sweep_space
+from drivetrain.job_spec.combinations import combination_problems
+from drivetrain.job_spec.spec_file import read_spec
+from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
+from drivetrain.pretrained import earlier_run
+from drivetrain.storage.remote_address import is_remote
+
+
+def load(
+    path: Path | str,
+    assignments: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    batch_size: int | None = None,
+    locate: Callable[[Job], Job] | None = None,
+    content: bytes | None = None,
+    is_copied: bool = False,
+) -> Job:
+    """Read and check a job file.
+
+    Args:
+        path: the YAML file.
+        assignments: `key.path=value` texts, applied over the file.
+        folder: where relative paths start; the file's own folder if None.
+        batch_size: the measured number in place of `train.batch_size: auto`.
+        locate: finds what a job names on the Hugging Face hub, in stores and on the web; None: it is looked for in the
+            caches alone, and what is not there is not checked.
+        content: of the file as it was read before; None to read it now.
+        is_copied: whether the user's code runs from a copy, which was checked when it was made.
+
+    Raises:
+        SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
+            or contradicts a key; or if data on the hub cannot be used.
+        DataError: if a path in the spec does not exist, or a table lacks columns.
+    """
+    path = Path(path)
+    document = read_spec(path, assignments, content)
+    if batch_size is not None and isinstance(train := document.data.get("train"), dict):
+        # The position of the key stays, since the user wrote the `auto` there.
+        document.data["train"] = {**train, "batch_size": batch_size}
+    job = _build_checked(document, folder or path.parent, locate, is_copied=is_copied)
+    if job.sweep:
+        job._parameters = sweep_space.parameters(
+            job, lambda other: _build_checked(other, job.folder, is_copied=is_copied)
+        )
+    return job
+
+
+def _build_checked(
+    document: Document, folder: Path, locate: Callable[[Job], Job] | None = None, *, is_copied: bool = False
+) -> Job:
+    """Build a Job from a document, and check what it names."""
+    job = check(document)
+    job._folder = folder
+    job = _locate_data(job, locate)
+    job = named_splits.name_splits(job)
+    if not is_copied and (problems := list(custom_job.problems(job))):
+        raise SpecError(sorted(problems, key=_line))
+    _check_paths(job)
+    named_splits.check_test(job)
+    away = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
+    if not away and (earlier := earlier_run.find(job)):
+        data_columns.check_earlier_run(earlier)
+    data_columns.check(job)
+    return job
+
+
+def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
+    """The job with its data on the hub and in stores. Only such jobs need the code of these."""
+    on_hub = any(is_on_hub(text) for _, text in job.data_paths())
+    if not on_hub and not remote_data.whole_paths(job):
+        return job
+    if locate:
+        return locate(job)
+    from drivetrain.job_spec import hub_data, stored_data
+
+    return stored_data.use_cached_copies(hub_data.locate(job)[0])
+
+
+def load_unseen(path: Path, assignments: Sequence[str] = (), *, content: bytes | None = None) -> Job:
+    """Read and check a job file whose data is on other machines: what its paths lead to is not looked at.
+
+    Args:
+        path: the YAML file.
+        assignments: `key.path=value` texts, applied over the file.
+        content: of the file as it was read before; None to read it now.
+
+    Raises:
+        SpecError: with all problems, each with file:line:column and key.
+    """
+    job = check(read_spec(path, assignments, content))
+    job._folder = path.parent
+    return job
+
+
+def check(document: Document, kind: type[Job] | None = None) -> Job:
+    """Build a Job from a document.
+
+    Args:
+        document: the spec as written.
+        kind: the class of the task; by the document's `task:` if None.
+
+    Raises:
+        SpecError: with all problems.
+    """
+    problems_in_spec = [*document.problems, *([] if kind else _task_problems(document))]
+    data, kind = dict(document.data), kind or _kind(document)
+    job: Job | None = None
+    try:
+        _add_optimization_types(kind).model_validate(data)
+        job = kind.model_validate(data)
+    except ValidationError as error:
+        problems_in_spec += _news(
+            problems(error, _add_optimization_types(kind), document), document, known_task=kind is not Job
+        )
+        problems_in_spec += _of_the_rest(kind, without_errors(data, error, document), document, problems_in_spec)
+    if job is not None and kind is not Job:
+        job._document = document
+        problems_in_spec += [*combination_problems(job, document), *job.problems()]
+    if problems_in_spec or job is None:
+        raise SpecError(sorted(problems_in_spec, key=_line))
+    return job
+
+
+def _of_the_rest(
+    kind: type[Job], data: dict[str, object], document: Document, problems: list[Problem]
+) -> list[Problem]:
+    """Problems of the remaining values in combination, so that all problems are reported at once."""
+    # Task and `data:` determine which metrics and losses exist, so both must be valid.
+    if kind is Job or any(problem.key.startswith("data") for problem in problems):
+        return []
+    try:
+        job = kind.model_validate({"name": "job"} | data)
+    except ValidationError:
+        return []
+    return list(combination_problems(job, document))
+
+
+def _kind(document: Document) -> type[Job]:
+    """The class of the task; Job, which has the common keys, if the task is unknown."""
+    task = document.data.get("task")
+    return JOBS.get(task, Job) if isinstance(task, str) else Job
+
+
+def _news(problems: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
+    """Problems that do not just follow from an unreadable value or an unknown task."""
+    blamed = [dot_key(path) for path in document.unread]
+    for problem in problems:
+        after = any(
+            problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
+            for key in blamed
+        )
+        # Without the task, the keys of `model:` and `data:` are unknown.
+        open_ = problem.key == "model" or problem.key.startswith("data.")
+        task = problem.key == "task" or (open_ and problem.given == UNKNOWN_KEY)
+        if not after and (known_task or not task):
+            yield problem
+
+
+def _line(problem: Problem) -> tuple[int, int]:
+    line, column = problem.place.rsplit(":", 2)[1:]
+    return int(line), int(column)
+
+
+def _task_problems(document: Document) -> Iterator[Problem]:
+    tasks = ", ".join(JOBS)
+    if "task" not in document.data:
+        yield Problem(document.place(()), "task", "is missing", f"one of {tasks}", "add `task:`")
+    elif _kind(document) is Job and ("task",) not in document.unread:
+        task = document.data["task"]
+        yield Problem(
+            document.place(("task",)),
+            "task",
+            f"is {format_value(task)}",
+            f"one of {tasks}",
+            nearest(str(task), JOBS) or "pick one",
+        )
+
+
+@cache
+def optimize_model() -> type[BaseModel]:
+    """The class of `optimize:`: one key per optimization, with its own values or auto."""
+    fields: dict[str, Any] = {
+        o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
+    }
+    measure: Any = (
+        Literal["off", "auto", "full"],
+        Field(
+            "auto",
+            description="measure competing values before training: "
+            "auto spends up to 2 % of a run of five minutes or more, full always measures, off does neither that nor "
+            "use the calibration of the machine",
+        ),
+    )
+    return create_model("Optimize", __base__=Spec, measure=measure, **fields)
+
+
+@cache
+def _add_optimization_types(kind: type[Job]) -> type[Job]:
+    """The class of a task with the value types of all optimizations, for validation and the schema."""
+    optimize: Any = (optimize_model(), Field(optimize_model()(), description=kind.model_fields["optimize"].description))
+    return create_model(kind.__name__, __base__=kind, optimize=optimize)
+
+
+def _check_paths(job: Job) -> None:
+    absent = job.list_unfetched()
+    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
+    paths = [*(named for named in job.data_paths() if named not in absent and not is_remote(named[1])), *weights]
+    missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
+    if missing:
+        recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
+        suggestion = " ".join(filter(None, (nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing)))
+        elsewhere = next(filter(None, (nearby((job.folder, Path.cwd()), path) for _, path, _ in missing)), "")
+        folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
+        raise DataError(
+            "\n".join(
+                f"{job.document.place(key)}: {dot_key(key)}: {format_value(path)} {wrong}"
+                for key, path, wrong in missing
+            ),
+            f"a path relative to {' or to '.join(folders)}",
+            f"make the data: {recipe}"
+            if recipe
+            else suggestion
+            or elsewhere
+            or "check the spelling; a container can access only the project and mounted folders",
+        )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the spec."""
+    kinds = [_add_optimization_types(kind) for kind in JOBS.values()]
+    union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Drivetrain job",
+        **TypeAdapter(union).json_schema(),
+    }

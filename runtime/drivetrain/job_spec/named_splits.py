@@ -1,0 +1,124 @@
+"""Names the splits of a job whose data is a folder with train/, val/ and test/, and checks the data of the final test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from drivetrain.data.formats import table_paths
+from drivetrain.data.images import split_folders
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job import Job, dot_key
+from drivetrain.job.data import Data
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.images import ImageJob
+from drivetrain.job.remote_data import readable_paths
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
+from drivetrain.job.text import TextJob
+
+TABLES = (TableJob, TextJob, SeriesJob)
+
+
+def name_splits(job: Job) -> Job:
+    """The job with the paths of the splits that its training folder has; what the spec names stays.
+
+    Raises:
+        DataError: if it is not clear whether folders are splits or classes.
+    """
+    if getattr(job.data, "stream", None):
+        # Of other folders, all files are shards of one split.
+        job = _tables(job, _has_train)
+    elif isinstance(job, TABLES):
+        return _tables(job, os.path.isdir)
+    if not isinstance(job, ImageJob):
+        return job
+    if not job.data.stream:
+        job = _tables(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
+    if is_on_hub(job.data.train) or ("data", "train") not in dict(readable_paths(job)):
+        return job
+    location = job.document.place(("data", "train"))
+    splits_found = split_folders.find(job.resolve(job.data.train), f"{location}: data.train")
+    if not splits_found:
+        return job
+    splits = {"train": splits_found.train, "validation": splits_found.validation, "test": splits_found.test}
+    return _with(job, splits, splits_found.unused)
+
+
+def _has_train(path: Path) -> bool:
+    """Whether a folder has files whose names say which are for training."""
+    try:
+        return os.path.isdir(path) and "train" in table_paths.find_splits(path, "")
+    except DataError:
+        return False
+
+
+def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
+    """The job with the tables of the folders that it names, of those that `holds` says have some."""
+    update: dict[str, str] = {}
+    for key, text in readable_paths(job):
+        path = job.resolve(text)
+        if is_on_hub(text) or not holds(path):
+            continue
+        label = f"{job.document.place(key)}: {dot_key(key)}"
+        tables = table_paths.find_splits(path, label)
+        if key[-1] == "train" and "train" in tables:
+            job = _with(job, tables)
+        else:
+            update[key[-1]] = os.path.join(text, table_paths.find_table(path, label).relative_to(path))
+    if not update:
+        return job
+    with_tables = job.model_copy(update={"data": job.data.model_copy(update=update)})
+    with_tables._notes = (*job.notes, *(f"data.{key}: the table is {path}" for key, path in update.items()))
+    return with_tables
+
+
+def _with(job: Job, splits: Mapping[str, str | None], unused: Sequence[str] = ()) -> Job:
+    """The job with the splits in its training folder; what the spec names stays. `unused`: folders without classes."""
+    root, keys_set = job.data.train, job.data.model_fields_set
+    update = {"train": os.path.join(root, splits["train"] or "")}
+    notes = [f"{root} has the splits of a data set: {splits['train']} for training"]
+    for key, use in (("validation", "for validation"), ("test", "for the final test")):
+        name = splits.get(key)
+        decided = "fold" if key == "validation" and job.data.fold else key
+        if name and decided not in keys_set:
+            check_groups(job, key, root)
+            update[key] = os.path.join(root, name)
+            notes.append(f"{name} {use}")
+        elif name:
+            notes.append(f"{name} is not used, since data.{decided} is {getattr(job.data, decided)!r}")
+    notes += [f"{name} is not used, since it has no class folders" for name in unused]
+    with_splits = job.model_copy(update={"data": job.data.model_copy(update=update)})
+    with_splits._notes = (*job.notes, ", ".join(notes))
+    return with_splits
+
+
+def check_groups(job: Job, split: str, source: str) -> None:
+    """Check that a split that comes with the data does not replace one that keeps groups together.
+
+    Raises:
+        SpecError: if the job has groups, and the split is for validation.
+    """
+    column = getattr(job.data, "groups", None)
+    if column and split == "validation":
+        description = f"is {column!r}, and {source} has a split for validation, which knows no groups"
+        action = "write `fold: 1/5` or `validation: 0.2` to split the training data by groups, or remove data.groups"
+        raise SpecError([job.problem(("data", "groups"), description, "one of the two", action)])
+
+
+def check_test(job: Job) -> None:
+    """Check that the data of the final test is not that of training or validation.
+
+    Raises:
+        SpecError: if it is.
+    """
+    if not isinstance(job.data, Data) or job.data.test is None:
+        return
+    test = os.path.realpath(job.resolve(job.data.test))
+    for key in ("train", "validation"):
+        path = getattr(job.data, key)
+        if isinstance(path, str) and os.path.realpath(job.resolve(path)) == test:
+            description = f"is {job.data.test!r}, the same as data.{key}"
+            action = "name other data, or leave it out: the validation data is evaluated in any case"
+            raise SpecError([job.problem(("data", "test"), description, "data that the training does not see", action)])

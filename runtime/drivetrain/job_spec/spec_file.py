@@ -1,0 +1,61 @@
+"""Reads a job file and `--set` values as a document that is yet to be checked."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Document
+from drivetrain.job_spec.yaml_file import read, set_value
+from drivetrain.job_spec.yaml_syntax import MAX_BYTES
+
+
+def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = None) -> Document:
+    """The document, with the mistakes in it.
+
+    Args:
+        path: the file.
+        assignments: `key.path=value` texts, applied over it.
+        content: of the file as it was read before; None to read it now.
+
+    Raises:
+        SpecError: if the file cannot be read, or is not one YAML mapping.
+    """
+    document = read(read_content(path) if content is None else content, str(path))
+    for assignment in assignments:
+        try:
+            set_value(document, assignment)
+        except SpecError as error:
+            document.problems += error.problems
+    return document
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a job file.
+
+    Raises:
+        SpecError: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: {error.strerror or error}",
+            "a job file in YAML",
+            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
+        ) from None
+
+
+def _nearest_job(path: Path) -> str:
+    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
+    for folder in dict.fromkeys((path.parent, Path("jobs"))):
+        with contextlib.suppress(OSError):
+            files = [file for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml") and file.is_file()]
+            stems = {file.stem: file for file in files}
+            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.75):
+                return f'did you mean "{stems[stem]}"?'
+    return ""

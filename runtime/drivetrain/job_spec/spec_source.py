@@ -1,0 +1,168 @@
+"""Where a spec comes from, so that a child process loads the same job, whatever becomes of the files of the user."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drivetrain.data.custom import user_code
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job.custom import CustomData, parts
+from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.spec_file import read_content
+from drivetrain.system.console import say
+from drivetrain.system.files import read_json, storage_error
+
+COPY = "job"
+"""The folder for the files of a job as they were when they were read first."""
+SPEC, CODE = "job.yaml", "code"
+"""The job file in it, and the folder for the user's code."""
+COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
+"""For a `drivetrain train` that another command starts: the copy to train from."""
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """A job file, and what goes over it."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    """`key.path=value`, as for `--set`."""
+    batch_size: int | None = None
+    """The measured number in place of `train.batch_size: auto`; None if there is none."""
+    folder: Path | None = None
+    """Where relative paths start; the folder of the file if None."""
+    code: Mapping[str, str] | None = None
+    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
+    is_child: bool = False
+    """Whether the parent of this process has downloaded what the job names; it is then read as it was."""
+    copy: Path | None = None
+    """The folder with copies of the job file and of the user's code, which are read instead; None if there is none."""
+    content: bytes | None = None
+    """What the job file says; None until it is read."""
+
+    def load(self) -> Job:
+        """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.
+
+        Raises:
+            SpecError: with all problems.
+            DataError: if a path in the spec does not exist.
+        """
+        job = load(
+            self.spec,
+            self.assignments,
+            folder=self.folder,
+            batch_size=self.batch_size,
+            locate=_at_hand if self.is_child else fetch,
+            content=self.read().content,
+            is_copied=self.copy is not None,
+        )
+        if self.code is not None or self.copy is not None:
+            user_code.at(job.folder, self.code, self.copy and self.copy / CODE)
+        return job
+
+    def read(self) -> SpecSource:
+        """The same with the content of the job file, which is then not read again.
+
+        Raises:
+            SpecError: if it cannot be read.
+        """
+        if self.content is not None:
+            return self
+        try:
+            return replace(self, content=(self.copy / SPEC).read_bytes() if self.copy else read_content(self.spec))
+        except OSError as error:
+            raise storage_error(self.spec, error) from None
+
+    def read_files(self, job: Job) -> dict[str, bytes]:
+        """The job file, the user's code, and small files that its arguments name, by their names in a copy.
+
+        Raises:
+            SpecError: if one of them cannot be read.
+            CheckpointError: if a file of the user's code is another one than may run.
+        """
+        code = user_code.Code(job.folder, self.code, self.copy and self.copy / CODE)
+        for key, part, _ in parts(job):
+            try:
+                code.take(part.file)
+                if not isinstance(part, CustomData):  # its arguments name the data
+                    code.with_copies(part.arguments)
+            except OSError as error:
+                message = f"{part.file} or a file of its arguments cannot be read: {error}"
+                raise SpecError([job.problem((*key, "file"), message, "files that exist", "restore it")]) from None
+        return {SPEC: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
+
+    def copy_to(self, folder: Path, job: Job) -> SpecSource:
+        """Copy the job's files into a folder, in place of older copies; returns the source that reads them there.
+
+        Raises:
+            SpecError: as `read_files`.
+            StorageError: if it cannot be written.
+        """
+        files, copy = self.read_files(job), folder / COPY
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(copy)
+        except OSError as error:
+            raise storage_error(copy, error) from None
+        for name, content in files.items():
+            user_code.write_copy(copy, name, content)
+        return replace(self, content=files[SPEC], copy=copy)
+
+    def options(self) -> list[str]:
+        """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
+        arguments = [word for assignment in self.assignments for word in ("--set", assignment)]
+        arguments += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
+        arguments += [] if self.folder is None else [f"--paths-from={self.folder}"]
+        arguments += [] if self.copy is None else [f"--copy={self.copy}"]  # its name may begin with a dash
+        return arguments if self.code is None else [*arguments, "--code", json.dumps(dict(self.code))]
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> SpecSource:
+        """The source that the parent of this process has passed on."""
+        return cls(
+            arguments.spec,
+            arguments.set,
+            arguments.batch_size,
+            arguments.paths_from,
+            arguments.code,
+            True,
+            arguments.copy,
+        )
+
+
+def original_folder(run: Path) -> Path:
+    """Where relative paths of a run's job.yaml start, as the run folder says; what lies there may be anybody's."""
+    state = read_json(run / "state.json")
+    source = state.get("source") if isinstance(state, dict) else None
+    return Path(source if isinstance(source, str) else "").parent
+
+
+def fetch(job: Job) -> Job:
+    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    from drivetrain.job_spec import hub_data, stored_data
+
+    return stored_data.fetch_copies(hub_data.locate(job, say)[0], say)[0]
+
+
+def _at_hand(job: Job) -> Job:
+    """The same without asking a store again: all processes of a run read one version."""
+    from drivetrain.job_spec import hub_data, stored_data
+
+    return stored_data.use_cached_copies(hub_data.locate(job, say)[0])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let a program take the spec and what `SpecSource.options` adds."""
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--paths-from", type=Path, default=None)
+    parser.add_argument("--copy", type=Path, default=None)
+    parser.add_argument("--code", type=json.loads, default=None)

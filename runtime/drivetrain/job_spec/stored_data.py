@@ -1,0 +1,123 @@
+"""Finds what a job reads whole from a store or a web server: in the cache of this machine, or by downloading it.
+
+What is streamed is not looked at: its shards are fetched while the job trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from drivetrain.data.formats import shards
+from drivetrain.data.streaming.shard import TAR
+from drivetrain.errors import DataError, DrivetrainError
+from drivetrain.hardware.disk_space import find_fetched_folder
+from drivetrain.job import Job, dot_key
+from drivetrain.job.images import MANIFESTS, ImageJob
+from drivetrain.job.model import EarlierRun
+from drivetrain.job.remote_data import whole_paths
+from drivetrain.storage import stored_copy
+from drivetrain.storage.remote_address import RemoteAddress, parse
+from drivetrain.storage.stored_copy import StoredCopy
+from drivetrain.system.units import format_bytes
+
+Key = tuple[str, ...]
+
+
+def fetch_copies(job: Job, report: Callable[[str], None]) -> tuple[Job, list[StoredCopy]]:
+    """The job with copies of what it names, downloaded unless the cache has the present content; and these copies.
+
+    Args:
+        job: as written.
+        report: takes lines about a download.
+
+    Raises:
+        DrivetrainError: of the store, of the cache, or of the data, with the place of the key.
+    """
+    copies: list[StoredCopy] = []
+    for key, text in whole_paths(job):
+        address, cache = parse(text), find_fetched_folder(os.environ)
+        with _located_errors(job, key):
+            _check_alone(job, key, address)
+            copy = stored_copy.fetch(address, cache, report, needed_files(job, key))
+        copies.append(copy)
+        if copy.note:
+            report(f"{dot_key(key)}: {copy.note}")
+        job = _add_copy(job, key, text, copy)
+    return job, copies
+
+
+def use_cached_copies(job: Job) -> Job:
+    """The job with the copies that the cache has of what it names; no store is asked, and the rest stays as it is.
+
+    Raises:
+        DrivetrainError: of the cache, or of the data, with the place of the key.
+    """
+    for key, text in whole_paths(job):
+        address, cache = parse(text), find_fetched_folder(os.environ)
+        with _located_errors(job, key):
+            _check_alone(job, key, address)
+            copy = stored_copy.find_cached(address, cache)
+        if copy is not None:
+            job = _add_copy(job, key, text, copy)
+    return job
+
+
+@contextlib.contextmanager
+def _located_errors(job: Job, key: Key) -> Iterator[None]:
+    """Put the place of a key before the errors about it."""
+    try:
+        yield
+    except DrivetrainError as error:
+        raise add_location(job, key, error) from None
+
+
+def _add_copy(job: Job, key: Key, text: str, copy: StoredCopy) -> Job:
+    """The job that reads an address from its copy, and says so in its notes."""
+    job = job.model_copy()
+    job._copies = {**job._copies, text.rstrip("/"): copy.path}
+    note = f"{dot_key(key)}: {text}, fetched at {copy.fetched}, {format_bytes(copy.bytes)}"
+    job._notes = (*job.notes, note)
+    return job
+
+
+def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
+    """Refuse a file that is nothing without others, which are not fetched with it.
+
+    Raises:
+        DataError: for a part of a table, or a table that names images.
+    """
+    part = shards.SHARD.fullmatch(address.name)
+    names_images = key[0] == "data" and isinstance(job, ImageJob) and address.name.lower().endswith(MANIFESTS)
+    if names_images or (part and int(part["count"]) > 1):
+        description = "names images, which are other files" if names_images else "is a part of a table"
+        raise DataError(f"{address} {description}", "the folder that holds all of them", f"name it: {address.parent}")
+
+
+def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
+    """Which files of a folder are needed: of a run its model, not its checkpoints.
+
+    Tar shards are refused before they are downloaded: only streaming reads them.
+    """
+    is_run = key[0] == "model" and isinstance(getattr(job, "model", None), EarlierRun)
+
+    def is_needed(name: str) -> bool:
+        if key[0] == "data" and name.endswith(TAR):
+            streams = hasattr(job.data, "stream") and key[-1] != "test"
+            raise DataError(
+                f"{dict(whole_paths(job))[key]} has tar shards, such as {name}",
+                "`stream: true`, which reads shards while it trains" if streams else "images in folders, or a table",
+                "add `stream: true` to data" if streams else "name other data",
+            )
+        return not (is_run and name.startswith("checkpoints/"))
+
+    return is_needed
+
+
+def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
+    """The same error with the place in the spec before it."""
+    description = error.given.removeprefix(f"{dot_key(key)}: ")
+    error.given = f"{job.document.place(key)}: {dot_key(key)}: {description}"
+    error.args = ("\n".join(error.lines()),)
+    return error

@@ -1,0 +1,177 @@
+"""Checks the search space of a sweep: every key exists, and the job takes both ends of every range and every choice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from drivetrain.errors import DataError, Problem, SpecError, nearest
+from drivetrain.job import Document, Job
+from drivetrain.job.formatting import format_value
+from drivetrain.job.sweep import Parameter, SearchRange, assignments
+from drivetrain.job_spec.validation_errors import UNKNOWN_KEY
+from drivetrain.job_spec.yaml_file import put_value
+
+FIXED = ("name", "task", "limits", "environment", "monitor", "checkpoint", "baselines", "sweep")
+"""Sections that no trial changes: they decide nothing about the weights, or how all trials are compared."""
+SLACK = 1e-9
+"""Share of a step by which a range may miss a multiple of it, as 0.1 + 0.2 misses 0.3."""
+Check = Callable[[Document], Job]
+
+
+def parameters(job: Job, check: Check) -> tuple[Parameter, ...]:
+    """The keys of the space.
+
+    Args:
+        job: a valid job with a sweep.
+        check: builds a job from a document.
+
+    Raises:
+        SpecError: with all problems, each at its value in the space.
+        DataError: if a choice names a path that does not exist.
+    """
+    assert job.sweep is not None
+    problems, located, missing = list(_metric(job)), list[Parameter](), list[DataError]()
+    for key, values in job.sweep.space.items():
+        wrong = list(_of_key(job, key, values))
+        if not wrong:
+            for path, value in _ends(key, values):
+                try:
+                    wrong += _list_refusals(job, check, key, job.document.place(path), value)
+                except DataError as error:
+                    missing.append(error)
+        problems += wrong
+        if not wrong and not missing:
+            located.append(_parameter(job, check, key, values))
+    if problems:
+        raise SpecError(dict.fromkeys(problems))
+    if missing:
+        raise missing[0]
+    return tuple(located)
+
+
+def choices(job: Job) -> list[str]:
+    """Every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
+    return [
+        assignment
+        for parameter in job.parameters
+        for choice in parameter.choices
+        if isinstance(choice, str | dict)
+        for assignment in assignments({parameter.key: choice})
+    ]
+
+
+def _metric(job: Job) -> Iterator[Problem]:
+    metric = job.sweep.metric if job.sweep else None
+    if metric is not None and metric not in job.metrics():
+        metrics = ", ".join(job.metrics())
+        yield job.problem(
+            ("sweep", "metric"),
+            f"is {format_value(metric)}",
+            f"one of {metrics}",
+            nearest(metric, job.metrics()) or "pick one",
+        )
+
+
+def _of_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterator[Problem]:
+    """What is wrong with a key or its values, whatever the job says about them."""
+    key_path = ("sweep", "space", key)
+    first = key.partition(".")[0]
+    if first in FIXED:
+        yield job.problem(
+            key_path, f"{first} is the same in all trials", "keys of data, model, train, optimize", "remove it"
+        )
+    elif isinstance(values, list) and len(values) < 2:
+        hint = f", or set {key} itself to {format_value(values[0])}" if values else ""
+        description = f"is the list [{format_value(values[0])}], a single value" if values else "is an empty list"
+        yield job.problem(
+            key_path, description, "two values or more, or a range {low: ..., high: ...}", f"add a value{hint}"
+        )
+    elif isinstance(values, list):
+        for index, value in enumerate(values):
+            # For Python 1 equals True and 1.0; as a choice of a search they are the same, too.
+            if value in values[:index]:
+                yield job.problem(key_path, f"has {format_value(value)} twice", "different values", "remove one")
+    else:
+        yield from _of_range(job, key_path, values)
+
+
+def _of_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> Iterator[Problem]:
+    low, high, step = values.low, values.high, values.step
+    if low >= high:
+        yield job.problem(
+            (*key_path, "high"),
+            f"is {format_value(high)}, and low is {format_value(low)}",
+            "a number above low",
+            "swap or change them",
+        )
+    elif values.log and low <= 0:
+        yield job.problem(
+            (*key_path, "low"), f"is {format_value(low)}, and log is true", "a number > 0", "change low, or remove log"
+        )
+    elif values.log and step is not None:
+        yield job.problem(
+            (*key_path, "step"), "is set, and log is true", "one of them", "remove one, or list the values"
+        )
+    elif step is not None and abs((high - low) / step - round((high - low) / step)) > SLACK * (high - low) / step:
+        below = low + step * ((high - low) // step)
+        yield job.problem(
+            (*key_path, "high"),
+            f"is {format_value(high)}, which steps of {format_value(step)} from {format_value(low)} do not reach",
+            f"{below:g} or {below + step:g}",
+            "change high or step",
+        )
+
+
+def _ends(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tuple[tuple[str | int, ...], JsonValue]]:
+    """The values to try, each with its path in the spec."""
+    key_path = ("sweep", "space", key)
+    if isinstance(values, list):
+        yield from (((*key_path, index), value) for index, value in enumerate(values))
+    else:
+        yield from (((*key_path, "low"), values.low), ((*key_path, "high"), values.high))
+
+
+def _list_refusals(job: Job, check: Check, key: str, location: str, value: JsonValue) -> Iterator[Problem]:
+    """Why the job does not take a value.
+
+    Raises:
+        DataError: if it is a path that does not exist.
+    """
+    try:
+        _try(job, check, key, value, location)
+    except SpecError as error:
+        for problem in error.problems or [Problem(location, key, error.given, error.possible, error.action)]:
+            # Another key can be what no longer fits, such as momentum beside the choice adamw.
+            about = problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
+            if problem.key == key and problem.given == UNKNOWN_KEY:
+                yield replace(problem, place=job.document.place(("sweep", "space", key)))
+            else:
+                yield (
+                    problem if about else replace(problem, given=f"{problem.given}, if {key} is {format_value(value)}")
+                )
+
+
+def _try(job: Job, check: Check, key: str, value: JsonValue, location: str) -> None:
+    document = copy.deepcopy(job.document)
+    del document.data["sweep"]
+    put_value(document, tuple(key.split(".")), value, location)
+    check(document)
+
+
+def _parameter(job: Job, check: Check, key: str, values: SearchRange | list[JsonValue]) -> Parameter:
+    if isinstance(values, list):
+        return Parameter(key, choices=tuple(values))
+    numbers = (values.low, values.high, values.step or 0)
+    is_integer = all(isinstance(number, int) for number in numbers)
+    if is_integer and values.step is None:
+        # `dropout: {low: 0, high: 1}` means all numbers in between, `model.width: {low: 8, high: 64}` cannot.
+        try:
+            _try(job, check, key, values.low + 0.5, job.document.place(("sweep", "space", key)))
+            is_integer = False
+        except (SpecError, DataError):
+            pass
+    return Parameter(key, values.low, values.high, values.log, values.step, is_integer)

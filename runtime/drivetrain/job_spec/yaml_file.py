@@ -1,0 +1,309 @@
+"""Reads the YAML of a spec as a document, changes it by `--set`, and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import yaml
+
+from drivetrain.errors import Problem, SpecError
+from drivetrain.job.document import Document
+from drivetrain.job.formatting import Path, dot_key, format_value, printable
+from drivetrain.job_spec.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS, CoreLoader, compose
+
+# No setting needs more; a hexadecimal number of a million digits could be read, but not printed.
+_MAX_NUMBER = 100
+
+
+class _UnreadableNode(Exception):
+    """A value or key that cannot be read, while its neighbors can."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class YamlNodeReader:
+    """Converts the nodes of one document; fills `places`, `problems` and `unread`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: dict[Path, str] = {}
+        self.problems: list[Problem] = []
+        self.unread: list[Path] = []
+        self._nodes = 0
+        self._open: set[int] = set()
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        """The value of a node; None, with a problem recorded, if it cannot be read.
+
+        Raises:
+            SpecError: if aliases make the document explode.
+        """
+        self._nodes += 1
+        self.places.setdefault(path, self._where(node))
+        try:
+            if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
+                self._explode(node, path)
+            if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node, path)
+            return self._collection(node, path)
+        except _UnreadableNode as error:
+            self.problems.append(error.problem)
+            self.unread.append(path)
+            return None
+
+    def _where(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+    def _problem(self, node: yaml.Node, path: Path, description: str, possible: str, action: str) -> _UnreadableNode:
+        return _UnreadableNode(Problem(self._where(node), dot_key(path), description, possible, action))
+
+    def _explode(self, node: yaml.Node, path: Path) -> NoReturn:
+        much = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
+        unreadable = self._problem(
+            node,
+            path,
+            f"{much} once aliases are expanded",
+            "a smaller file",
+            "write the values out instead of nested aliases",
+        )
+        raise SpecError([*self.problems, unreadable.problem])
+
+    def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
+        if id(node) in self._open:
+            raise self._problem(
+                node,
+                path,
+                "an alias that contains itself",
+                "values without cycles",
+                "write the value out",
+            )
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == PREFIX + "seq":
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+        finally:
+            self._open.remove(id(node))
+        raise self._bad_tag(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            try:
+                key = self._key(key_node, path, data)
+            except _UnreadableNode as error:
+                self.problems.append(error.problem)
+                continue
+            self.places[*path, key] = self._where(key_node)
+            data[key] = self.read(value_node, (*path, key))
+        return data
+
+    def _key(self, node: yaml.Node, path: Path, values: dict[str, object]) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
+            raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
+        child = (*path, str(node.value))
+        if not isinstance(key := self._scalar(node, child), str):
+            action = f'write it in quotes: "{printable(node.value)}":'
+            self.problems.append(self._problem(node, child, "a key that is not text", "text as keys", action).problem)
+            # Taken for text, so that what has the key is not blamed for lacking it.
+            self.unread.append(child)
+            key = str(node.value)
+        if node.tag == MERGE:
+            raise self._problem(node, child, "YAML 1.2 has no merge keys", "each key written out", "copy the keys here")
+        if key in values:
+            raise self._problem(
+                node,
+                child,
+                "the key appears twice",
+                f"once (first at {self.places[child]})",
+                "remove one of the two",
+            )
+        return key
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> object:
+        text, kind = str(node.value), node.tag.removeprefix(PREFIX)
+        if kind in ("str", "merge"):
+            return self._text(node, path, text)
+        if kind not in SCALARS:
+            raise self._bad_tag(node, path)
+        if not SCALARS[kind][0].fullmatch(text):
+            raise self._problem(
+                node, path, f"'{printable(text)}' under the tag !!{kind}", "a value that fits the tag", "remove the tag"
+            )
+        match kind:
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+        return self._number(node, path, text, kind)
+
+    def _text(self, node: yaml.Node, path: Path, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self._problem(
+                node,
+                path,
+                f"'{printable(text)}' contains half of a surrogate pair",
+                "whole characters",
+                "write the character itself instead of \\u escapes",
+            ) from None
+        return text
+
+    def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
+        if len(text) > _MAX_NUMBER:
+            raise self._problem(
+                node,
+                path,
+                f"a number of {len(text)} characters",
+                f"numbers of at most {_MAX_NUMBER} characters",
+                "write a shorter number",
+            )
+        if kind == "int":
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        # Python writes inf and nan without the dot.
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _bad_tag(self, node: yaml.Node, path: Path) -> _UnreadableNode:
+        tag = printable(node.tag.replace(PREFIX, "!!"))
+        return self._problem(
+            node, path, f"the tag {tag} is not allowed", "plain text, numbers, lists and mappings", "remove the tag"
+        )
+
+
+def parse(text: str | bytes, name: str) -> Document:
+    """Read a YAML mapping.
+
+    Raises:
+        SpecError: with all problems, each with its position.
+    """
+    document = read(text, name)
+    if document.problems:
+        raise SpecError(document.problems)
+    return document
+
+
+def read(text: str | bytes, name: str) -> Document:
+    """Read a YAML mapping; values that cannot be read become None, with a problem in the document.
+
+    Raises:
+        SpecError: if the text is not one YAML mapping.
+    """
+    node = compose(text, name)
+    if not isinstance(node, yaml.MappingNode):
+        description = "is empty" if node is None else "is not a mapping"
+        raise SpecError(
+            [
+                Problem(
+                    f"{name}:1:1",
+                    "",
+                    f"the document {description}",
+                    "keys and values: `task: ...`",
+                    "start from one of the examples in jobs/",
+                )
+            ]
+        )
+    reader = YamlNodeReader(name)
+    data = reader.read(node, ())
+    if data is None:
+        raise SpecError(reader.problems)
+    return Document(name, data, reader.places, reader.problems, reader.unread)
+
+
+def set_value(document: Document, assignment: str) -> None:
+    """Apply one `--set key.path=value`; the value is read as YAML.
+
+    Raises:
+        SpecError: if it is not an assignment, or its path leads through a value that is not a mapping.
+    """
+    origin = f"--set {printable(assignment)}"
+    key, equals, text = assignment.partition("=")
+    parts = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(part and part.isprintable() for part in parts):
+        raise SpecError(
+            [
+                Problem(
+                    f"{origin}:1:1",
+                    "",
+                    "not an assignment",
+                    "key.path=value",
+                    "write for example --set train.epochs=3",
+                )
+            ]
+        )
+    # Spaces in place of the key give the right columns.
+    root = compose(" " * (len(key) + 1) + text, origin)
+    reader = YamlNodeReader(origin)
+    value = reader.read(root, parts) if root else None
+    if reader.problems:
+        raise SpecError(reader.problems)
+    node = _mapping(document, parts, f"{origin}:1:1")
+    for path in [path for path in document.places if path[: len(parts)] == parts]:
+        del document.places[path]
+    node[parts[-1]] = value
+    document.places |= reader.places or {parts: f"{origin}:1:{len(key) + 2}"}
+
+
+def put_value(document: Document, parts: tuple[str, ...], value: Any, location: str) -> None:
+    """Set the value at `parts`, which comes from `location` in the same file.
+
+    Raises:
+        SpecError: if its path leads through a value that is not a mapping.
+    """
+    node = _mapping(document, parts, location)
+    for path in [path for path in document.places if path[: len(parts)] == parts]:
+        del document.places[path]
+    node[parts[-1]] = value
+    document.places |= _places(parts, value, location)
+
+
+def _places(path: Path, value: object, location: str) -> dict[Path, str]:
+    locations = {path: location}
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        locations |= _places((*path, key), item, location)
+    return locations
+
+
+def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
+    """The mapping that contains the last of `parts`; missing mappings are created."""
+    node: dict[str, Any] = document.data
+    for depth, part in enumerate(parts[:-1], start=1):
+        parent = parts[:depth]
+        child = node.setdefault(part, {})
+        if isinstance(child, str):
+            # `optimizer: sgd` is short for `optimizer: {name: sgd}`.
+            child = node[part] = {"name": child}
+            document.places[(*parent, "name")] = document.places.pop(parent, origin)
+        if not isinstance(child, dict):
+            raise SpecError(
+                [
+                    Problem(
+                        origin,
+                        dot_key(parent),
+                        f"is {format_value(child)}, not a mapping",
+                        "a key of a mapping",
+                        f"set all of {dot_key(parent)} instead",
+                    )
+                ]
+            )
+        node = child
+        document.places.setdefault(parent, origin)
+    return node
+
+
+def dump(data: Mapping[str, object]) -> str:
+    """Write plain values as YAML that `parse` reads back to the same values."""
+
+    class _Dumper(yaml.SafeDumper):
+        yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
+
+    def short_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+        return dumper.represent_sequence(PREFIX + "seq", items, flow_style=True)
+
+    _Dumper.add_representer(list, short_list)
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

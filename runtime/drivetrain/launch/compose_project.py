@@ -1,0 +1,171 @@
+"""The containers of one job, which compose starts under the job's limits, and those that are over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.errors import Busy, DeviceError
+from drivetrain.launch import nvidia_toolkit
+from drivetrain.launch import project as checkout
+from drivetrain.launch.project import COMPOSE, PROJECT
+from drivetrain.system import installation
+from drivetrain.system.console import say_aside
+
+VOLUMES = ("compile", "huggingface", "state")
+"""Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
+
+KEEP = "DRIVETRAIN_KEEP_CONTAINERS"
+"""Variable: with 1, containers stay after a run that ended well, for `docker inspect`."""
+
+
+@dataclass(frozen=True)
+class ComposeProject:
+    """One project of compose a job name, user and checkout.
+
+    Args:
+        client: of the engine.
+        job: its name.
+    """
+
+    client: Any
+    job: str
+
+    @property
+    def name(self) -> str:
+        """As the engine knows it, which accepts neither capitals nor dots."""
+        return f"{checkout.name()}-{self.job.lower().replace('.', '-')}"
+
+    def start(self, override: dict[str, Any], word: str, variables: Mapping[str, str]) -> Any:
+        """Start the trainer; returns its container.
+
+        Args:
+            override: what the job adds to the compose files.
+            word: of the image, such as cpu.
+            variables: for the compose files.
+
+        Raises:
+            Busy: if it is running.
+            DeviceError: if the engine cannot start it.
+        """
+        self._refuse_if_running()
+        # Through a pipe: a client installed as a snap does not see the host's /tmp.
+        files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
+        options = [part for name in files for part in ("--file", name)]
+        # An .env in the folder of an installed program's user is about something else.
+        plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
+        command = ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", self.name, *options]
+        done = subprocess.run(
+            [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
+            env={**os.environ, **variables},
+            input=_yaml(override | {"volumes": self._caches(variables["DRIVETRAIN_UID"])}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        containers = self._containers("trainer")
+        if done.returncode or not containers:
+            for container in self._containers("prepare"):
+                for line in container.logs().decode(errors="replace").splitlines():
+                    say_aside(line)
+            raise nvidia_toolkit.explain_refusal(done.stderr) or DeviceError(
+                f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
+                "see the engine's message above",
+                "`docker compose config` shows the requested settings",
+            )
+        return containers[0]
+
+    def remove(self) -> None:
+        """Remove its containers, which have ended, unless they are to be kept."""
+        import docker
+
+        if os.environ.get(KEEP) == "1":
+            return
+        for container in [*self._containers("trainer"), *self._containers("prepare")]:
+            with contextlib.suppress(docker.errors.APIError):  # somebody else was faster, or has started the job again
+                container.remove()
+
+    def _refuse_if_running(self) -> None:
+        for container in self._containers("trainer"):
+            if container.status == "running":
+                raise Busy(
+                    f"{container.name} is already training this job",
+                    "one container per job name, user and checkout",
+                    f"follow it with `docker logs -f {container.name}`, "
+                    f"or stop it with `{installation.stop(container.name)}`",
+                )
+
+    def _containers(self, service: str) -> list[Any]:
+        labels = [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
+        return list(self.client.containers.list(all=True, filters={"label": labels}))
+
+    def _caches(self, uid: str) -> dict[str, Any]:
+        """Volumes that all jobs of a user share, labelled as compose does in a checkout named drivetrain."""
+        caches = {}
+        for short in VOLUMES:
+            name = f"drivetrain_{short}_{uid}"
+            labels = {"com.docker.compose.project": "drivetrain", "com.docker.compose.volume": short}
+            self.client.volumes.create(name, labels=labels)
+            caches[short] = {"name": name, "external": True}
+        return caches
+
+
+def _yaml(value: Any) -> str:
+    """JSON that is valid YAML: JSON writes some characters as a surrogate pair, which YAML does not accept."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
+
+
+def literal(value: Any) -> Any:
+    """Escape dollar signs, since compose expands variables."""
+    if isinstance(value, dict):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return value.replace("$", "$$") if isinstance(value, str) else value
+
+
+BASE_FILE = COMPOSE / "base.yaml"
+GPU_FILE = COMPOSE / "gpu.yaml"
+"""What GPU images have beside."""
+_VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def compose_flags(variables: Mapping[str, str]) -> list[str]:
+    """Options of `docker run` for hardening and limits, from compose/base.yaml, which alone defines them.
+
+    Args:
+        variables: values for the file's variables; the others keep their defaults.
+    """
+    service = read_trainer(variables)
+    limits = service["deploy"]["resources"]["limits"]
+    options = [
+        *(("--cap-drop", capability) for capability in service["cap_drop"]),
+        *(("--security-opt", option) for option in service["security_opt"]),
+        *(("--ulimit", f"{name}={most}") for name, most in service["ulimits"].items()),
+        *(("--tmpfs", mount) for mount in service["tmpfs"]),
+        ("--cpus", limits["cpus"]),
+        ("--memory", limits["memory"]),
+        ("--memory-swap", service["memswap_limit"]),
+        ("--shm-size", service["shm_size"]),
+        ("--pids-limit", str(limits["pids"])),
+    ]
+    switches = [flag for flag, on in (("--init", service["init"]), ("--read-only", service["read_only"])) if on]
+    return [*switches, *(word for option in options for word in option)]
+
+
+def read_trainer(variables: Mapping[str, str], file: Path = BASE_FILE) -> dict[str, Any]:
+    """The service `trainer` of a compose file, with these values for its variables that have defaults."""
+    text = file.read_text(encoding="utf-8")
+    filled = _VARIABLE.sub(lambda found: variables.get(found[1], found[2]), text)
+    service: dict[str, Any] = yaml.safe_load(filled)["services"]["trainer"]
+    return service

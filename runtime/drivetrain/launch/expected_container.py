@@ -1,0 +1,126 @@
+"""The container that a job will train in, as hardware facts, for a plan made where torch exists in the image only.
+
+Everything is known without an engine: the limits from the compose files, the image's libraries from its Dockerfile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+
+from drivetrain.hardware import image_selection
+from drivetrain.hardware.detect import machine_name
+from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Memory, Storage, Torch
+from drivetrain.job import Job
+from drivetrain.launch import compose_project, container_limits, run_in_image
+from drivetrain.launch.project import PROJECT
+from drivetrain.system.installation import CHECKOUT
+from drivetrain.system.units import parse_bytes
+
+
+def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
+    """The hardware on which `train` would run this job, and a line about it; the host and no line if that is here.
+
+    Args:
+        host: the machine of this process, with the GPUs that the job uses.
+        job: the checked spec.
+    """
+    if not run_in_image.torch_is_missing():
+        return host, ""
+    if shutil.which("docker") is None:
+        first = "`train` installs it first" if CHECKOUT else "`train` needs it or a Docker engine"
+        return host, f"torch is not installed here: {first}; this is the plan of this host, without a container"
+    word = image_selection.choose_image(host).word or "cpu"
+    how = "as `launch --device gpu` starts it; `--set limits.gpus=none` shows the plan of the CPU"
+    line = "torch is not installed here: this is the plan for the container of the image " + word
+    return in_container(host, job, word), f"{line}, {'in which `train` runs' if word == 'cpu' else how}"
+
+
+def in_container(host: Hardware, job: Job, word: str) -> Hardware:
+    """The hardware inside of a container of this image, started for this job on this host."""
+    settings = _settings(host, job, word)
+    trainer = compose_project.read_trainer(settings)
+    limits, shm = trainer["deploy"]["resources"]["limits"], trainer["shm_size"]
+    if word != "cpu":
+        shm = compose_project.read_trainer(settings, compose_project.GPU_FILE)["shm_size"]
+    cpu = _cpu(host.cpu, float(limits["cpus"]))
+    gpus = host.gpus if word != "cpu" else ()
+    return replace(
+        host,
+        name=machine_name(cpu, "docker", gpus),
+        place="docker",
+        image=word,
+        cpu=cpu,
+        memory=_memory(host.memory, parse_bytes(limits["memory"])),
+        storage=_storage(host.storage, parse_bytes(shm)),
+        gpus=gpus,
+        torch=_torch(word),
+        compiler="/usr/bin/g++",
+        libraries=_libraries(host.cpu.architecture, word),
+        system="Linux",
+    )
+
+
+def _settings(host: Hardware, job: Job, word: str) -> dict[str, str]:
+    """The variables of the compose files: from .env, from the environment, and of this job."""
+    machine = {"NCPU": host.cpu.host, "MemTotal": host.memory.host}
+    stored = _read_stored()
+    with contextlib.redirect_stdout(None):  # the plan's notes name limits that exceed the machine
+        variables = container_limits.variables(machine, job, gpu=word != "cpu")
+    # The compose files of the GPUs have variables of their own for the same limits.
+    variables |= {name.replace("_GPU", ""): value for name, value in variables.items()}
+    if stored.get("DRIVETRAIN_CPUS") == "0":  # the engine cannot limit CPUs
+        variables["DRIVETRAIN_CPUS"] = "0"
+    return {**stored, **os.environ, **variables}
+
+
+def _read_stored() -> dict[str, str]:
+    """The settings in the checkout's .env, which compose reads."""
+    try:
+        lines = (PROJECT / ".env").read_text(encoding="utf-8").splitlines() if CHECKOUT else []
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name, equals_sign, value in (line.partition("=") for line in lines) if equals_sign}
+
+
+def _cpu(cpu: Cpu, quota: float) -> Cpu:
+    """The processor under a quota of CPUs; 0 is none."""
+    budget = min(cpu.host, int(quota)) if quota else cpu.host
+    return replace(
+        cpu, affinity=cpu.host, cpuset=cpu.host, quota=quota or None, cores=max(cpu.cores, 1), budget=max(budget, 1)
+    )
+
+
+def _memory(memory: Memory, limit: int) -> Memory:
+    return replace(memory, limit=limit, used=0, available=min(limit, memory.available), swap=False)
+
+
+def _storage(storage: Storage, shm: int) -> Storage:
+    """The folders of a container; the space for the cache is that of the engine, taken to be that of the runs."""
+    return replace(
+        storage,
+        shm=shm,
+        shm_exec=False,
+        tmp_exec=True,
+        cache="/cache/compile",
+        cache_exec=True,
+        cache_writable=True,
+        cache_room=storage.runs_free,
+    )
+
+
+def _torch(word: str) -> Torch:
+    if build := image_selection.BUILDS.get(word):
+        return Torch(version=build.torch, cuda=build.cuda)
+    return Torch(version=f"{image_selection.BUILDS['ampere'].torch}+cpu", cuda=None)
+
+
+def _libraries(architecture: str, word: str) -> Libraries:
+    """What the Dockerfile installs for preloading."""
+    intel = word == "cpu" and architecture == "x86_64"
+    return Libraries(
+        iomp5="/usr/local/lib/libiomp5.so" if intel else None,
+        tcmalloc=f"/usr/lib/{architecture}-linux-gnu/libtcmalloc_minimal.so.4",
+    )

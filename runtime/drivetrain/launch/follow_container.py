@@ -1,0 +1,175 @@
+"""Follows a container: prints its log, translates the path of its run, and explains its exit code.
+
+The terminal of `drivetrain launch` is handed through to the container, so that the live view is painted there.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from drivetrain.launch.project import PROJECT
+from drivetrain.supervisor.started_runs import StartedRuns
+from drivetrain.system import installation, signals
+from drivetrain.system.console import live_terminal
+from drivetrain.system.printable import printable_text
+from drivetrain.system.signals import KILLED, explain_kill
+from drivetrain.system.units import format_bytes
+
+_HANDED_ON = ("TERM", "COLORTERM")
+"""Variables of the terminal; not COLUMNS and LINES, which would fix its size."""
+_LOG = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "2"}}
+"""The live view is repainted every second, some 100 MB a day in a log without limits."""
+
+
+def terminal_settings(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What the compose service needs to paint on this terminal; empty where plain lines are printed.
+
+    Args:
+        info: information from the engine (`docker info`).
+    """
+    if not live_terminal():
+        return {}
+    variables = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
+    return {"tty": True, "environment": variables} | (
+        {"logging": _LOG} if info.get("LoggingDriver") == "json-file" else {}
+    )
+
+
+def read_output(container: Any) -> Iterator[bytes]:
+    """The container's output as it comes: of a terminal in the engine's pieces, elsewhere in lines."""
+    if not is_attached(container):
+        yield from container.logs(stream=True, follow=True)
+        return
+    # The client's own reader takes the output of a terminal byte by byte.
+    api = container.client.api
+    with api.get(
+        f"{api.base_url}/v{api.api_version}/containers/{container.id}/logs",
+        params={"stdout": 1, "stderr": 1, "follow": 1},
+        stream=True,
+        timeout=None,
+    ) as answer:
+        answer.raise_for_status()
+        yield from answer.iter_content(chunk_size=None)
+
+
+def is_attached(container: Any) -> bool:
+    """Whether the container has a terminal."""
+    return bool((container.attrs.get("Config") or {}).get("Tty"))
+
+
+def follow_size(container: Any) -> None:
+    """Give the container's terminal the size of this one, now and after every change."""
+    import docker
+
+    def resize(number: int = 0, frame: FrameType | None = None) -> None:
+        with contextlib.suppress(
+            OSError, docker.errors.APIError
+        ):  # no terminal any more, or the container has just ended
+            size = os.get_terminal_size(sys.stdout.fileno())
+            container.resize(size.lines, size.columns)
+
+    if is_attached(container):
+        signal.signal(signal.SIGWINCH, resize)
+        resize()
+
+
+SMALLEST = 384 << 20
+"""Bytes. With less, torch and the supervisor alone reach the limit, whatever the batch."""
+
+
+def follow(
+    container: Any,
+    runs: StartedRuns,
+    begun: Callable[[], None] = lambda: None,
+    opened: Callable[[Path], None] = lambda run: None,
+) -> int:
+    """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code.
+
+    Args:
+        container: as the engine's client gives it.
+        runs: where the container announces the runs that it starts.
+        begun: called when the container prints for the first time.
+        opened: called with the folder of each run that the container starts.
+    """
+
+    import docker
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(docker.errors.APIError):  # it has just ended
+            container.kill(signal=signal.Signals(number).name)
+
+    signals.install(stop)
+    follow_size(container)
+    try:
+        _show(container, runs, begun, opened)
+    except BrokenPipeError:
+        name = container.name
+        print(
+            f"nobody reads this output any more; {name} goes on: `docker logs -f {name}` shows it, "
+            f"`{installation.stop(name)}` stops it",
+            file=sys.stderr,
+        )
+        raise
+    finally:
+        runs.remove()
+    code = int(container.wait()["StatusCode"])
+    container.reload()
+    if reason := explain_end(code, container.attrs):
+        print(reason, file=sys.stderr)
+    return code
+
+
+def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: Callable[[Path], None]) -> None:
+    """Print the container's log until it ends, and once the path of its run as seen from this folder."""
+    path_is_known, silent = Path.cwd() == PROJECT, True
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
+    for chunk in read_output(container):
+        if silent:
+            begun()
+            silent = False
+        line = text.decode(chunk)
+        # Only the live view, which needs a terminal, moves a cursor; code of the job can print anything.
+        sys.stdout.write(line if is_attached(container) else printable_text(line))
+        if chunk.endswith(b"\n"):
+            for run in runs.read_new():
+                if not path_is_known:
+                    sys.stdout.write(f"from this folder: drivetrain watch {_relative_path(run)}\n")
+                path_is_known = True
+                opened(run)
+        sys.stdout.flush()
+
+
+def _relative_path(run: Path) -> str:
+    """A path in the project as seen from the working folder, if one of the two lies in the other."""
+    return os.path.relpath(run) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(run)
+
+
+def explain_end(code: int, attributes: Any) -> str:
+    """What the exit code means if the container could not report it itself; else empty.
+
+    The engine reports OOMKilled if any process of the container was killed for memory, even if the container continued.
+    """
+    if code != KILLED:
+        return ""
+    if attributes["State"].get("OOMKilled"):
+        limit = format_bytes(attributes["HostConfig"]["Memory"])
+        if attributes["HostConfig"]["Memory"] < SMALLEST:
+            return (
+                f"the container was killed because it reached its memory limit of {limit}\n"
+                f"  possible: at least {format_bytes(SMALLEST)}, of which the libraries take most\n"
+                "  do:       --set limits.memory=1g, or more for a large network, then run the same command again"
+            )
+        return (
+            f"the container was killed because it reached its memory limit of {limit}\n"
+            "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
+            "  do:       for example --set optimize.micro_batch=8, then run the same command again"
+        )
+    return explain_kill("the container")

@@ -1,0 +1,38 @@
+"""Decides whether the container of a job gets a network; it gets none unless something needs it."""
+
+from __future__ import annotations
+
+from drivetrain.job import Job, remote_data
+from drivetrain.job import custom as custom_job
+from drivetrain.pretrained import hub_name
+
+
+def need(job: Job) -> str | None:
+    """What in the job needs a network; None if nothing does."""
+    if (hub_network := hub_name.of_hub(job)) is not None:
+        return f"{'.'.join(hub_name.key(job))}: {hub_network} is not a local folder, so it is looked up on the Hugging Face hub"
+    if data := hub_name.data_of_hub(job):
+        key, text = data[0]
+        return f"{key}: {text} is on the Hugging Face hub"
+    if job.checkpoint.copy_to:
+        return f"checkpoint.copy_to: {job.checkpoint.copy_to} gets a copy of the run"
+    if stored := remote_data.remote_paths(job):
+        return f"{'.'.join(stored[0][0])}: {stored[0][1]} is in a store or on the web"
+    if job.checkpoint.notice:
+        return f"checkpoint.notice: {job.checkpoint.notice} is polled"
+    return None
+
+
+def decide(job: Job, *, requested: bool = False) -> tuple[bool, str]:
+    """Whether there is a network, and a line with the reason.
+
+    Args:
+        job: the checked spec.
+        requested: whether the user requested one.
+    """
+    if need_text := need(job):
+        return True, f"network: on, for {need_text}"
+    if requested:
+        return True, "network: on (--network)"
+    hint = "; --network turns it on for your own code" if any(custom_job.parts(job)) else ""
+    return False, f"network: off, the job needs no download{hint}"

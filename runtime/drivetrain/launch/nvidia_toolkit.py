@@ -1,0 +1,73 @@
+"""The NVIDIA container toolkit: whether the engine can pass GPUs to a container, and in which way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.errors import DeviceError
+
+_HOOK = "nvidia-container-runtime-hook"
+_CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo systemctl restart docker"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """How a container requests GPUs: the driver's name, and the value for all GPUs."""
+
+    driver: str
+    devices: str
+
+    def variables(self) -> dict[str, str]:
+        """Variables that the compose files of the GPU images read."""
+        return {"DRIVETRAIN_GPU_DRIVER": self.driver, "DRIVETRAIN_GPU_DEVICES": self.devices}
+
+
+def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.which) -> Toolkit:
+    """The toolkit of an engine.
+
+    Args:
+        info: information from the engine (`docker info`).
+        which: finds a program of the host.
+
+    Raises:
+        DeviceError: if the engine cannot pass GPUs.
+    """
+    # The Container Device Interface (CDI) comes first: devices that the runtime's hook has added behind systemd's back
+    # are taken away by the next `systemctl daemon-reload` (NVIDIA/nvidia-container-toolkit#48).
+    if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()):
+        return Toolkit("cdi", "nvidia.com/gpu=all")
+    if "nvidia" in (info.get("Runtimes") or {}) or which(_HOOK):
+        return Toolkit("nvidia", "all")
+    installed = which("nvidia-ctk") is not None
+    raise DeviceError(
+        "the Docker engine cannot give a container a GPU: "
+        + (
+            "the NVIDIA container toolkit is installed, but the engine is not configured for it"
+            if installed
+            else "the NVIDIA container toolkit is missing"
+        ),
+        "an engine with the runtime `nvidia`, or with nvidia.com/gpu among the devices that `docker info` lists",
+        _CONFIGURE
+        if installed
+        else f"install the package nvidia-container-toolkit as NVIDIA's documentation describes; {_CONFIGURE}",
+    )
+
+
+def explain_refusal(message: str) -> DeviceError | None:
+    """The error if the engine's message means that GPUs could not be passed; None if the cause is another one."""
+    if "could not select device driver" in message:
+        return DeviceError(
+            "the Docker engine was started before the NVIDIA container toolkit was installed",
+            "an engine that knows the driver `nvidia`",
+            _CONFIGURE,
+        )
+    if "nvidia-container-cli" in message or "nvml error" in message.lower():
+        return DeviceError(
+            f"the NVIDIA container toolkit could not provide the GPU:\n{message.strip()[-1000:]}",
+            "a working driver: nvidia-smi on the host lists the GPU",
+            "fix what the toolkit reports; after a driver update restart the host",
+        )
+    return None

@@ -1,0 +1,51 @@
+"""The folder that containers work in, the compose files, and the names of images and containers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from drivetrain.system.installation import CHECKOUT
+from drivetrain.system.version import VERSION
+
+
+def _find_project() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # the folder was removed; what needs it reports that
+        return Path("/")
+
+
+PROJECT = CHECKOUT or _find_project()
+"""What a container sees as its project: the checkout, or for an installed program the current folder."""
+COMPOSE = CHECKOUT / "compose" if CHECKOUT else Path(__file__).parent / "compose"
+"""The compose files; a wheel carries a copy (setup.py)."""
+TAG = "DRIVETRAIN_TAG"
+"""The environment variable with the tag of the images; compose reads it from .env."""
+
+
+def image(word: str) -> str:
+    """The image name for a word. Names below `localhost/` are never looked up in a registry."""
+    return f"localhost/drivetrain/{word}:{tag()}"
+
+
+def tag(project: Path = PROJECT) -> str:
+    """The tag of a checkout's images: two checkouts never share one; scripts/image-name computes the same.
+
+    An installed program uses the image of its version.
+    """
+    if from_environment := os.environ.get(TAG):
+        return from_environment
+    return f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}" if CHECKOUT else VERSION
+
+
+def name(project: Path = PROJECT, uid: int | None = None) -> str:
+    """The prefix of this user's container names for this project; scripts/project-name computes the same.
+
+    Args:
+        project: the checkout, or the current folder of an installed program.
+        uid: the user; the current one if None.
+    """
+    mark = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
+    return f"drivetrain-{mark[:8]}"

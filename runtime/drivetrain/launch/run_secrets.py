@@ -1,0 +1,199 @@
+"""What a run gets from the environment of its starter: variables that the job names, proxies, the hub's token, stores, certificates.
+
+They reach the container as files in a private folder, which are removed as soon as the run has read them. So no value is
+in an image, in the settings of a container, in a log or in a run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Job, remote_data
+from drivetrain.job.environment import check_environment
+from drivetrain.launch import engine_traits
+from drivetrain.pretrained import hub_name
+from drivetrain.storage import store_variables
+from drivetrain.system.secrets import AUTHORITY, CONTENT, FOLDER
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
+HUB = ("HF_TOKEN", "HF_ENDPOINT")
+"""Read by the hub's client: the token, and the address of a mirror."""
+AUTHORITIES = ("PIP_CERT", "SSL_CERT_FILE")
+"""In the order of scripts/image, which hands the file on to the build."""
+_PREFIX = "drivetrain-secrets-"
+
+
+@dataclass
+class RunSecrets:
+    """The values of one start, and the folder in which they lie until the run has read them."""
+
+    values: Mapping[str, bytes]
+    folder: Path
+    lines: list[str] = field(default_factory=list)
+    """What the user is told: names, never values."""
+
+    def mounts(self) -> dict[str, str]:
+        """File on the host, by its path in the container."""
+        return {f"{FOLDER}/{name}": str(self.folder / name) for name in self.values}
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """Mounts of the compose service."""
+        return [
+            {"type": "bind", "source": source, "target": target, "read_only": True, "bind": {"create_host_path": False}}
+            for target, source in self.mounts().items()
+        ]
+
+    def remove(self) -> None:
+        """Remove the files; a container that has started keeps what is mounted."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, bytes], list[str]]:
+    """What a run of this job gets, by name, and the lines that tell the user.
+
+    Args:
+        job: the checked spec.
+        online: whether the run has a network; else it gets only what the job names.
+        environ: the variables of this process.
+
+    Raises:
+        SpecError: if a variable that the job names is not set, or the certificates or a file of credentials cannot be read.
+    """
+    check_environment(job, environ)
+    if AUTHORITY in job.environment:
+        raise SpecError(
+            f"{job.document.place(('environment',))}: environment: {AUTHORITY} is in a container a file of certificates",
+            "any other name",
+            "give the variable another name",
+        )
+    values = {name: environ[name] for name in job.environment}
+    if online:
+        values |= {name: environ[name] for name in PROXIES if environ.get(name)}
+    if online and (hub_name.of_hub(job) is not None or hub_name.data_of_hub(job)):
+        values |= {name: environ[name] for name in HUB if environ.get(name)}
+        if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
+            values["HF_TOKEN"] = token
+    schemes = remote_data.schemes(job) if online else []
+    for scheme in schemes:
+        values |= store_variables.read_known(scheme, environ)
+    contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
+    lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
+    for name in values.keys() - contents.keys():
+        contents[f"{name}{CONTENT}"] = _credentials(name, values[name])
+    if renewed := [name for name in store_variables.RENEWED if name in values]:
+        lines.append(
+            f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
+        )
+    lines += [
+        f"{name} names this host by {host}, which in a container is the container itself"
+        for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))
+        if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
+    ]
+    if online and (where := next(((name, environ[name]) for name in AUTHORITIES if environ.get(name)), None)):
+        contents[AUTHORITY] = _certificates(*where)
+        lines.append(f"certificates: those of {where[0]}, {where[1]}")
+    return contents, lines
+
+
+@contextmanager
+def write_for_block(
+    values: Mapping[str, bytes], info: Mapping[str, Any], uid: int, environ: Mapping[str, str] = os.environ
+) -> Iterator[RunSecrets]:
+    """The values as private files, for the time of the block at most.
+
+    Args:
+        values: as collected.
+        info: information from the engine (`docker info`), which decides which folders it sees.
+        uid: the user of the container, who must be able to read them.
+        environ: the variables of this process.
+    """
+    parent = engine_folder(info, environ)
+    secrets = RunSecrets(values, parent / f"{_PREFIX}{os.getpid()}")
+    try:
+        if values:
+            parent.mkdir(parents=True, exist_ok=True)
+            _sweep(parent)
+            secrets.folder.mkdir(mode=0o700)
+        for name, value in values.items():
+            handle = os.open(secrets.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+            with os.fdopen(handle, "wb") as file:
+                file.write(value)
+            if os.getuid() == 0 and uid:
+                os.chown(secrets.folder / name, uid, -1)
+        yield secrets
+    finally:
+        secrets.remove()
+
+
+def engine_folder(info: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
+    """A folder of this user that the engine sees: in memory if possible, never /tmp."""
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    engine = engine_traits.find(info)
+    if engine.snap:
+        return home / "snap" / "docker" / "common"  # a snap sees no hidden folders, and neither /tmp nor /run/user
+    memory = environ.get("XDG_RUNTIME_DIR")
+    # The machine of Docker Desktop sees the home folders of its host.
+    if memory and Path(memory).is_dir() and not engine.desktop:
+        return Path(memory)
+    return home / ".cache" / "drivetrain"
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what a killed starter has left."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        try:
+            owner = int(folder.name.removeprefix(_PREFIX))
+            if owner == os.getpid():
+                raise ProcessLookupError  # numbers are used again, in a container soon
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (ValueError, OSError):
+            continue  # not ours, or a process of another user
+
+
+def _read_login_token(environ: Mapping[str, str]) -> str:
+    """The token that `hf auth login` has stored; empty if there is none."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "huggingface"
+    path = environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token"
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _loopback(url: str) -> str:
+    try:
+        host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
+    except ValueError:
+        return ""
+    return host if host == "localhost" or host.startswith("127.") or host == "::1" else ""
+
+
+def _credentials(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"{name}: the file {path} cannot be read here: {error.strerror}",
+            "a file with a credential, which the run gets read-only",
+            f"correct it, or unset {name} and export the variables of another credential",
+        ) from None
+
+
+def _certificates(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"{name}: {path} cannot be read: {error.strerror}", "a file of certificates", f"correct it, or unset {name}"
+        ) from None

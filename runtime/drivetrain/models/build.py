@@ -1,0 +1,231 @@
+"""Builds a job's network from the spec and the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.data import stateless_random
+from drivetrain.data.custom import user_code
+from drivetrain.data.custom.user_code import Code
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.labels import list_names
+from drivetrain.data.tables import features
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job.images import ImageJob
+from drivetrain.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
+from drivetrain.job.series import CnnLstmSpec, SeriesJob
+from drivetrain.job.tables import MlpSpec, TableJob
+from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
+from drivetrain.models import initial_weights, lr_groups, timm_resnet, unfreezing
+from drivetrain.models.freeze import freeze, random_and_frozen
+from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
+from drivetrain.models.unfreezing import Unfreezing
+from drivetrain.pretrained import earlier_run, families, hub_name, timm_folder
+from drivetrain.pretrained import folder as pretrained
+
+
+@dataclass
+class Model:
+    """A network, and what is needed to build it again."""
+
+    module: nn.Module
+    builder: str
+    """A key of `builders.BUILDERS`, `own` or `python`."""
+    arguments: dict[str, Any]
+    """Arguments of the builder; plain JSON values."""
+    freeze: Freeze
+    code: Code | None = None
+    """The user's Python files that define the network; None for a built-in one."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about the weights that the network starts with."""
+    anew: set[str] = field(default_factory=set)
+    """Tensors that an earlier run or a file of weights has no values for."""
+    unfreezing: Unfreezing = field(default_factory=Unfreezing)
+    """Frozen parameters that are trained later."""
+
+    def trained(self) -> list[str]:
+        """The parameters that are trained at any time, in the order of the network."""
+        later = self.unfreezing.first
+        return [name for name, p in self.module.named_parameters() if p.requires_grad or name in later]
+
+
+def build(job: Job, dataset: Dataset) -> Model:
+    """Build the network of a job: weights initialized from the job's seed, frozen parameters already frozen.
+
+    Raises:
+        SpecError: if the network cannot be loaded, or has no such layers to freeze, to unfreeze or to train.
+    """
+    network = _network(job, dataset)
+    spec = getattr(job, "model", None)
+    if isinstance(spec, WithWeights | CustomModel) and spec.weights:
+        network.anew, notes = initial_weights.from_file(job, spec.weights, network.module, _outputs(network, dataset))
+        network.notes += notes
+    freeze(network.module, network.freeze, job)
+    network.unfreezing = unfreezing.of(network.module, getattr(spec, "unfreeze", ()), job)
+    lr_groups.groups(job, network.module, network.trained())
+    network.notes += random_and_frozen(network.module, network.anew, network.unfreezing.first)
+    started = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
+    if isinstance(spec, WithWeights | ImageTimm) and not started and network.freeze != Freeze():
+        frozen = {name for name, p in network.module.named_parameters() if not p.requires_grad}
+        when = "never learn" if frozen - network.unfreezing.first.keys() else "learn only when they are unfrozen"
+        network.notes.append(
+            f"model.freeze freezes layers with random weights, which {when}; start from an earlier run "
+            "(model: {from: runs/NAME-001}) or from a file (model.weights)"
+        )
+    network.notes += unfreezing.not_reached(network.unfreezing, job, len(dataset.train))
+    return network
+
+
+def _outputs(network: Model, dataset: Dataset) -> set[str]:
+    """The tensors that depend on the number of outputs."""
+    if network.builder == "own":
+        return initial_weights.outputs_by_shape(network.module, dataset.heads)
+    return initial_weights.outputs_of(network.builder, network.arguments)
+
+
+def _network(job: Job, dataset: Dataset) -> Model:
+    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
+    if earlier := earlier_run.find(job):
+        started = initial_weights.from_run(job, earlier, dataset)
+        return Model(
+            started.module,
+            earlier.builder,
+            started.arguments,
+            earlier.freeze,
+            notes=started.notes,
+            anew=started.anew,
+        )
+    spec: Any = getattr(job, "model", None)
+    if isinstance(spec, CustomModel):
+        module, arguments = user_network.build(job, spec, dataset)
+        return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
+    if isinstance(job, ImageJob):
+        return _image_network(job, dataset)
+    if isinstance(job, TextJob):
+        return _text_network(job, dataset)
+    if isinstance(job, SeriesJob):
+        return _series_network(job, dataset)
+    if isinstance(job, TableJob):
+        return _table_network(job, dataset)
+    raise AssertionError(f"no network for {job.task}")
+
+
+def _image_network(job: ImageJob, dataset: Dataset) -> Model:
+    spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
+    classes = dataset.heads[""].outputs
+    arguments: dict[str, Any]
+    assert not isinstance(spec, CustomModel | EarlierRun)
+    if isinstance(spec, ImagePretrained):
+        source = pretrained.find(job, spec.name)
+        network = hf_vision.from_folder(job, source, classes, channels, size, spec.dropout)
+        arguments = {
+            "config": source.config.to_dict(),
+            "classes": classes,
+            "width": network.classifier.in_features,
+            "pooling": network.pooling,
+            "dropout": spec.dropout,
+        }
+        return Model(network, "vision", arguments, spec.freeze)
+    arguments = {
+        "name": spec.name,
+        "channels": channels,
+        "classes": classes,
+        "image_size": size,
+        "dropout": spec.dropout,
+    }
+    started = timm_folder.find(job)
+    if isinstance(spec, ImageTimm):
+        model = Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
+        if started:
+            model.anew = timm_vision.fill(model.module, started)
+            model.notes.append(_starts(started, model))
+        return model
+    assert isinstance(spec, ImageNetwork)
+    # The large stem is that of the pretrained weights, also for small images.
+    arguments |= {"width": spec.width, "stem": "large" if started else spec.stem}
+    model = Model(cnn.build(**arguments), "images", arguments, spec.freeze)
+    if started:
+        model.anew = timm_resnet.fill(model.module, started)
+        model.notes.append(_starts(started, model))
+    return model
+
+
+def _starts(started: timm_folder.TimmFolder, model: Model) -> str:
+    return f"starts from {started.origin}; initialized anew: {list_names(sorted(model.anew), 6)}"
+
+
+def _text_network(job: TextJob, dataset: Dataset) -> Model:
+    spec = job.model
+    outputs = {name: head.outputs for name, head in dataset.heads.items()}
+    if isinstance(spec, TextPretrained):
+        return _build_pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
+    assert isinstance(spec, TextEncoder)
+    config = families.bert(
+        vocabulary=dataset.preprocessing["vocabulary"],
+        pad=dataset.preprocessing["tokenizer"]["pad"],
+        longest=dataset.preprocessing["max_length"],
+        layers=spec.layers,
+        width=spec.width,
+        heads=spec.heads,
+        dropout=spec.dropout,
+    )
+    arguments: dict[str, Any] = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
+    return Model(text_encoder.build(**arguments), "texts", arguments, spec.freeze)
+
+
+def _build_pretrained_text_network(
+    spec: TextPretrained, source: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
+) -> Model:
+    usual = dataset.preprocessing.get("pooling", families.pooling(source.config))
+    pooling = usual if spec.pooling == "auto" else spec.pooling
+    dropout = families.dropout(source.config) if spec.dropout is None else spec.dropout
+    network = text_encoder.TextNetwork(source.network(), outputs, pooling, dropout)
+    types = bool(dataset.preprocessing.get("token_types"))
+    text_encoder.probe(network, source, dataset.preprocessing["max_length"], types=types)
+    arguments = {"config": source.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
+    return Model(network, "texts", arguments, spec.freeze)
+
+
+def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
+    spec, length = job.model, dataset.preprocessing["length"]
+    assert isinstance(spec, CnnLstmSpec)
+    if spec.pool ** len(spec.cnn_channels) > length:
+        description = (
+            f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, which leaves nothing of a window of {length} rows"
+        )
+        raise SpecError(
+            [job.problem(("model", "pool"), description, "a row or more", "a smaller pool or fewer convolutions")]
+        )
+    arguments: dict[str, Any] = {
+        "channels": dataset.preprocessing["channels"],
+        "outputs": dataset.heads[""].outputs,
+        "cnn_channels": list(spec.cnn_channels),
+        "kernel": spec.kernel,
+        "pool": spec.pool,
+        "lstm_hidden": spec.lstm_hidden,
+        "lstm_layers": spec.lstm_layers,
+        "bidirectional": spec.bidirectional,
+        "dropout": spec.dropout,
+    }
+    return Model(cnn_lstm.build(**arguments), "series", arguments, spec.freeze)
+
+
+def _table_network(job: TableJob, dataset: Dataset) -> Model:
+    spec, columns = job.model, features.from_json(dataset.preprocessing)
+    assert isinstance(spec, MlpSpec)
+    arguments: dict[str, Any] = {
+        "numbers": columns.width,
+        "categories": columns.sizes,
+        "outputs": dataset.heads[""].outputs,
+        "hidden": list(spec.hidden),
+        "embedding": spec.embedding,
+        "dropout": spec.dropout,
+    }
+    if any(columns.edges):
+        arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
+    return Model(mlp.build(**arguments), "tables", arguments, spec.freeze)

@@ -1,0 +1,121 @@
+"""Records which models with user code this user trained; the record lies outside of every run folder.
+
+A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
+the user's state folder, named by the SHA-256 of the model's config.json, which holds the digests of all code files, the
+function that builds the network, and its arguments. In the file is the SHA-256 of the run's job.yaml, which names the
+functions that read the data and compute the loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from drivetrain.data.custom import user_code
+from drivetrain.errors import CheckpointError
+from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.system.files import is_private, read_json, sha256
+from drivetrain.system.run_files import RunFiles
+
+
+def folder(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
+    if base := environ.get("XDG_STATE_HOME"):
+        return Path(base) / "drivetrain" / "trained"
+    if base := environ.get("HOME"):
+        return Path(base) / ".local" / "state" / "drivetrain" / "trained"
+    return None
+
+
+def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Record that this user trained the model here; return the reason if that fails, else None.
+
+    Args:
+        config: config.json of the model.
+        environ: environment variables of the process.
+    """
+    records = folder(environ)
+    if records is None:
+        return "neither XDG_STATE_HOME nor HOME is set"
+    try:
+        records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(records):
+            return f"{records} is writable by other users"
+        record = records / sha256(config)
+        record.touch(mode=0o600)
+        record.write_text(_spec_digest(config.parent), encoding="utf-8")
+    except OSError as error:
+        return f"{records}: {error.strerror or error}"
+    return None
+
+
+def has_consent(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this user trained the model with this configuration here."""
+    records = folder(environ)
+    try:
+        return records is not None and is_private(records) and (records / sha256(config)).is_file()
+    except OSError:
+        return False
+
+
+def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> user_code.Code:
+    """The code of a `model/` folder, if this user trained the model here or consents to run it.
+
+    Args:
+        model: the model folder.
+        digests: SHA-256 by file name, as in config.json; no other file is loaded.
+        consent: whether the user agreed to run the code of any model, wherever it comes from.
+
+    Raises:
+        CheckpointError: if the code may not be run.
+    """
+    if not consent and not (_in_its_run(model, digests) and has_consent(model / CONFIG)):
+        raise _refusal(model, digests)
+    return user_code.at(model / "code", dict(digests))
+
+
+def _refusal(model: Path, digests: Mapping[str, str]) -> CheckpointError:
+    return CheckpointError(
+        f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
+        "a model in the folder of its run that you trained here, or one whose code you have read and trust",
+        "read these files, then allow them with --run-code",
+    )
+
+
+def digests_with_consent(
+    model: Path, *, consent: bool = False, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """SHA-256 by file name of the code a model was trained with, if the run's job.yaml may call it.
+
+    Raises:
+        CheckpointError: if it may not be run.
+    """
+    config = RunFiles(model).read_json(CONFIG)
+    digests = config.get("code") if isinstance(config, dict) else None
+    digests = digests if isinstance(digests, dict) else {}
+    load_code(model, digests, consent=consent)
+    # Another function, such as one that the code imports, or other arguments are not what was trained here.
+    if not consent and not _spec_is_recorded(model, environ):
+        raise _refusal(model, digests)
+    return digests
+
+
+def _spec_digest(model: Path) -> str:
+    spec = model.resolve().parent / "job.yaml"
+    return sha256(spec) if spec.is_file() else ""
+
+
+def _spec_is_recorded(model: Path, environ: Mapping[str, str]) -> bool:
+    records = folder(environ)
+    try:
+        recorded = records and (records / sha256(model / CONFIG)).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return bool(recorded) and recorded == _spec_digest(model)
+
+
+def _in_its_run(model: Path, digests: Mapping[str, str]) -> bool:
+    record = read_json(model.resolve().parent / user_code.RECORD)
+    is_recorded = isinstance(record, dict) and len(record) > 0 and record.items() <= digests.items()
+    return is_recorded and model.resolve().name == "model"

@@ -1,0 +1,239 @@
+"""Runs the user's network on a few samples, so that mismatches are found before the first training step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from drivetrain.data.custom.arrays import ArraySplit, describe
+from drivetrain.data.custom.loss_division import Refuse
+from drivetrain.data.custom.stream import StreamSplit
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.dataset import Batch, Dataset, Head, Split
+from drivetrain.data.loader.batches import fetch, in_order
+
+TRIED = 16
+"""Samples whose targets show how a loss is put together, if these are no classes."""
+
+CPU = torch.device("cpu")
+
+
+def first(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
+    """The first two samples of a split, preprocessed on `device`."""
+    batch = next(in_order(split, 2)).to(device)
+    return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
+
+
+def wrapper(module: nn.Module) -> str | None:
+    """The class name of a multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None if there is none."""
+    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    wrappers = (
+        type(part).__name__
+        for part in module.modules()
+        if isinstance(part, kinds) or type(part).__name__.startswith(("FullyShardedDataParallel", "FSDP"))
+    )
+    return next(wrappers, None)
+
+
+def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
+    """Pass samples of both splits through the network and through the user's loss, if there is one.
+
+    Args:
+        module: the network; it is left in evaluation mode, with lazy parameters initialized.
+        dataset: provides the samples.
+        name: of the network, for error messages.
+        refuse: makes the error.
+
+    Raises:
+        SpecError: if network, data and loss do not fit together.
+    """
+    module.eval()
+    before = _list_shapes(module)
+    for split in (dataset.train, dataset.validation):
+        batch = first(dataset, split)
+        outputs = _outputs(module, batch, name, refuse)
+        _check_trained(module, name, refuse)
+        for output, head in _by_head(outputs, dataset.heads, name, refuse):
+            _check_output(output, head, len(batch), name, refuse)
+            if dataset.loss:
+                dataset.loss.tried(output.float(), batch.targets[head.name])
+                dataset.loss.divide(output.float(), _trial_targets(dataset, head))
+    _check_saved(before, _list_shapes(module), name, refuse)
+    check_storable(module, name, refuse)
+
+
+def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
+    """Targets to try a loss with, as unlike as can be: all classes, or samples from all over the data."""
+    if head.classes and not head.several:
+        return torch.arange(len(head.classes))
+    split = dataset.train
+    # An iterable is read from its beginning.
+    count = min(len(split), TRIED) if isinstance(split, StreamSplit) else len(split)
+    ids = np.linspace(0, count - 1, TRIED).astype(np.int64)
+    if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
+        flat = split.targets[head.name].flatten(1)
+        ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
+    return next(fetch(split, [np.unique(ids)])).targets[head.name]
+
+
+def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
+    call = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
+    with blame_user_code(lambda told, do: refuse(f"{call} {told}", "", do)):
+        return module(*batch.inputs)
+
+
+def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
+    if not any(p.requires_grad for p in module.parameters()):
+        raise refuse(
+            f"{name} has no trainable parameter",
+            "parameters that need a gradient",
+            "assign layers to self in __init__, and leave requires_grad of some of them on",
+        )
+    for where, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise refuse(
+                f"{name}: {where} has sparse=True, and so sparse gradients",
+                "dense gradients, whose norm is measured and which all processes and optimizers can share",
+                f"leave out sparse=True where {where} is made",
+            )
+
+
+def _list_shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    """Shapes of all entries of the state dict; None for lazy parameters that are not initialized yet."""
+    return {
+        name: None if is_lazy(value) else tuple(value.shape)
+        for name, value in module.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _check_saved(
+    before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
+) -> None:
+    """Check that a forward pass leaves the state dict's keys and shapes alone.
+
+    A resumed run and `predict` build the network anew and load the saved weights into it, so the two must match.
+    """
+    for key in {**before, **after}:
+        if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
+            state = f"of shape {after[key]}" if key in after else "gone"
+            was = f"was of shape {before[key]}" if key in before else "was not there"
+            raise refuse(
+                f"{name}: {key} is {state} after a forward pass and {was} before",
+                "parameters and buffers created in __init__, or by a lazy module",
+                "create it in __init__; use register_buffer(..., persistent=False) for what no checkpoint needs",
+            )
+
+
+def _by_head(outputs: object, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
+    if list(heads) == [""]:
+        return [(outputs, heads[""])]
+    if not isinstance(outputs, Mapping) or set(outputs) != set(heads):
+        description = (
+            f"a mapping of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else describe(outputs)
+        )
+        raise refuse(
+            f"{name} gives {description}", f"a mapping of {', '.join(heads)} to (N, outputs)", "return such a mapping"
+        )
+    return [(outputs[head], heads[head]) for head in heads]
+
+
+def _check_output(output: object, head: Head, size: int, name: str, refuse: Refuse) -> None:
+    to = f" for {head.name}" if head.name else ""
+    possible = (
+        f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"
+    )
+    if not isinstance(output, Tensor):
+        raise refuse(f"{name} gives {describe(output)}{to}", f"a tensor of shape {possible}", "return one tensor")
+    if tuple(output.shape) != (size, head.outputs) if head.outputs else output.shape[:1] != (size,):
+        raise refuse(
+            f"{name} gives shape {tuple(output.shape)}{to} for {size} samples",
+            possible,
+            "change the last layer, or the targets that the data defines",
+        )
+    if not output.is_floating_point() or not output.requires_grad:
+        kind = str(output.dtype).removeprefix("torch.")
+        raise refuse(
+            f"{name} gives {kind} numbers{to} without a gradient",
+            "outputs of trained layers",
+            "leave out detach(), argmax() and torch.no_grad()",
+        )
+
+
+_OLD_NORMS = ("WeightNorm", "SpectralNorm")
+"""Hooks of torch.nn.utils.weight_norm and spectral_norm, which keep the computed weight as an attribute."""
+
+
+def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
+    """Check a network after a forward pass.
+
+    Args:
+        module: the network.
+        name: of it, for messages.
+        refuse: makes the error.
+
+    Raises:
+        SpecError: if a copy, an optimizer or a checkpoint cannot take it as it is.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise refuse(
+            f"{name} is a {type(module).__name__} of torch.jit, whose weights no optimizer here can update",
+            "a network in Python",
+            "return the module itself; optimize.compile compiles it",
+        )
+    for key, value in module.state_dict(keep_vars=True).items():
+        _check_value(key, value, name, refuse)
+    for path, layer in module.named_modules():
+        _check_attributes(path, layer, name, refuse)
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    with blame_user_code(lambda told, do: refuse(f"{name} cannot be copied: copy.deepcopy raised {told}", "", do)):
+        copy.deepcopy(module, dict(tensors))  # without its weights: it takes no memory
+
+
+def _check_value(key: str, value: object, name: str, refuse: Refuse) -> None:
+    """Check an entry of the state dict."""
+    if not isinstance(value, Tensor):
+        layer = key.removesuffix("_extra_state").rstrip(".") or "itself"
+        raise refuse(
+            f"{name}: get_extra_state() of {layer} gives {describe(value)}",
+            "tensors in the state of every layer: checkpoints hold nothing else",
+            "keep it in a buffer: self.register_buffer(NAME, torch.tensor(VALUE))",
+        )
+    if value.is_complex():
+        raise refuse(
+            f"{name}: {key} has complex numbers",
+            "real parameters and buffers",
+            "keep real and imaginary part, (..., 2), and compute with torch.view_as_complex",
+        )
+    if value.layout != torch.strided or value.is_quantized:
+        kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        raise refuse(f"{name}: {key} is {kind}", "dense tensors", "train the dense network, and convert it afterwards")
+
+
+def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) -> None:
+    """Check that a layer keeps no tensor whose graph would be copied with it."""
+    for key, value in vars(layer).items():
+        if not isinstance(value, Tensor) or value.is_leaf:
+            continue
+        attribute = f"{path}.{key}" if path else key
+        old = next(
+            (type(h).__name__ for h in layer._forward_pre_hooks.values() if type(h).__name__ in _OLD_NORMS), None
+        )
+        if old:
+            function = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[old]
+            raise refuse(
+                f"{name}: {attribute} is kept by torch.nn.utils.{function}, which torch can neither copy nor load",
+                "the parametrization of the same name",
+                f"use torch.nn.utils.parametrizations.{function}",
+            )
+        raise refuse(
+            f"{name}: {attribute} is a tensor of the last forward pass, whose graph cannot be copied",
+            "attributes without a graph",
+            f"keep self.{key} = VALUE.detach(), or do not keep it",
+        )

@@ -1,0 +1,127 @@
+"""Freezes parameters; frozen modules run in evaluation mode unless the job says otherwise."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatch
+
+from torch import nn
+
+from drivetrain.data.labels import list_names
+from drivetrain.errors import Problem, SpecError
+from drivetrain.job import Job
+from drivetrain.job.formatting import Path as Key
+from drivetrain.job.formatting import dot_key
+from drivetrain.job.model import Freeze
+
+MAX_LISTED_CHARACTERS = 600
+"""Characters of the list of layers in a message."""
+
+
+def match_layers(names: Iterable[str], pattern: str) -> list[str]:
+    """The parameters that a pattern matches by their own name, or by that of a layer that contains them."""
+    return [name for name in names if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
+
+
+def list_layers(names: Iterable[str]) -> list[str]:
+    """The layers that contain these parameters, in their order; a parameter outside of layers by its own name."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+
+
+def list_modules_above(names: Iterable[str]) -> list[str]:
+    """The layers that contain these parameters, and all modules around them."""
+    paths = [name.split(".")[:depth] for name in list_layers(names) for depth in range(1, name.count(".") + 2)]
+    return list(dict.fromkeys(".".join(parts) for parts in paths))
+
+
+def unknown_layer(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
+    """The problem of a pattern, with the layers that it could name; `names` are their parameters."""
+    listed = ", ".join(list_layers(names))
+    close = difflib.get_close_matches(pattern.rstrip("*."), list_modules_above(names), n=1, cutoff=0.5)
+    return Problem(
+        job.document.place(key),
+        dot_key(key),
+        description,
+        f"layers: {listed[:MAX_LISTED_CHARACTERS]}{'...' if len(listed) > MAX_LISTED_CHARACTERS else ''}",
+        f'did you mean "{close[0]}"?' if close else "name one of them, or several with a pattern such as `features*`",
+    )
+
+
+def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
+    """Turn off the gradients of what the spec names.
+
+    Returns:
+        The largest modules that are frozen as a whole; empty if frozen modules should stay in training mode.
+
+    Raises:
+        SpecError: if a pattern matches no parameter, or the network has no layers or embeddings to freeze.
+    """
+    parameters = dict(model.named_parameters())
+    for number, pattern in enumerate(spec.names):
+        matching = match_layers(parameters, pattern)
+        if not matching:
+            key, description = ("model", "freeze", "names", number), f"no layer matches {pattern!r}"
+            raise SpecError([unknown_layer(job, key, description, pattern, parameters)])
+        _stop([parameters[name] for name in matching])
+    if spec.embeddings:
+        # A table's numbers have embeddings of their own, also in a network without categories.
+        numbers = getattr(model, "number_embeddings", None)
+        parts = [numbers] if isinstance(numbers, nn.Module) else []
+        if not parts or hasattr(model, "embeddings"):
+            parts.append(_part(model, "embeddings", job))
+        _stop([parameter for part in parts for parameter in part.parameters()])
+    if spec.layers:
+        layers = _part(model, "layers", job)
+        count = len(list(layers.children()))
+        if spec.layers > count:
+            _refuse(job, "layers", f"is {spec.layers}", f"the network has {count} layers", "freeze fewer")
+        for layer in list(layers.children())[: spec.layers]:
+            _stop(list(layer.parameters()))
+    if not any(p.requires_grad for p in model.parameters()):
+        _refuse(job, "", "freezes every parameter", "at least one trainable parameter", "freeze less")
+    return [] if spec.train_mode else list(frozen_parts(model))
+
+
+def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
+    """Notes on frozen parameters with new random weights.
+
+    Args:
+        model: the network, frozen as in the first epoch.
+        anew: parameters with random weights.
+        later: frozen parameters that are trained later.
+    """
+    frozen = [name for name, p in model.named_parameters() if name in anew and not p.requires_grad]
+    stuck, unfrozen_later = ([name for name in frozen if (name in later) is learns] for learns in (False, True))
+    ends = ((stuck, "which never learn"), (unfrozen_later, "which learn only when they are unfrozen"))
+    return [
+        f"model.freeze freezes {list_names(names, 6)} with new random weights, {end}" for names, end in ends if names
+    ]
+
+
+def _part(model: nn.Module, name: str, job: Job) -> nn.Module:
+    part = getattr(model, name, None)
+    if not isinstance(part, nn.Module):
+        _refuse(job, name, f"this network has no {name}", "name patterns", "use `names: [pattern]` instead")
+    assert isinstance(part, nn.Module)
+    return part
+
+
+def _refuse(job: Job, key: str, description: str, possible: str, action: str) -> None:
+    path = tuple(part for part in ("model", "freeze", key) if part)
+    raise SpecError([Problem(job.document.place(path), ".".join(path), description, possible, action)])
+
+
+def _stop(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+
+
+def frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest modules without a trainable parameter."""
+    parameters = list(module.parameters())
+    if parameters and not any(p.requires_grad for p in parameters):
+        yield module
+        return
+    for child in module.children():
+        yield from frozen_parts(child)

@@ -1,0 +1,76 @@
+"""Learning rates by layer (`train.lr_groups`): the factor of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from drivetrain.errors import Problem, SpecError
+from drivetrain.job import Job
+from drivetrain.models import freeze
+
+
+@dataclass(frozen=True)
+class LrGroup:
+    """Parameters that share a factor of the learning rate."""
+
+    pattern: str
+    """As in the spec; empty for all that no pattern matches."""
+    factor: float
+    names: tuple[str, ...]
+    """Of the parameters, in the order of the network."""
+
+
+def groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
+    """The groups of a job in the order of the spec, the rest of the parameters last, if there is any.
+
+    A parameter belongs to the first pattern that matches it.
+
+    Args:
+        job: the spec.
+        model: the network.
+        trained: names of the parameters that are trained at any time of the run.
+
+    Raises:
+        SpecError: if a pattern matches no trained parameter, or only those of earlier patterns.
+    """
+    remaining, matched, problems = list(trained), list[LrGroup](), list[Problem]()
+    for pattern, factor in job.train.lr_groups.items():
+        names = freeze.match_layers(remaining, pattern)
+        if not names:
+            problems.append(_problem(job, model, pattern, trained, matched))
+        matched.append(LrGroup(pattern, factor, tuple(names)))
+        remaining = [name for name in remaining if name not in set(names)]
+    if problems:
+        raise SpecError(problems)
+    return [*matched, LrGroup("", 1.0, tuple(remaining))] if remaining else matched
+
+
+def _problem(job: Job, model: nn.Module, pattern: str, trained: Sequence[str], before: Sequence[LrGroup]) -> Problem:
+    key = ("train", "lr_groups", pattern)
+    if taken_names := freeze.match_layers(trained, pattern):
+        first = next(group.pattern for group in before if taken_names[0] in group.names)
+        return job.problem(
+            key,
+            f"matches nothing that {first!r} has not matched before",
+            "patterns in order: a parameter belongs to the first that matches it",
+            f"write it before {first!r}, or remove it",
+        )
+    every = [name for name, _ in model.named_parameters()]
+    frozen = freeze.match_layers(every, pattern)
+    description = (
+        f"{pattern!r} matches only frozen layers (model.freeze)" if frozen else f"no layer matches {pattern!r}"
+    )
+    return freeze.unknown_layer(job, key, description, pattern, trained)
+
+
+def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[str]:
+    """A line for each group: how many parameters, and their rate where that of the optimizer is `rate`."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    return [
+        f"{group.pattern or 'all others'}: {sum(map(sizes.__getitem__, group.names)):,} parameters at "
+        f"{rate * group.factor:g}" + (f" ({group.factor:g} x {rate:g})" if group.factor != 1 else "")
+        for group in matched
+    ]

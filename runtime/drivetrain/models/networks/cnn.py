@@ -1,0 +1,183 @@
+"""Convolutional networks for images: a small CNN, and ResNets (He et al. 2016) with a stem for small images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.models.frozen_split import FrozenSplit, in_sequence
+
+BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+SMALL_IMAGE = 96
+"""Pixels; up to this side a ResNet gets the stem for small images."""
+
+
+class _Mean(nn.Module):
+    """Global average pooling: (N, C, H, W) to (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
+class SmallCnn(nn.Module):
+    """Three stages of two 3x3 convolutions with BatchNorm; for images from 8x8 up.
+
+    Input (N, channels, H, W), output (N, classes).
+    """
+
+    def __init__(self, channels: int, classes: int, width: int = 32, dropout: float = 0.0) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        inside = channels
+        for outside in (width, 2 * width, 4 * width):
+            stages += [
+                *_conv_norm(inside, outside),
+                nn.ReLU(inplace=True),
+                *_conv_norm(outside, outside),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2, ceil_mode=True),
+            ]
+            inside = outside
+        self.features = nn.Sequential(*stages)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.classifier = nn.Linear(inside, classes)
+        initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.outputs(self.features(images).mean(dim=(2, 3)))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Class outputs (N, classes) from feature vectors (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
+        """Split before the first trainable convolution."""
+        return in_sequence("layers", [*self.features, _Mean()], self.outputs)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.main = nn.Sequential(
+            *_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True), *_conv_norm(width, width)
+        )
+        self.shortcut = _shortcut(inside, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.main(x) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions with a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        outside = width * self.expansion
+        self.main = nn.Sequential(
+            *_conv_norm(inside, width, kernel=1),
+            nn.ReLU(inplace=True),
+            *_conv_norm(width, width, stride=stride),
+            nn.ReLU(inplace=True),
+            *_conv_norm(width, outside, kernel=1),
+        )
+        self.shortcut = _shortcut(inside, outside, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.main(x) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet with a 3x3 stem (small images) or a 7x7 stem with max pooling.
+
+    Input (N, channels, H, W), output (N, classes).
+    """
+
+    def __init__(
+        self, name: str, channels: int, classes: int, width: int = 64, dropout: float = 0.0, small: bool = True
+    ) -> None:
+        super().__init__()
+        block: type[BasicBlock] | type[Bottleneck] = Bottleneck if name == "resnet50" else BasicBlock
+        self.stem = stem(channels, width, small)
+        inside, stages = width, []
+        for index, count in enumerate(BLOCKS[name]):
+            stages.append(_stage(block, inside, width << index, count, stride=1 if index == 0 else 2))
+            inside = (width << index) * block.expansion
+        self.stages = nn.Sequential(*stages)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.classifier = nn.Linear(inside, classes)
+        initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.outputs(self.stages(self.stem(images)).mean(dim=(2, 3)))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Class outputs (N, classes) from feature vectors (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
+        """Split before the first trainable block."""
+        blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
+        return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)
+
+
+def stem(channels: int, width: int, small: bool) -> nn.Sequential:
+    """The first layers of a ResNet: the small stem keeps the resolution, the large one divides height and width by 4."""
+    if small:
+        return nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        *_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+    )
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], inside: int, width: int, count: int, stride: int
+) -> nn.Sequential:
+    blocks: list[nn.Module] = [block(inside, width, stride)]
+    blocks += [block(width * block.expansion, width, 1) for _ in range(count - 1)]
+    return nn.Sequential(*blocks)
+
+
+def _conv_norm(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
+    conv = nn.Conv2d(inside, outside, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return conv, nn.BatchNorm2d(outside)
+
+
+def _shortcut(inside: int, outside: int, stride: int) -> nn.Module:
+    if inside == outside and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(*_conv_norm(inside, outside, kernel=1, stride=stride))
+
+
+def initialize(model: nn.Module) -> None:
+    """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the classifier."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+
+
+def build(
+    name: str,
+    *,
+    channels: int,
+    classes: int,
+    image_size: int,
+    width: int | None = None,
+    dropout: float = 0.0,
+    stem: str = "auto",
+) -> nn.Module:
+    """A built-in network by name. Arguments are plain values, which `model/` stores to build the network again."""
+    if name == "small-cnn":
+        return SmallCnn(channels, classes, width or 32, dropout)
+    small = image_size <= SMALL_IMAGE if stem == "auto" else stem == "small"
+    return ResNet(name, channels, classes, width or 64, dropout, small)

@@ -1,0 +1,127 @@
+"""Image classifiers from the transformers library: a backbone, pooling, and a linear classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.models.frozen_split import FrozenSplit
+from drivetrain.pretrained import families
+from drivetrain.pretrained.folder import Pretrained, quiet
+
+
+class VisionNetwork(nn.Module):
+    """A backbone with one linear classifier.
+
+    Input (N, channels, H, W), output (N, classes).
+    """
+
+    def __init__(self, backbone: nn.Module, classes: int, width: int, pooling: str, dropout: float) -> None:
+        super().__init__()
+        # With `cls` pooling the pooler is unused; its weights would be saved and optimized for nothing.
+        if pooling == "cls" and getattr(backbone, "pooler", None) is not None:
+            backbone.pooler = None  # type: ignore[assignment]
+        self.backbone, self.pooling = backbone, pooling
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(width, classes)
+        nn.init.normal_(self.classifier.weight, std=0.02)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.outputs(vectors(self.backbone(pixel_values=images), self.pooling))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Class outputs (N, classes) from feature vectors (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
+        """Split behind the backbone, if all of it is frozen."""
+        if any(p.requires_grad for p in self.backbone.parameters()):
+            return None
+        return FrozenSplit(
+            "the whole backbone",
+            lambda images: (vectors(self.backbone(pixel_values=images), self.pooling),),
+            self.outputs,
+        )
+
+    @property
+    def embeddings(self) -> nn.Module | None:
+        """The stem, which `freeze: {embeddings: true}` freezes."""
+        stem = getattr(self.backbone, "embeddings", getattr(self.backbone, "embedder", None))
+        return stem if isinstance(stem, nn.Module) else None
+
+    @property
+    def layers(self) -> nn.Module | None:
+        """What `freeze: {layers: N}` counts: transformer layers, or stages of a convolutional network."""
+        config: Any = self.backbone.config
+        count = getattr(config, "num_hidden_layers", 0) or len(getattr(config, "depths", ()))
+        lists = (part for part in self.backbone.modules() if isinstance(part, nn.ModuleList))
+        return next((part for part in lists if len(part) == count), None)
+
+
+def vectors(output: Any, pooling: str) -> Tensor:
+    """One feature vector per image, (N, width)."""
+    hidden = output.last_hidden_state
+    if pooling == "cls":
+        return hidden[:, 0]  # type: ignore[no-any-return]
+    pooled = getattr(output, "pooler_output", None)
+    if pooled is not None:
+        return pooled.flatten(1)  # type: ignore[no-any-return]
+    return hidden.mean(dim=(2, 3) if hidden.dim() == 4 else 1)  # type: ignore[no-any-return]
+
+
+def build(*, config: Mapping[str, object], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
+    """Build the network with random weights. Arguments are plain values, stored in `model/`.
+
+    Args:
+        config: of the backbone, as in the config.json of transformers.
+        classes: number of outputs.
+        width: length of the feature vector.
+        pooling: `cls` or `pooled`.
+        dropout: rate before the classifier.
+
+    Raises:
+        ValueError: if the library would load more than the configuration.
+    """
+    if entry := families.entry_from_elsewhere(config):
+        raise ValueError(f"{entry} would load something from elsewhere")
+    settings = {name: value for name, value in config.items() if name != "model_type"}
+    with quiet() as transformers:
+        backbone = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
+        )
+    return VisionNetwork(backbone, classes, width, pooling, dropout)
+
+
+def from_folder(job: Job, source: Pretrained, classes: int, channels: int, size: int, dropout: float) -> VisionNetwork:
+    """Build the network of a pretrained folder, and try it on one image of the job's size.
+
+    Raises:
+        SpecError: if it cannot process such an image.
+    """
+    backbone, pooling = source.network(), families.vision_pooling(source.config)
+    backbone.eval()
+    try:
+        with quiet(), torch.inference_mode():
+            width = vectors(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
+    except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
+        required_size = getattr(source.config, "image_size", None)
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "name"),
+                    f"{source.folder} is a {source.config.model_type}, which does not accept images with {channels} channels and "
+                    f"{size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+                    f"images of {required_size} pixels a side"
+                    if required_size
+                    else "networks that take pixels: vit, convnext, resnet",
+                    f"set data.image_size: {required_size}" if required_size else "use another folder",
+                )
+            ]
+        ) from None
+    return VisionNetwork(backbone.train(), classes, width, pooling, dropout)

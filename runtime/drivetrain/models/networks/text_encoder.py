@@ -1,0 +1,289 @@
+"""Text classifiers: an encoder from the transformers library, pooling, and one linear output per head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data import host_lengths
+from drivetrain.data.dataset import Inputs
+from drivetrain.models import packed_attention
+from drivetrain.models.frozen_split import FrozenSplit
+from drivetrain.pretrained import families
+from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet
+
+
+class _LayerReached(Exception):
+    """Raised by a hook to stop the forward pass at a layer."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class GivenEmbeddings(nn.Module):
+    """Replaces the embeddings of an encoder: returns the hidden states that it is given."""
+
+    def forward(self, *args: object, **named: object) -> Tensor:
+        """Return the hidden states (N, tokens, width): the only floating-point argument, all others are indices."""
+        (hidden,) = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        return hidden
+
+
+def name_inputs(encoder: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
+    """The inputs of a text network, ids, types if it gets them, and mask, by the names that transformers has for them."""
+    ids, *types, mask = inputs
+    arguments = {"input_ids": ids, "attention_mask": reduce_mask(encoder.config, mask)}
+    return arguments | ({"token_type_ids": types[0]} if types else {})
+
+
+def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -> int:
+    """The number of layers, counted from the first, whose output needs no gradient."""
+    flows: list[bool] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, more: flows.append(_hidden(args, more).requires_grad), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    try:
+        with torch.enable_grad():
+            last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [*flows[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
+
+
+def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) -> Tensor:
+    """The input of a layer: hidden states (N, tokens, width). The layers above are not computed."""
+
+    def stop_at_layer(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
+        raise _LayerReached(_hidden(args, keywords))
+
+    hook = layer.register_forward_pre_hook(stop_at_layer, with_kwargs=True)
+    try:
+        encoder(**name_inputs(encoder, inputs))
+    except _LayerReached as layer_input:
+        return layer_input.hidden
+    finally:
+        hook.remove()
+    raise AssertionError("an encoder runs through its layers")
+
+
+def build_upper_encoder(
+    encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, first: int
+) -> Callable[..., Any]:
+    """The encoder without its embeddings and first layers; takes hidden states as `inputs_embeds`.
+
+    It shares the encoder's modules, and so their weights and training mode; only the containers are copied.
+    """
+    upper = _replace(encoder, _path(encoder, layers), nn.ModuleList(list(layers)[first:]))
+    return _replace(upper, _path(encoder, embeddings), GivenEmbeddings())
+
+
+def _hidden(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    return args[0] if args else keywords["hidden_states"]  # type: ignore[no-any-return]
+
+
+def _path(root: nn.Module, part: nn.Module) -> list[str]:
+    names: list[str] = [name for name, module in root.named_modules() if module is part]
+    return names[0].split(".")
+
+
+def _replace(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
+    """Copy the modules along a path and replace the last; all others are shared."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    name, *remaining_path = path
+    inner = module._modules[name]
+    assert inner is not None
+    copied._modules[name] = _replace(inner, remaining_path, part) if remaining_path else part
+    return copied
+
+
+ENCODERS_PASSING_MASKS = (
+    *packed_attention.PACKABLE_ENCODERS,
+    "albert",
+    "data2vec-text",
+    "ernie",
+    "roberta-prelayernorm",
+    "xlm-roberta-xl",
+)
+"""Encoders that hand a mask of four dimensions to every layer's attention as it is. Others make several masks of one with two
+dimensions, such as those whose layers look at windows, or look for padding themselves where there is no mask."""
+
+
+def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
+    """What to pass as `attention_mask`: None if nothing is padded, as far as the host knows.
+
+    transformers asks a mask of two dimensions whether all of it is true (`_ignore_bidirectional_mask_sdpa`).
+
+    Args:
+        config: the encoder's configuration.
+        mask: (N, tokens), 1 for real tokens, which come first.
+    """
+    # Only torch's own attention, and ours, take booleans; that of a decoder also hides what comes later.
+    plain = config._attn_implementation in ("sdpa", packed_attention.ATTENTION_NAME) and not getattr(
+        config, "is_decoder", False
+    )
+    if not plain or config.model_type not in ENCODERS_PASSING_MASKS:
+        return mask
+    # What is compiled or exported has to hold for other texts, too.
+    lengths = None if torch.compiler.is_compiling() else host_lengths.known(mask)
+    if lengths is not None and len(lengths) and lengths.min() == mask.shape[1]:
+        return None
+    return mask[:, None, None].bool()
+
+
+class TextNetwork(nn.Module):
+    """An encoder with one linear output per head.
+
+    Inputs are token ids, token types if the tokenizer has them for these texts, and attention mask, all (N, tokens)
+    int64. The output is a dict of (N, classes) by head name, or the tensor alone for a single head with the empty name.
+    """
+
+    INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
+    """By number of inputs."""
+
+    def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
+        super().__init__()
+        # The pooler is unused; its weights would be saved and optimized for nothing.
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # type: ignore[assignment]
+        self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
+        self.dropout = nn.Dropout(dropout)
+        width = encoder.config.hidden_size  # type: ignore[union-attr]
+        self.heads = nn.ModuleList(nn.Linear(width, classes) for classes in outputs.values())  # type: ignore[arg-type]
+        for head in self.heads:
+            nn.init.normal_(head.weight, std=0.02)  # type: ignore[arg-type]
+            nn.init.zeros_(head.bias)  # type: ignore[arg-type]
+
+    def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.outputs(self.pooled(self._hidden(*inputs), inputs[-1]))
+
+    def _hidden(self, *inputs: Tensor) -> Tensor:
+        return self.encoder(**name_inputs(self.encoder, inputs)).last_hidden_state  # type: ignore[no-any-return]
+
+    def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """One vector per text, (N, width)."""
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        if self.pooling == "max":
+            return hidden.masked_fill(mask.unsqueeze(2) == 0, torch.finfo(hidden.dtype).min).amax(dim=1)
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+    def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs of all heads, by name."""
+        vector = self.dropout(vector)
+        outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
+        return outputs.get("", outputs)
+
+    def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
+        """As `forward`, but the layers compute only the real tokens, without padding."""
+        assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
+        upper = UpperLayers(self, build_upper_encoder(self.encoder, self.embeddings, self.layers, 0))
+        return upper.packed(compute_layer_input(self.encoder, self.layers[0], inputs), inputs[-1])
+
+    def split_at_frozen(self, *inputs: Tensor) -> FrozenSplit | None:
+        """Split before the first trainable layer; if the whole encoder is frozen, behind its pooled vectors."""
+        encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
+        if not any(p.requires_grad for p in encoder.parameters()):
+            return FrozenSplit(
+                "the whole encoder",
+                lambda *inputs: (self.pooled(self._hidden(*inputs), inputs[-1]),),
+                self.outputs,
+            )
+        count = count_untrained(encoder, layers, inputs) if isinstance(layers, nn.ModuleList) else 0
+        if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
+            return None
+        upper = UpperLayers(self, build_upper_encoder(encoder, embeddings, layers, count))
+        return FrozenSplit(
+            f"the embeddings and {count} of {len(layers)} layers",
+            lambda *inputs: (compute_layer_input(encoder, layers[count], inputs), inputs[-1]),
+            upper.padded,
+            upper.packed,
+        )
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """The module that `freeze: {embeddings: true}` freezes."""
+        module = getattr(self.encoder, "embeddings", None)
+        return module if isinstance(module, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator]
+
+    @property
+    def layers(self) -> nn.Module | None:
+        """The layers that `freeze: {layers: N}` counts; None if the encoder shares one layer's weights."""
+        count = getattr(self.encoder.config, "num_hidden_layers", 0)
+        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
+        return next((part for part in lists if len(part) == count), None)
+
+
+@dataclass(frozen=True)
+class UpperLayers:
+    """The upper layers of a network and its heads; takes the first layer's input and the mask."""
+
+    network: TextNetwork
+    layers: Callable[..., Any]
+
+    def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs from padded hidden states (N, tokens, width)."""
+        encoder_mask = reduce_mask(self.network.encoder.config, mask)
+        return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=encoder_mask).last_hidden_state, mask)
+
+    def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs, computed from the real tokens only."""
+        return self._outputs(
+            packed_attention.encode_packed(self.layers, self.network.encoder.config, hidden, mask), mask
+        )
+
+    def _outputs(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.network.outputs(self.network.pooled(hidden, mask))
+
+
+def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
+    """Build the network with random weights. Arguments are plain values, stored in `model/`.
+
+    Args:
+        config: of the encoder, as in the config.json of transformers.
+        outputs: number of classes by head name.
+        pooling: `cls`, `mean` or `max`.
+        dropout: rate before the outputs.
+
+    Raises:
+        ValueError: if the library would load more than the configuration.
+    """
+    if entry := families.entry_from_elsewhere(config):
+        raise ValueError(f"{entry} would load something from elsewhere")
+    settings = {name: value for name, value in config.items() if name != "model_type"}
+    with quiet() as transformers:
+        encoder = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
+        )
+    return TextNetwork(encoder, outputs, pooling, dropout)
+
+
+def probe(network: TextNetwork, source: Pretrained, longest: int, *, types: bool) -> None:
+    """Run one text of the maximum length through the network, with token types or without.
+
+    Raises:
+        SpecError: if the encoder cannot process it.
+    """
+    ones = torch.ones(1, longest, dtype=torch.int64)
+    network.eval()
+    try:
+        with quiet(), torch.inference_mode():
+            network(*[ones] * (3 if types else 2))
+    except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
+        source.refuse(
+            f"{source.folder} is a {source.config.model_type}, which does not accept texts of {longest} tokens here: "
+            f"{type(error).__name__}: {str(error)[:200]}",
+            ENCODERS,
+            "use another folder",
+        )
+    network.train()

@@ -1,0 +1,197 @@
+"""Image networks from the timm library."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.errors import SpecError
+from drivetrain.job.images import ImageJob
+from drivetrain.job.model import ImageTimm
+from drivetrain.models import safetensors_file
+from drivetrain.pretrained.timm_folder import TimmFolder
+
+ASIDE = Path(sys.prefix) / "lib" / "timm"
+"""The folder of torchvision; `docker/unused/aside` fills it."""
+
+
+def load_timm() -> Any:
+    """The module timm.
+
+    Raises:
+        SpecError: if it cannot be imported.
+    """
+    try:
+        with _torchvision():
+            import timm
+    except Exception as error:  # a torchvision built for another torch version raises more than ImportError
+        raise SpecError(
+            f"model.source: timm cannot be imported here: {type(error).__name__}: {str(error)[:200]}",
+            "timm with a torchvision that fits this torch: the images and `make setup` have both",
+            "train in a container, or pip install 'drivetrain[timm]', or use a built-in network or source: transformers",
+        ) from None
+    return timm
+
+
+@contextlib.contextmanager
+def _torchvision() -> Iterator[None]:
+    """Make torchvision importable: the installed one if there is one, else the one aside, without its operators.
+
+    torchvision's wheels are built for one build of torch. The usual one needs CUDA's libraries, and beside a torch for
+    CPUs its import fails when it describes operators that could not be loaded. The images and `make setup` therefore
+    keep torchvision in a folder of its own, where nothing else finds it.
+    """
+    if "timm" in sys.modules or importlib.util.find_spec("torchvision") or not (ASIDE / "torchvision").is_dir():
+        yield
+        return
+    register = torch.library.register_fake
+    sys.path.append(str(ASIDE))
+    torch.library.register_fake = _but_of_torchvision(register)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot read images, which is not its task here
+            yield
+    finally:
+        torch.library.register_fake = register
+        sys.path.remove(str(ASIDE))
+
+
+def _but_of_torchvision(register: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.library.register_fake` that leaves out the operators of torchvision."""
+
+    def register_unless_torchvision(operator: object, *arguments: object, **options: object) -> Any:
+        if isinstance(operator, str) and operator.startswith("torchvision::"):
+            return lambda function: function
+        return register(operator, *arguments, **options)
+
+    return register_unless_torchvision
+
+
+_ARCHITECTURE = re.compile(r"[\w.]+")
+
+
+def build(*, name: str, classes: int, channels: int, image_size: int, dropout: float) -> nn.Module:
+    """Build a network with random weights; input (N, channels, H, W), output (N, classes).
+
+    Raises:
+        SpecError: if timm cannot be imported.
+        RuntimeError: if timm has no such architecture.
+        ValueError: if the name is no architecture, but an address of the hub or a folder, which timm would read.
+    """
+    if not _ARCHITECTURE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of an architecture")
+    timm = load_timm()
+    fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    size = {"img_size": image_size} if fixed is not None and fixed.fixed_input_size else {}
+    network: nn.Module = timm.create_model(
+        name, pretrained=False, num_classes=classes, in_chans=channels, drop_rate=dropout, **size
+    )
+    return network
+
+
+def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
+    """Build the network of a job, with the weights it names.
+
+    Raises:
+        SpecError: if timm cannot be imported, or has no such architecture, or the weights do not fit.
+    """
+    architectures = load_timm().list_models()
+    if spec.name not in architectures and spec.name.split(".")[0] not in architectures:
+        near = ", ".join(difflib.get_close_matches(spec.name, architectures, 3)) or "timm.list_models() lists them"
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "name"),
+                    f"timm has no network {spec.name!r}",
+                    f"one of its {len(architectures):,} architectures",
+                    near,
+                )
+            ]
+        )
+    try:
+        network = build(**arguments)
+        network.eval()
+        with torch.inference_mode():
+            network(torch.zeros(1, arguments["channels"], arguments["image_size"], arguments["image_size"]))
+    except SpecError:
+        raise
+    except Exception as error:  # architectures of the library raise anything
+        size = arguments["image_size"]
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "name"),
+                    f"{spec.name} does not accept images of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+                    "the size the network was made for",
+                    "change data.image_size",
+                )
+            ]
+        ) from None
+    if spec.weights:
+        _fill(job, spec.weights, network)
+    return network.train()
+
+
+def fill(network: nn.Module, source: TimmFolder) -> set[str]:
+    """Load all tensors but the classifier's from a folder of timm; returns those that stay random.
+
+    Raises:
+        SpecError: if the file cannot be read, or has other tensors.
+    """
+    file = source.folder / "model.safetensors"
+    try:
+        weights = safetensors_file.read(file)
+    except (OSError, ValueError) as error:
+        source.refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again")
+    if wrong := _load_body(network, weights):
+        source.refuse(
+            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}",
+            "weights of this architecture, and for some the image_size of its training",
+            "leave out data.image_size, or use another folder",
+        )
+    return {name for name in network.state_dict() if name.startswith(_classifier(network))}
+
+
+def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
+    """Load all weights but the classifier's, which was trained for other classes, from the file of a job."""
+    key, where = ("model", "weights"), job.resolve(name)
+    if where.suffix != ".safetensors":
+        description, action = f"{where} is not a .safetensors file", f"run `drivetrain convert {where}`"
+        raise SpecError([job.problem(key, description, "weights without pickle", action)])
+    try:
+        weights = safetensors_file.read(where)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            [job.problem(key, f"{where} cannot be read: {error}", "a complete file", "download it again")]
+        ) from None
+    if wrong := _load_body(network, weights):
+        description = (
+            f"{where} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
+        )
+        action = "check that both come from the same network"
+        raise SpecError([job.problem(key, description, "weights of this architecture", action)])
+
+
+def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Load all tensors but the classifier's; returns the names of those that do not fit, and then loads none."""
+    expected, head = network.state_dict(), _classifier(network)
+    body = [name for name in expected if not name.startswith(head)]
+    wrong = [name for name in body if name not in weights or weights[name].shape != expected[name].shape]
+    if not wrong:
+        network.load_state_dict(expected | {name: weights[name] for name in body})
+    return wrong
+
+
+def _classifier(network: nn.Module) -> tuple[str, ...]:
+    names: Any = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")
+    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))

@@ -1,0 +1,110 @@
+"""Activation checkpointing for the repeated blocks of a network."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from drivetrain.errors import SpecError
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+Buffers = dict[nn.Module, dict[str, Tensor | None]]
+
+
+def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a network: two or more modules of one class in a list (encoder layers, ResNet blocks).
+
+    Only modules with submodules count; if blocks are nested, the innermost are returned.
+    """
+    blocks: list[nn.Module] = []
+    alike = Counter(type(child) for child in network.children()) if isinstance(network, _LISTS) else Counter()
+    for child in network.children():
+        inside = find_repeated_blocks(child)
+        is_block = alike[type(child)] > 1 and not isinstance(child, _LISTS) and any(True for _ in child.children())
+        blocks += inside or ([child] if is_block else [])
+    return blocks
+
+
+def recompute(network: nn.Module) -> None:
+    """Make the backward pass recompute the activations of the repeated blocks, one block at a time."""
+    for block in find_repeated_blocks(network):
+        kind: Any = type(block)
+        block.__class__ = _recomputing_class(kind)
+
+
+def recomputes(network: nn.Module) -> bool:
+    """Whether the blocks of a network are recomputed."""
+    return any(isinstance(module, RecomputedBlock) for module in network.modules())
+
+
+class RecomputedBlock(nn.Module):
+    """A block that saves only its inputs. Gradients, dropout and buffers are the same as without recomputation.
+
+    Raises:
+        SpecError: if the block modifies its inputs.
+    """
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if not (torch.is_grad_enabled() and self.training):
+            return super().forward(*inputs, **named)
+        versions = [(x, x._version) for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
+        outputs = checkpoint(
+            super().forward,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=True,
+            context_fn=lambda: _contexts(self),
+            **named,
+        )
+        if any(x._version != version for x, version in versions):
+            # The recomputation would start from modified inputs and silently give a wrong gradient.
+            raise SpecError(
+                f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} modifies its inputs in place",
+                "blocks that do not modify their inputs",
+                "set it to false, or change the block",
+            )
+        return outputs
+
+
+@cache
+def _recomputing_class(kind: Any) -> Any:
+    # A subclass, and not a new `forward` on the instance: a copy of the network would call the original's forward. The
+    # decorator is not used at the definition because it imports the compiler, which takes as long as importing torch.
+    forward = torch.compiler.disable(RecomputedBlock.forward)  # type: ignore[no-untyped-call]
+    return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of the first pass, which changes nothing, and of the recomputation, which uses copies of the buffers."""
+    return contextlib.nullcontext(), as_before(block)
+
+
+def as_before(network: nn.Module) -> AbstractContextManager[None]:
+    """A context that runs the network on copies of its buffers, so that a forward pass leaves no trace in them."""
+    copies: Buffers = {
+        module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+        for module in network.modules()
+        if module._buffers
+    }
+    return _with(copies)
+
+
+@contextlib.contextmanager
+def _with(buffers: Buffers) -> Iterator[None]:
+    """Swap in other buffers: BatchNorm has already counted these samples in the first pass."""
+    original = {module: module._buffers for module in buffers}
+    for module, values in buffers.items():
+        module._buffers = values
+    try:
+        yield
+    finally:
+        for module, values in original.items():
+            module._buffers = values

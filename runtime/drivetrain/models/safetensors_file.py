@@ -1,0 +1,108 @@
+"""Reads safetensors files, and writes them without a second copy in memory.
+
+The format cannot execute code. Reading limits the header's size, since a forged one could exhaust memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from drivetrain.errors import CheckpointError
+from drivetrain.system.fault_points import fault_point
+
+Tensors = Mapping[str, Tensor]
+MOST_HEADER = 16 << 20
+"""Bytes; the header of a hundred thousand tensors takes about ten million."""
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file by name, onto the CPU.
+
+    Raises:
+        OSError: if it cannot be opened.
+        ValueError: if it is no safetensors file, or its header is too long.
+    """
+    if not path.is_file():  # reading a pipe could block for ever
+        raise ValueError("it is not there" if not path.exists() else "it is no file")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"its header has {length} bytes, more than {MOST_HEADER}")
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""dtypes and their names in the format."""
+_ALIGNED = 8
+"""The header's length is a multiple of this many bytes."""
+
+
+def write(path: Path, tensors: Tensors) -> None:
+    """Write a file tensor by tensor, and fsync it.
+
+    The library's writer holds the whole file in memory. Tensors that share memory, such as tied weights, are written
+    once per name.
+
+    Raises:
+        OSError: if it cannot be written.
+        CheckpointError: if the format does not support the dtype of a tensor.
+    """
+    fault_point("write tensors")
+    with path.open("wb") as file:
+        for piece in pieces(tensors):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pieces(tensors: Tensors) -> Iterator[memoryview]:
+    """The bytes of such a file: its header, then tensor by tensor.
+
+    Raises:
+        CheckpointError: if the format does not support the dtype of a tensor.
+    """
+    # Largest elements first, as the library does it, so that each tensor is aligned to its element size.
+    rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, end = {}, 0
+    for name, value in rows:
+        if value.dtype not in _KINDS:
+            raise CheckpointError(
+                f"{name} is of type {str(value.dtype).removeprefix('torch.')}",
+                "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
+                "keep it in one of these",
+            )
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, value in rows:
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data

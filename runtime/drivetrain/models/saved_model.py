@@ -1,0 +1,205 @@
+"""The `model/` folder: final weights in safetensors, configuration, labels and preprocessing; all that `predict` needs.
+
+model/  model.safetensors   weights of the best evaluation (averaged, if the job keeps an EMA)
+        raw.safetensors     the same weights without averaging, if the job keeps an EMA
+        config.json         how to build the network, its heads, the preprocessing, and where the weights come from
+        code/               the user's Python files, if they define the network
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import Head, head
+from drivetrain.errors import CheckpointError, DrivetrainError
+from drivetrain.models import safetensors_file
+from drivetrain.models.builders import BUILDERS, no_larger_than
+from drivetrain.models.networks import user_network
+from drivetrain.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.files import read_json, storage_error, sync_folder
+from drivetrain.system.run_files import RunFiles, refuse_links
+from drivetrain.system.version import VERSION
+
+FORMAT = 1
+_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A trained network, loaded from its folder."""
+
+    folder: Path
+    task: str
+    network: nn.Module
+    """On the CPU, in evaluation mode."""
+    heads: dict[str, Head]
+    preprocessing: dict[str, Any]
+    trained: dict[str, Any]
+    """Run, step, epoch and metric of the weights."""
+
+
+def commit(
+    final: Path, groups: dict[str, dict[str, Tensor]], config: Mapping[str, object], code: Mapping[str, bytes]
+) -> Path:
+    """Write a model folder atomically, replacing an older one.
+
+    Args:
+        final: the folder.
+        groups: tensors by file stem.
+        config: content of `config.json`, beside its format and our version.
+        code: the user's Python files, if they define the network.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    fault_point("commit model")
+    unfinished = final.with_name(f".tmp-model-{os.getpid()}")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        for stem, tensors in groups.items():
+            safetensors_file.write(unfinished / f"{stem}.safetensors", tensors)
+        for name, content in code.items():
+            (unfinished / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / "code" / name).write_bytes(content)
+        RunFiles(unfinished).write_json(CONFIG, {"format": FORMAT, "drivetrain": VERSION, **config})
+        if final.exists():
+            shutil.rmtree(final)
+        unfinished.rename(final)
+        sync_folder(final.parent)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise storage_error(final, error) from None
+    return final
+
+
+def find(path: Path) -> Path:
+    """The model folder in a run folder, or the path itself if it is one.
+
+    Raises:
+        CheckpointError: if there is none, or a link is in it.
+    """
+    if folder := model_folder(path):
+        refuse_links(folder)
+        return folder
+    description = f"{path} has no trained model"
+    if not path.is_dir():
+        description = f"{path} is {'a file' if path.exists() else 'missing'}"
+    elif (path / "state.json").exists():
+        description += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
+    raise CheckpointError(
+        description,
+        POSSIBLE,
+        "use such a folder; `drivetrain train` resumes an unfinished run",
+    )
+
+
+def load(path: Path, *, consent: bool = False) -> SavedModel:
+    """Load the model of a run folder, or of a model folder that was copied elsewhere.
+
+    Args:
+        path: the folder.
+        consent: whether the user agreed to run the code of a model folder that lies outside of its run.
+
+    Raises:
+        CheckpointError: if there is none, it is incomplete, or it needs code that may not be run.
+    """
+    folder = find(path)
+    config = _config(folder)
+    network = _network(folder, config, consent)
+    if config["preprocessing"].get("kind") == "own":
+        config["preprocessing"]["code"] = str(folder / "code")
+    _fill(network, folder)
+    return SavedModel(
+        folder,
+        config["task"],
+        network.eval(),
+        _heads(folder, config["heads"]),
+        config["preprocessing"],
+        config["trained"],
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = RunFiles(folder).read_json(CONFIG)
+    if not isinstance(config, dict):
+        _refuse(folder, f"{CONFIG} is incomplete")
+    if config.get("format") != FORMAT:
+        _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
+    for key, kind in _KEYS.items():
+        if not isinstance(config.get(key), kind):
+            _refuse(folder, f"{CONFIG} has no {key}")
+    return config
+
+
+def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+    """Build the network; its weights are not loaded yet."""
+    if config["builder"] == "own":
+        return _own(folder, config, consent)
+    if config["builder"] == "python":
+        _refuse(folder, "the network was passed in by a Python program, and only that program can build it")
+    if config["builder"] not in BUILDERS:
+        _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
+    try:
+        with no_larger_than(folder / WEIGHTS):
+            return BUILDERS[config["builder"]](**config["arguments"])
+    except DrivetrainError:
+        raise
+    except Exception as error:  # an edited config.json can make a builder raise anything
+        _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
+
+
+def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+    """Build the network from the user's code."""
+    kinds = {"file": str, "factory": str, "arguments": dict, "inputs": list}
+    if not isinstance(config.get("code"), dict) or any(
+        not isinstance(config["arguments"].get(key), kind) for key, kind in kinds.items()
+    ):
+        _refuse(folder, f"{CONFIG} does not name the code of the network")
+    return user_network.rebuilt(folder, config["code"], config["arguments"], consent=consent)
+
+
+def _fill(network: nn.Module, folder: Path) -> None:
+    """Load the weights; names and shapes must match the network exactly."""
+    try:
+        stored = safetensors_file.read(folder / WEIGHTS)
+    except (OSError, ValueError) as error:
+        _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
+    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    stored_shapes = {name: tuple(value.shape) for name, value in stored.items()}
+    wrong = [
+        f"{name} is {stored_shapes.get(name, 'missing')}, expected {shape}"
+        for name, shape in expected.items()
+        if stored_shapes.get(name) != shape
+    ]
+    wrong += [f"{name} is not part of the network" for name in stored_shapes if name not in expected]
+    if wrong:
+        remainder = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{remainder}")
+    network.load_state_dict(stored)
+
+
+def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
+    names = {field.name for field in fields(Head)}
+    heads = {}
+    for row in rows:
+        if not isinstance(row, dict) or not {"name"} <= set(row) <= names:
+            _refuse(folder, f"{CONFIG}: a head is incomplete")
+        heads[row["name"]] = head(row)
+    return heads
+
+
+def _refuse(folder: Path, wrong: str) -> NoReturn:
+    raise CheckpointError(
+        f"{folder}: {wrong}",
+        "a model folder as written at the end of training",
+        "copy the folder again, or use the version of drivetrain that wrote it",
+    )

@@ -1,0 +1,96 @@
+"""Works around an oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
+
+oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it counts 8 (AVX2) or
+16 (AVX-512) channels per pixel, while the workspace has room for the real number. With one thread it writes past the
+end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's part:
+silently wrong gradients, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the bug:
+https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` picks that layout by itself, so leaving
+channels_last off does not avoid it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+NARROW = 16
+"""From this number of channels on (one AVX-512 register) the workspace is large enough."""
+
+
+def rewrite(network: nn.Module) -> None:
+    """Change how the affected convolutions are computed, in place; results are the same up to rounding.
+
+    Stride and all other attributes keep their values, since user networks may read them. Direct calls of
+    `torch.nn.functional` are not covered.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and _is_affected(module, module.in_channels):
+            module._conv_forward = partial(_convolve_thinned, module.stride)  # type: ignore[method-assign]
+        elif isinstance(module, nn.ConvTranspose2d) and _is_affected(module, module.out_channels):
+            module.forward = partial(_spread, module)  # type: ignore[method-assign]
+
+
+def rewritten(network: nn.Module) -> list[str]:
+    """Names of the convolutions that `rewrite` changed."""
+    return [name for name, module in network.named_modules() if _method(module)]
+
+
+def restore_layers(network: nn.Module) -> None:
+    """Restore torch's convolutions, in place."""
+    for module in network.modules():
+        if name := _method(module):
+            delattr(module, name)
+
+
+@contextlib.contextmanager
+def rewritten_for_block(network: nn.Module) -> Iterator[None]:
+    """Compute the affected convolutions of a network in the safe way within the `with` block."""
+    is_rewritten = bool(rewritten(network))  # by the training itself, which keeps it so
+    rewrite(network)
+    try:
+        yield
+    finally:
+        if not is_rewritten:
+            restore_layers(network)
+
+
+def _method(module: nn.Module) -> str | None:
+    """The method that `rewrite` has overridden on this instance; None if it has not."""
+    for name, ours in (("_conv_forward", _convolve_thinned), ("forward", _spread)):
+        if getattr(vars(module).get(name), "func", None) is ours:
+            return name
+    return None
+
+
+def _is_affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
+    """Whether oneDNN may use the faulty kernel; `channels` is the channel count of the strided side."""
+    plain = module.groups == 1 and set(module.kernel_size) == {1} and not any(_numbers(module.padding))
+    has_whole_output = isinstance(module, nn.Conv2d) or all(
+        p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)
+    )
+    return plain and has_whole_output and channels < NARROW and max(module.stride) > 1
+
+
+def _numbers(padding: Any) -> tuple[int, ...]:
+    return (0,) if padding == "valid" else tuple(padding)
+
+
+def _convolve_thinned(stride: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows, columns = stride
+    return functional.conv2d(x[..., ::rows, ::columns], weight, bias)
+
+
+def _spread(module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    if output_size is not None:
+        return type(module).forward(module, input, output_size)
+    rows, columns = module.stride
+    output = functional.conv_transpose2d(input, module.weight)
+    *front, height, width = output.shape
+    canvas = output.new_zeros((*front, height * rows, width * columns))
+    canvas[..., ::rows, ::columns] = output
+    return canvas if module.bias is None else canvas + module.bias.to(canvas.dtype)[:, None, None]

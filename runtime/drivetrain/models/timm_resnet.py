@@ -1,0 +1,64 @@
+"""Pretrained weights of timm and torchvision for the built-in ResNets, which have the same layers under other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from drivetrain.models import safetensors_file
+from drivetrain.pretrained.timm_folder import TimmFolder
+
+_LAYER = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn|downsample\.)(\d+)\.(\w+)")
+
+
+def our_name(name: str) -> str:
+    """The name of a tensor of theirs in our ResNet; empty for one that it has no place for.
+
+    Args:
+        name: such as `layer2.0.conv1.weight`.
+    """
+    kind, _, suffix = name.partition(".")
+    if kind in ("conv1", "bn1"):
+        return f"stem.{int(kind == 'bn1')}.{suffix}"
+    if not (match := _LAYER.fullmatch(name)):
+        return ""
+    stage, block, part, number, value = match.groups()
+    prefix = f"stages.{int(stage) - 1}.{block}"
+    if part == "downsample.":
+        return f"{prefix}.shortcut.{number}.{value}"
+    return f"{prefix}.main.{3 * (int(number) - 1) + int(part == 'bn')}.{value}"
+
+
+def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors under our names, without their classifier."""
+    return {ours: value for name, value in weights.items() if (ours := our_name(name))}
+
+
+def fill(network: nn.Module, source: TimmFolder) -> set[str]:
+    """Load all tensors but the classifier's; returns those that stay random.
+
+    Raises:
+        SpecError: if the file cannot be read, or has other tensors.
+    """
+    file = source.folder / "model.safetensors"
+    try:
+        weights = rename_tensors(safetensors_file.read(file))
+    except (OSError, ValueError) as error:
+        source.refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again")
+    expected = network.state_dict()
+    fresh = {name for name in expected if name.startswith("classifier.")}
+    wrong = [
+        name
+        for name, value in expected.items()
+        if name not in fresh and (name not in weights or weights[name].shape != value.shape)
+    ] + sorted(weights.keys() - expected.keys())
+    if wrong:
+        source.refuse(
+            f"{file} does not fit: {len(wrong)} tensors are missing, of another shape or too many: {', '.join(wrong[:3])}",
+            "weights of this very ResNet, as timm and torchvision name them",
+            "use another folder",
+        )
+    network.load_state_dict(expected | weights)
+    return fresh

@@ -1,0 +1,136 @@
+"""The optimizations: one file each. They are found by listing this folder; there is no registry.
+
+The file name is the key under `optimize:`, the row in the plan, the line in the report and the test id. A file holds
+
+    STAGE, EFFECT, OFF, Values                          EFFECT may be a function of the workload
+    choose(job, hardware, workload) -> Choice           the default and its reason; workload may be None
+    refuse(job, hardware, workload, value) -> str|None  why a requested value is not possible
+    candidates(job, hardware, workload) -> list         values that the tuner compares; one value: not measured
+    apply(run, value) -> None                           with `effective`, the only part that touches torch
+    effective(run) -> value                             the effective value, read back after assembly
+
+and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
+preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
+lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
+names the optimization without which it has no effect, and so is not measured. A setting that `drivetrain calibrate`
+probes has probed(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
+
+Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
+optimization may read and change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.optimizations.interface.assembled_run import AssembledRun
+from drivetrain.optimizations.interface.choice import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+__all__ = [
+    "AssembledRun",
+    "Choice",
+    "Effect",
+    "Optimization",
+    "Stage",
+    "Value",
+    "environment",
+    "every",
+    "off_values",
+    "wanted",
+]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The interface of one optimization, read from its file."""
+
+    name: str
+    sentence: str
+    stage: Stage
+    effect: Callable[[Workload | None], Effect]
+    off: Value
+    values: Any
+    """The type of its values, for validation and the schema."""
+    choose: Callable[[Job, Hardware, Workload | None], Choice]
+    refuse: Callable[[Job, Hardware, Workload | None, Value], str | None]
+    candidates: Callable[[Job, Hardware, Workload | None], list[Value]]
+    apply: Callable[[AssembledRun, Value], None]
+    effective: Callable[[AssembledRun], Value]
+    environment: Callable[[Hardware, Value], dict[str, str]]
+    lacks: Callable[[Job, Hardware], str | None]
+    """What this machine or job lacks for it to apply; None if it applies."""
+    preloaded: Callable[[], Value] | None
+    """The effective value in a process that is already running; only for libraries that `environment` preloads."""
+    needs: str | None
+    """The optimization without which it has no effect."""
+    probed: Callable[[Job, Hardware, Workload | None], tuple[Probe, ...]]
+    """The probes of the machine's calibration that predict its values for this network; none if it is not probed."""
+    redraws: bool
+    """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
+
+
+def _constant(effect: Effect, workload: Workload | None) -> Effect:
+    return effect
+
+
+def _from(module: ModuleType) -> Optimization:
+    return Optimization(
+        name=module.__name__.rsplit(".", 1)[-1],
+        sentence=(module.__doc__ or "").strip().partition("\n")[0],
+        stage=module.STAGE,
+        effect=module.EFFECT if not isinstance(module.EFFECT, Effect) else partial(_constant, module.EFFECT),
+        off=module.OFF,
+        values=module.Values,
+        choose=module.choose,
+        refuse=module.refuse,
+        candidates=module.candidates,
+        apply=module.apply,
+        effective=module.effective,
+        environment=getattr(module, "environment", lambda hardware, value: {}),
+        lacks=getattr(module, "lacks", lambda job, hardware: None),
+        preloaded=getattr(module, "preloaded", None),
+        needs=getattr(module, "NEEDS", None),
+        probed=getattr(module, "probed", lambda job, hardware, workload: ()),
+        redraws=getattr(module, "REDRAWS", False),
+    )
+
+
+def requested_or(job: Job, name: str, choice: Choice) -> Value:
+    """The value that the job requests under this name, else the choice."""
+    requested: Value = job.optimize.get(name, "auto")
+    return choice.value if requested == "auto" else requested
+
+
+def off_values() -> dict[str, Value]:
+    """Plain PyTorch: the value of each optimization that turns it off."""
+    return {optimization.name: optimization.off for optimization in every()}
+
+
+def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, str]:
+    """Environment variables that must be set before a process starts for these values; preloads are joined."""
+    merged: dict[str, str] = {}
+    for optimization in every():
+        if optimization.name in values:
+            for key, value in optimization.environment(hardware, values[optimization.name]).items():
+                merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
+    return merged
+
+
+@cache
+def every() -> tuple[Optimization, ...]:
+    """All optimizations, ordered by (stage, name)."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg)
+    loaded = [_from(importlib.import_module(f"{__name__}.{name}")) for name in names]
+    return tuple(sorted(loaded, key=lambda o: (o.stage, o.name)))

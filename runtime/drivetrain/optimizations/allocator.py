@@ -1,0 +1,71 @@
+"""Preloads tcmalloc, which allocates the many short-lived tensors of a training step without system calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations.interface import similar_work
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.EXACT
+OFF = "off"
+Values = Literal["tcmalloc", "off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """tcmalloc on a CPU, if it is installed."""
+    if hardware.gpu is not None:
+        return Choice(OFF, "training runs on the GPU, which has its own allocator")
+    if hardware.system == "Darwin":
+        return Choice(OFF, "nothing can be preloaded on macOS")
+    if hardware.libraries.tcmalloc:
+        return Choice("tcmalloc", "installed; it reuses large buffers without page faults")
+    return Choice(OFF, "tcmalloc is not installed (Debian: libtcmalloc-minimal4)")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """If the library is not installed."""
+    if value != OFF and not hardware.libraries.tcmalloc:
+        return "libtcmalloc is not installed on this machine"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """tcmalloc against the C library's malloc."""
+    return ["tcmalloc", OFF] if hardware.libraries.tcmalloc else [OFF]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """Preload the library, without its warnings about large blocks, which are irrelevant here."""
+    if value == OFF or not hardware.libraries.tcmalloc:
+        return {}
+    return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind, in processes with this allocator and with the C library's."""
+    return similar_work.for_any_size(job, hardware, "allocator")
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Nothing: the environment already did it."""
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether the library is mapped into this process."""
+    return preloaded()
+
+
+def preloaded() -> Value:
+    """The effective value, without a run."""
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
+    return "tcmalloc" if "libtcmalloc" in mapped else OFF

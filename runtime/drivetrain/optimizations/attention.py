@@ -1,0 +1,88 @@
+"""Selects the kernels of scaled dot-product attention: the deterministic ones, or those that use least memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = "auto"
+Values = Literal["auto", "flash", "efficient", "math"]
+
+_KERNELS = {
+    "auto": (True, True, True),
+    "flash": (True, False, False),
+    "efficient": (False, True, False),
+    "math": (False, False, False),
+}
+"""By value: whether flash, memory-efficient and cuDNN kernels are allowed; plain math always is."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash attention."""
+    gpu = hardware.gpu
+    if not _attends(workload):
+        return Choice("auto", "the network has no attention layer")
+    if gpu is None:
+        return Choice("auto", "on a CPU torch has one fused kernel and uses it where possible")
+    if gpu.capability >= (8, 0):
+        if job.train.is_deterministic(on_gpu=True):
+            return Choice("flash", "flash without a mask, else math: the other backward kernels are not deterministic")
+        return Choice("auto", "torch picks flash, memory-efficient or cuDNN by shape")
+    if job.train.is_deterministic(on_gpu=True):
+        return Choice("math", "flash needs capability 8.0, and the memory-efficient backward pass is not deterministic")
+    return Choice(
+        "efficient",
+        "flash needs capability 8.0; memory-efficient attention works from 5.0, with memory linear in length",
+    )
+
+
+def _attends(workload: Workload | None) -> bool:
+    """Whether there is an attention layer; assumed until the network is known."""
+    return workload is None or any("Attention" in layer for layer in workload.layers)
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to GPUs only, which have several kernels."""
+    return None if hardware.gpu else "no GPU"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """On a CPU, which has one kernel; flash below capability 8.0; any value if the network has no attention."""
+    if value == OFF:
+        return None
+    if hardware.gpu is None:
+        return "a CPU has only one attention kernel"
+    if not _attends(workload):
+        return "the network has no attention layer, so the setting would have no effect"
+    if value == "flash" and hardware.gpu.capability < (8, 0):
+        chip = hardware.gpu
+        return f"{chip.name} has capability {chip.capability[0]}.{chip.capability[1]}; flash attention needs 8.0"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not measured: torch picks the fastest of the allowed kernels."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Set the kernels that torch may use."""
+    from drivetrain.system import torch_settings
+
+    torch_settings.allow_attention_kernels(*_KERNELS[str(value)])
+
+
+def effective(run: AssembledRun) -> Value:
+    """The kernels that torch may use."""
+    from drivetrain.system import torch_settings
+
+    now = torch_settings.attention_kernels()
+    return next((name for name, kernels in _KERNELS.items() if kernels == now), "mixed")

@@ -1,0 +1,87 @@
+"""Stores images in channels_last layout, which spares convolution kernels a conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
+from drivetrain.optimizations.interface import similar_work
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+MAX_ERROR_LETTERS = 120
+"""Letters of torch's error that are shown."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for convolutions over images, except on GPUs without tensor cores."""
+    if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
+        return Choice(OFF, "the network has no 2D convolution")
+    if workload and workload.layout_obstacle:
+        return Choice(OFF, _describe_layout_failure(workload))
+    if obstacle := sharding.obstacle(job, hardware, workload):
+        return Choice(OFF, obstacle)
+    if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
+        return Choice(OFF, "convolution kernels of this GPU are faster in NCHW layout")
+    if hardware.system == "Darwin":
+        return Choice(
+            OFF, "no gain is known with torch's convolutions for macOS; used only if measured faster or requested"
+        )
+    reason = "convolutions need no reordering in NHWC layout"
+    if hardware.gpu:
+        return Choice(True, f"cuDNN {reason}")
+    if hardware.cpu.architecture == "aarch64":
+        return Choice(True, f"oneDNN's Arm Compute Library: its {reason}")
+    return Choice(True, f"oneDNN {reason}")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Without convolutions: only four-dimensional weights have this layout."""
+    if value and workload is not None and not workload.has("Conv2d"):
+        return "the network has no 2D convolution, so the setting would have no effect"
+    if value and workload is not None and workload.layout_obstacle:
+        return f"{_describe_layout_failure(workload)}; x.flatten(1) or x.reshape work in every layout, where x.view does not"
+    return sharding.obstacle(job, hardware, workload) if value else None
+
+
+def _describe_layout_failure(workload: Workload) -> str:
+    error_text = workload.layout_obstacle[:MAX_ERROR_LETTERS]
+    return f"the network fails in this layout, not in the usual one: {error_text}"
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Measured if there are convolutions: up to 1.5x faster, sometimes slower."""
+    possible = refuse(job, hardware, workload, True) is None
+    return [True, OFF] if possible else [OFF]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """The layout of a convolutional network, in the number format of the job."""
+    precision = job.optimize.get("precision", "auto")
+    setting = "" if precision in ("auto", "fp32") else f"precision={precision}"
+    return similar_work.nearest(job, hardware, workload, "channels_last", setting)
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Convert the weights, and each batch of images before the forward pass."""
+    import torch
+
+    run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run.configure_step(memory_format=torch.channels_last)
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether the weights of the convolutions are in channels_last layout."""
+    import torch
+
+    # With a single channel or a single pixel both layouts are the same, and torch may report either.
+    weights = [p for p in run.model.parameters() if p.ndim == 4 and min(p.shape[1:]) > 1]
+    return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)

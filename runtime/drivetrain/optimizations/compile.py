@@ -1,0 +1,83 @@
+"""Compiles the network with torch.compile: fused kernels, at the cost of compile time."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, requested_or, sharding, unpadding
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.COMPILE
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Off unless the job sets cuda_graphs: only a measurement shows whether a run is long enough to pay for it."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if hardware.gpu is None:
+        return Choice(
+            False,
+            "on CPUs the speedup is 0.8x to 1.2x and compiling takes up to a minute; used only if measured faster or requested",
+        )
+    if job.optimize.get("cuda_graphs") is True:
+        return Choice(True, "the job sets cuda_graphs, which needs compile")
+    return Choice(False, "compiling takes up to a minute; used only if measured faster over the whole run or requested")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
+    gradient_checkpointing or packed texts.
+    """
+    if not value:
+        return None
+    if obstacle := sharding.obstacle(job, hardware, workload):
+        return obstacle
+    if job.optimize.get("gradient_checkpointing") is True:
+        return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
+    if requested_or(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:
+        return "unpadding gives every step another input shape; set compile: true to split batches into chunks instead"
+    gpu, storage = hardware.gpu, hardware.storage
+    if gpu is not None and gpu.capability < (7, 0):
+        return f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; torch.compile needs 7.0"
+    if hardware.compiler is None:
+        return "there is no C++ compiler with Python headers"
+    if not storage.cache_writable:
+        return f"the compile cache {storage.cache} is not writable"
+    if not storage.cache_exec:
+        return f"the compile cache {storage.cache} is mounted noexec"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Measured wherever it is possible."""
+    return [False] if refuse(job, hardware, workload, True) else [True, False]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """The folder of the compile cache."""
+    return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Compile the forward pass; the network and its saved weights stay the same."""
+    from drivetrain.system import torch_settings
+
+    # In a trial by the tuner the plan of the process had not requested compilation, so the variable is not set.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
+    on_gpu = run.device.type == "cuda"
+    torch_settings.compile_for(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
+    run.compile_step()
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether the forward pass is compiled."""
+    return run.step.compiled

@@ -1,0 +1,96 @@
+"""Computes with as many threads as the container has CPUs; under a CPU quota more threads slow each other down."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.distributed import world
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations.interface import similar_work
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.ROUNDING
+OFF = "off"
+Values = Annotated[int, Field(ge=1)] | Literal["off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both."""
+    cpu, threads = hardware.cpu, threads_of(hardware)
+    together = world.local_ranks(job, hardware)
+    if together > 1:
+        return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
+    if threads < cpu.budget:
+        reason = f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs"
+        if threads == cpu.fast_cores:
+            reason = f"the {threads} fast ones of {cpu.cores} cores: every thread gets an equal share, so slow cores make the others wait"
+        if job.optimize.get("measure", "auto") == "off":
+            return Choice(threads, reason)
+        return Choice(threads, f"{reason}; long runs measure {cpu.budget}, too", provisional=True)
+    if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
+        return Choice(
+            threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
+        )
+    reason = "the one CPU" if threads == 1 else f"all {threads} CPUs"
+    return Choice(threads, f"{reason} available to this process")
+
+
+def threads_of(hardware: Hardware) -> int:
+    """The number that `choose` chooses, also for processes without a job."""
+    cpu = hardware.cpu
+    return max(1, min(cpu.budget, cpu.cores, cpu.fast_cores or cpu.cores))
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """More threads than CPUs in the affinity mask."""
+    if value != OFF and int(value) > hardware.cpu.affinity:
+        return f"only {hardware.cpu.affinity} CPUs are available to this process"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """The choice; all logical CPUs, as hyperthreads and slow cores help some networks; and fewer, for small work."""
+    best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
+    shared = threads_of(hardware) < budget and world.local_ranks(job, hardware) == 1
+    return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """The variables that OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
+    if value == OFF:
+        return {}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    return dict.fromkeys(names, str(value))
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind; none if other processes were at work when the machine was calibrated."""
+    busy = hardware.calibration is None or hardware.calibration.is_busy
+    return () if busy else similar_work.for_any_size(job, hardware, "cpu_threads")
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Set torch's pools: intra-op to the value, inter-op to 1."""
+    import torch
+
+    torch.set_num_threads(int(value))
+    if torch.get_num_interop_threads() != 1:
+        # A host program may have started this pool already; a network in eager mode does not use it.
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_interop_threads(1)
+
+
+def effective(run: AssembledRun) -> Value:
+    """The size of torch's intra-op pool."""
+    import torch
+
+    return torch.get_num_threads()

@@ -1,0 +1,67 @@
+"""Records the GPU kernels of a step as a CUDA graph and replays it, which removes launch overhead in small networks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, compile
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.COMPILE
+EFFECT = Effect.ROUNDING
+OFF = False
+NEEDS = "compile"
+Values = bool
+
+MAX_SMALL_NETWORK = 30_000_000
+"""Parameters; in smaller networks a GPU may wait for the host to launch kernels."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Off: it takes memory for every batch size, and helps only if launches are the bottleneck, which a measurement
+    shows.
+    """
+    return Choice(
+        OFF, refuse(job, hardware, workload, True) or "used for small networks if measured faster, or if requested"
+    )
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """On a CPU; if compile is off or not possible, since it is a mode of compile; with a fixed micro_batch."""
+    if not value:
+        return None
+    if hardware.gpu is None:
+        return "CUDA graphs need a GPU; this job runs on a CPU"
+    if job.optimize.get("compile") is False:
+        return "it needs compile, which the job turns off"
+    if obstacle := compile.refuse(job, hardware, workload, True):
+        return f"it needs compile, which is not possible here: {obstacle}"
+    if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
+        return "optimize.micro_batch accumulates gradients, which a replayed graph would overwrite"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Measured for small networks that will be compiled; large ones keep the GPU busy anyway."""
+    small = workload is not None and workload.parameters <= MAX_SMALL_NETWORK and not workload.ragged
+    return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Compile the forward pass in the mode that records graphs, if `compile` is on."""
+    if run.plan.value("compile"):
+        run.compile_step(graphs=True)
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether the forward pass is compiled in that mode, without a fallback."""
+    return run.step.graphs

@@ -1,0 +1,71 @@
+"""Lets cuDNN benchmark its convolution kernels for each shape and use the fastest; best with constant shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations.precision import tensor_cores
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(OFF, obstacle)
+    if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
+        return Choice(OFF, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
+    return Choice(
+        OFF, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested"
+    )
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """On a CPU, in a deterministic job, with samples of different sizes, or without convolutions."""
+    if not value:
+        return None
+    if hardware.gpu is None:
+        return "cuDNN needs a GPU; this job runs on a CPU"
+    if job.train.is_deterministic(on_gpu=True):
+        return "train.deterministic needs the same kernels in every run, and benchmark results vary"
+    # Before the network is known, the task tells.
+    has_convolution = workload.has("Conv") if workload is not None else not job.task.startswith(("text", "tabular"))
+    if not has_convolution:
+        return "the network has no convolution"
+    if workload is not None and workload.ragged:
+        return "samples have different lengths, and every new length would be benchmarked again"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Measured wherever it is possible: the kernel that wins alone can be slower within a step."""
+    return [OFF] if refuse(job, hardware, workload, True) else [True, OFF]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Turn it on."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether cuDNN benchmarks kernels."""
+    import torch
+
+    return torch.backends.cudnn.benchmark

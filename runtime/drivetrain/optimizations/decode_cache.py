@@ -1,0 +1,98 @@
+"""Decodes every image file once and caches the pixels in one memory-mapped file for all epochs and runs.
+
+Images are cached at the size of the network's input, exactly as they would be decoded each time, so only the speed
+changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache
+from drivetrain.system.units import format_bytes
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.LOADER
+EFFECT = Effect.EXACT
+OFF = False
+Values = bool
+
+CACHE_DIVISOR = 2
+"""All decoded images together may use 1/CACHE_DIVISOR of the cache's space."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for images that are decoded from files in more than one epoch, if disk and memory have space."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if job.train.epochs < 2:
+        return Choice(False, "in a single epoch no image is decoded twice")
+    if workload is None:
+        return Choice(True, "decode each image file once, if the pixels fit into the cache")
+    if feature_cache.choose(job, hardware, workload).value:
+        return Choice(False, "feature_cache reads every image only once")
+    pixel_bytes = _bytes(workload)
+    if pixel_bytes > hardware.memory.available:
+        return Choice(
+            False,
+            f"the pixels ({format_bytes(pixel_bytes)}) would be read from disk in every epoch: they exceed the free memory "
+            f"({format_bytes(hardware.memory.available)})",
+        )
+    return Choice(
+        True,
+        f"{workload.samples:,} images are decoded once instead of in each of {job.train.epochs} epochs: "
+        f"{format_bytes(pixel_bytes)} in {hardware.storage.cache}",
+    )
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Without image files, or without a cache folder with enough space."""
+    if not value:
+        return None
+    if not job.task.startswith("image"):
+        return "the job has no image files to decode"
+    if getattr(job.data, "stream", None):
+        return "the images are streamed, since not all of them are to be kept on this disk"
+    if workload is not None and workload.decoded:
+        return "the images are already in memory"
+    if not hardware.storage.cache_writable:
+        return f"the cache {hardware.storage.cache} is not writable"
+    room = hardware.storage.cache_room
+    if workload is not None and _bytes(workload) * CACHE_DIVISOR > (room or 0):
+        return f"the pixels take {format_bytes(_bytes(workload))}, more than half of the cache space ({format_bytes(room)})"
+    return None
+
+
+def _bytes(workload: Workload) -> int:
+    return workload.samples * (workload.sample_bytes + 8)
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not measured: decoding again is never faster."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Put the cache in front of the image files; if it cannot be created, report that and continue without it."""
+    from drivetrain.data.images.image_data import keep_decoded
+    from drivetrain.errors import StorageError
+
+    try:
+        run.dataset = keep_decoded(run.dataset, run.hardware.storage, CACHE_DIVISOR)
+        run.batches.split = run.dataset.train
+    except StorageError as error:
+        run.events.add("decode_cache", f"the cache is not used, images are decoded in every epoch: {error.given}")
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether pixels come from the cache."""
+    from drivetrain.data.images.decoded_cache import Decoded
+
+    split = run.dataset.train
+    images = getattr(getattr(split, "split", split), "images", None)
+    return isinstance(images, Decoded)

@@ -1,0 +1,50 @@
+"""Flushes denormal numbers to zero; arithmetic on numbers below 1e-38 is many times slower on most CPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On if the instruction set supports it."""
+    if hardware.cpu.architecture in ("x86_64", "aarch64"):
+        return Choice(True, "flushes denormals to zero: costs nothing, avoids slow arithmetic below 1e-38")
+    return Choice(False, f"{hardware.cpu.architecture} cannot flush denormal numbers to zero")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """On CPUs other than x86_64 and aarch64."""
+    if value and hardware.cpu.architecture not in ("x86_64", "aarch64"):
+        return f"{hardware.cpu.architecture} cannot flush denormal numbers to zero"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not measured."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Set the mode of this process."""
+    import torch
+
+    torch.set_flush_denormal(True)
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether a denormal number times one is zero."""
+    from drivetrain.system import torch_settings
+
+    return torch_settings.flushes_denormals()

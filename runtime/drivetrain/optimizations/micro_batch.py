@@ -1,0 +1,59 @@
+"""Splits the optimizer's batch into micro-batches: less memory at the same batch size, sometimes better cache use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.STEP
+OFF = "off"
+REDRAWS = True
+Values = Annotated[int, Field(ge=1)] | Literal["off"]
+
+
+def EFFECT(workload: Workload | None) -> Effect:
+    """Splitting changes BatchNorm's statistics, and so the training; without BatchNorm only the rounding."""
+    return Effect.TRAINING if workload is not None and workload.has("BatchNorm", "SyncBatchNorm") else Effect.ROUNDING
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """The whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
+    searched = ", if the search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
+    batch = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
+    if workload is not None and workload.indivisible:
+        return Choice(OFF, f"{batch} at once: {workload.indivisible}")
+    return Choice(OFF, f"{batch} at once{searched}")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """A micro-batch larger than the batch; any, if the loss cannot be put together from those of micro-batches."""
+    if value != OFF and workload is not None and workload.indivisible:
+        return f"{workload.indivisible}; return one value for each sample, or give weight_of(targets)"
+    if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
+        return f"train.batch_size is {job.train.batch}, and a micro-batch cannot be larger"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Smaller sizes, which may fit the caches better; never where they would change the training."""
+    if EFFECT(workload) is Effect.TRAINING or (workload is not None and workload.indivisible):
+        return [OFF]
+    return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Set the number of samples per forward pass."""
+    run.step.use_micro_batch(int(value))
+
+
+def effective(run: AssembledRun) -> Value:
+    """The number of samples per forward pass."""
+    return run.step.micro_batch or OFF

@@ -1,0 +1,86 @@
+"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time: waiting threads do not use up the CPU quota."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations.interface import similar_work
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.ROUNDING
+OFF = "off"
+Values = Literal["iomp5", "libomp", "off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Whichever of the two is installed, on x86."""
+    if hardware.gpu is not None:
+        return Choice(OFF, "training runs on the GPU; torch's own libgomp is enough")
+    if hardware.system == "Darwin":
+        return Choice(OFF, "torch for macOS has an OpenMP runtime of its own, and nothing can be preloaded there")
+    if hardware.cpu.architecture == "aarch64":
+        exception = "; used only if measured faster or requested" if hardware.libraries.libomp else ""
+        return Choice(OFF, f"on Arm neither libomp nor torch's own libgomp is faster in general{exception}")
+    if hardware.libraries.iomp5:
+        return Choice(
+            "iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        )
+    if hardware.libraries.libomp:
+        return Choice(
+            "libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        )
+    missing = "neither libiomp5 (`pip install intel-openmp`) nor libomp (Debian: libomp5) is installed"
+    return Choice(OFF, f"{missing}; torch uses its own libgomp")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """If the library is not installed."""
+    if value != OFF and _path(hardware, value) is None:
+        return f"the {value} library is not installed on this machine"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """The installed one against torch's own."""
+    installed: list[Value] = [name for name in ("iomp5", "libomp") if _path(hardware, name)]
+    return [*installed, OFF]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """Preload one runtime for all libraries of the process; both read KMP_BLOCKTIME, in milliseconds."""
+    path = _path(hardware, value)
+    return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """Networks of the job's kind, in processes with this runtime and with torch's own."""
+    return similar_work.for_any_size(job, hardware, "openmp_runtime")
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Nothing: the environment already did it."""
+
+
+def effective(run: AssembledRun) -> Value:
+    """The runtime that is mapped into this process; torch's libgomp is mapped as well, but not used."""
+    return preloaded()
+
+
+def preloaded() -> Value:
+    """The effective value, without a run."""
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
+    return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF
+
+
+def _path(hardware: Hardware, value: Value) -> str | None:
+    paths: dict[Value, str | None] = {"iomp5": hardware.libraries.iomp5, "libomp": hardware.libraries.libomp}
+    return paths.get(value)

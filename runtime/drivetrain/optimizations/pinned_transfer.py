@@ -1,0 +1,58 @@
+"""Gathers batches ahead in pinned memory, so that the host goes on while they are copied to the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gpu_resident_data
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.LOADER
+EFFECT = Effect.EXACT
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On if batches are copied to a GPU."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if workload is not None and gpu_resident_data.is_expected(job, hardware, workload):
+        return Choice(False, "with gpu_resident_data nothing is copied from the host")
+    return Choice(True, "batches are gathered ahead, and the host does not wait for their copy")
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """If nothing is copied to a GPU."""
+    if not value:
+        return None
+    if hardware.gpu is None:
+        return "there is no GPU to copy batches to"
+    if workload is not None and feature_cache.choose(job, hardware, workload).value:
+        return "with feature_cache batches are already on the GPU"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not measured."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Make the loader deliver pinned batches."""
+    run.batches.pin = True
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether the loader delivers pinned batches."""
+    return bool(run.batches.pin)

@@ -1,0 +1,144 @@
+"""Computes in a shorter number format if the chip supports it well: less memory, faster matrix units."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations.interface import similar_work
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Gpu, Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.STEP
+EFFECT = Effect.ROUNDING
+OFF = "fp32"
+Values = Literal["fp32", "tf32", "bf16", "fp16"]
+
+# TU116 and TU117 report capability 7.5 but have no tensor cores; fp16 is slow there and gives NaN (pytorch issues 58123
+# and 77955).
+_NO_TENSOR_CORES = re.compile(r"GTX 16\d\d|Quadro T\d|\bT(400|500|550|600|1000|1200|2000)\b|MX4[0-9]{2}", re.IGNORECASE)
+
+
+_X86_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16"}, "fp16": {"avx512_fp16", "amx_fp16"}}
+
+
+def tensor_cores(gpu: Gpu) -> bool:
+    """Whether the chip has tensor cores: from capability 7.0 on, except TU116 and TU117."""
+    return gpu.capability >= (7, 0) and not _NO_TENSOR_CORES.search(gpu.name)
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
+    gpu = hardware.gpu
+    if gpu is None:
+        return Choice("fp32", _reason_on_cpu(hardware))
+    chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
+    if gpu.capability >= (8, 0):
+        return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")
+    if tensor_cores(gpu):
+        return Choice("fp16", f"{chip} has fp16 but no bf16 tensor cores; with gradient scaling")
+    if gpu.capability >= (7, 0):
+        return Choice("fp32", f"{chip} has no tensor cores, and fp16 produces NaN on it")
+    return Choice("fp32", f"{chip} has no tensor cores")
+
+
+def _reason_on_cpu(hardware: Hardware) -> str:
+    flags = [flag for flag in ("bf16", "i8mm", "sve") if flag in hardware.cpu.flags]
+    if hardware.cpu.architecture != "aarch64":
+        return "often slower on CPUs; lower precision is used only if measured faster or requested"
+    if "bf16" not in flags:
+        return "this Arm CPU has no bf16 instructions"
+    # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.
+    return (
+        f"this Arm CPU has {', '.join(flags)}, but some releases of torch are slow in bf16 on Arm; used only if measured "
+        "faster or requested"
+    )
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """A format that the chip emulates, or computes wrongly."""
+    if value == "fp32":
+        return None
+    return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
+
+
+def _refuse_cpu(hardware: Hardware, value: Value) -> str | None:
+    flags = set(hardware.cpu.flags)
+    if value == "tf32":
+        return "TF32 needs an NVIDIA GPU of capability 8.0 or newer; this job runs on a CPU"
+    arm = hardware.cpu.architecture == "aarch64"
+    names = {"bf16": {"bf16"}, "fp16": {"asimdhp"}} if arm else _X86_FLAGS
+    needed_flags = names[str(value)]
+    if not flags & needed_flags:
+        under_cap = f" left under {hardware.cpu.capped}" if hardware.cpu.capped else ""
+        return f"this CPU has no {value} instructions{under_cap} ({' or '.join(sorted(needed_flags))}); emulation is many times slower"
+    return None
+
+
+def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
+    chip = f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}"
+    if value in ("bf16", "tf32") and gpu.capability < (8, 0):
+        return f"{chip}; {value} needs 8.0, below that torch only emulates it"
+    if value == "fp16" and gpu.capability >= (7, 0) and not tensor_cores(gpu):
+        return f"{gpu.name} has no tensor cores, and fp16 produces NaN on it"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """fp32 and every shorter format that is possible."""
+    return formats(hardware)
+
+
+def formats(hardware: Hardware) -> list[Value]:
+    """fp32 and every shorter format that this chip does not emulate."""
+    if hardware.gpu is None:
+        return [value for value in ("fp32", "bf16") if value == OFF or _refuse_cpu(hardware, value) is None]
+    return [
+        value for value in ("fp32", "tf32", "bf16", "fp16") if value == OFF or _refuse_gpu(hardware.gpu, value) is None
+    ]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """A network of the same kind, in the layout that the job does not turn off; none where numbers are predicted: a probe
+    says how fast a format is, not what it costs there.
+    """
+    if workload is not None and workload.numeric:
+        return ()
+    requested = job.optimize.get("channels_last", "auto")
+    laid = (
+        similar_work.nearest(job, hardware, workload, "precision", "channels_last=true")
+        if requested is not False
+        else ()
+    )
+    return laid or similar_work.nearest(job, hardware, workload, "precision")
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Autocast around the forward pass; TF32 for the GPU's other float32 arithmetic; gradient scaling for fp16."""
+    import torch
+
+    from drivetrain.system import torch_settings
+
+    if run.device.type == "cuda" and value in ("tf32", "bf16"):
+        torch_settings.set_tf32(True)
+    if value == "bf16":
+        run.autocast_step(torch.bfloat16)
+    elif value == "fp16":
+        run.autocast_step(torch.float16, run.job.train.fp16)
+
+
+def effective(run: AssembledRun) -> Value:
+    """The type of autocast, or of the fp32 kernels; `mixed` if they differ."""
+    import torch
+
+    from drivetrain.system import torch_settings
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    if run.step.dtype in names:
+        return names[run.step.dtype]
+    return {None: "mixed", False: OFF, True: "tf32"}[torch_settings.tf32()]

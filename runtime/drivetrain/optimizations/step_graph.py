@@ -1,0 +1,97 @@
+"""Records a whole optimizer step as one CUDA graph and replays it: small networks no longer wait for the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.distributed import world
+from drivetrain.job.train import Focal
+from drivetrain.optimizations import (
+    AssembledRun,
+    Choice,
+    Effect,
+    Stage,
+    Value,
+    fused_optimizer,
+    gradient_checkpointing,
+    requested_or,
+    unpadding,
+)
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.facts import Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.COMPILE
+# Learning rates are rounded to float32; nothing else differs.
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+OLDEST = (7, 0)
+"""Capability; older GPUs are not tried."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Off: it keeps the memory of a step for itself, and only a measurement shows whether launches are the bottleneck."""
+    return Choice(OFF, refuse(job, hardware, workload, True) or "used if measured faster or requested")
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
+    user in a step, without fused_optimizer, or beside cuda_graphs.
+    """
+    if not value:
+        return None
+    gpu = hardware.gpu
+    if gpu is None:
+        return "CUDA graphs need a GPU; this job runs on a CPU"
+    if gpu.capability < OLDEST:
+        return (
+            f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; whole steps are recorded from 7.0 on"
+        )
+    if job.task in ("custom", "python") or hasattr(getattr(job, "model", None), "file"):
+        return "a replay does not run your own code, which may decide something in each step"
+    if not world.seems_alone(job, hardware) or (job.train.parts or 1) > 1:
+        return "steps of several processes or parts exchange numbers that the host reads"
+    if job.task.startswith("text") if workload is None else workload.ragged:
+        return "samples have different lengths, and every shape would need a graph of its own"
+    if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
+        return "optimize.micro_batch computes a batch in parts"
+    if job.optimize.get("cuda_graphs") is True:
+        return "the job sets cuda_graphs, which records the network by itself"
+    return _refuse_settings(job, hardware, workload)
+
+
+def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
+    """What of the loss, or of other optimizations, cannot be recorded."""
+    if isinstance(job.train.loss, Focal) and job.train.loss.alpha is not None:
+        return "train.loss.alpha is copied to the GPU in each step"
+    if not requested_or(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):
+        return "without fused_optimizer the host decides whether an update is made"
+    if requested_or(job, "gradient_checkpointing", gradient_checkpointing.choose(job, hardware, workload)):
+        return "gradient_checkpointing reads the state of the random generators, which a recorded step cannot"
+    if requested_or(job, "unpadding", unpadding.choose(job, hardware, workload)) != unpadding.OFF:
+        return "unpadding gives every step another input shape"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Measured wherever it is possible."""
+    return [OFF] if workload is None or refuse(job, hardware, workload, True) else [OFF, True]
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Record steps from the third of each shape on; until then, and for smaller batches, they are computed as usual."""
+    run.record_step()
+
+
+def effective(run: AssembledRun) -> Value:
+    """Whether steps are recorded, and recording has not failed."""
+    return run.step.records

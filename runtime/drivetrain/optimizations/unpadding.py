@@ -1,0 +1,219 @@
+"""Avoids computing the padding of texts, by packing tokens in one row or by micro-batches of similar length.
+
+`packed` puts the real tokens of a batch in one row for all layers; only attention works text by text, on a GPU in one
+kernel for all texts. A number splits the batch by length into micro-batches of so many tokens, which contain little
+padding. The loss is that of the whole batch. With dropout both use different random numbers than the whole batch would,
+from the same distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.job.text import PART_TOKENS, PASS_TOKENS
+from drivetrain.optimizations import (
+    AssembledRun,
+    Choice,
+    Effect,
+    Stage,
+    Value,
+    attention,
+    feature_cache,
+    gradient_checkpointing,
+    micro_batch,
+    precision,
+    requested_or,
+)
+from drivetrain.optimizations.interface import similar_work
+from drivetrain.system.units import format_bytes
+
+if TYPE_CHECKING:
+    from drivetrain.hardware.calibration import Probe
+    from drivetrain.hardware.facts import Gpu, Hardware
+    from drivetrain.job import Job
+    from drivetrain.job.workload import Workload
+
+STAGE = Stage.STEP
+OFF = "off"
+REDRAWS = True
+PACKED = "packed"
+Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
+
+ROW = 2048
+"""Largest number of tokens in a row on a CPU; beyond it the fixed cost of a forward pass hardly matters."""
+GPU_TOKENS = 65536
+"""Tokens of a row or a micro-batch on a GPU, where only memory and the cost of a pass decide about its size."""
+KERNEL_SECONDS = 10e-6
+"""What the host needs to start a kernel."""
+BLOCK_SECONDS = 80 * KERNEL_SECONDS
+"""What it needs to start the forward and backward pass of one encoder block."""
+PACKING_KERNELS, MASK_KERNELS = 13, 3
+"""Kernels of a step that pack and unpack the texts, and those of each block that make numbers of a mask of padding."""
+RATES = {(9, 0): 400e12, (8, 9): 60e12, (8, 6): 25e12, (8, 0): 120e12, (7, 5): 25e12, (7, 0): 50e12, (0, 0): 5e12}
+"""FLOP/s of matrix products by capability from which on it applies: 0.4 of the peak of a usual card, which encoders reach
+at best. A rate too high splits too little, which costs no more than the padding did.
+"""
+
+
+def EFFECT(workload: Workload | None) -> Effect:
+    """The same as for every split of a batch."""
+    return micro_batch.EFFECT(workload)
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more than a pass."""
+    obstacle = refuse(job, hardware, workload, PART_TOKENS)
+    if obstacle:
+        return Choice(OFF, obstacle)
+    if EFFECT(workload) is Effect.TRAINING:
+        return Choice(
+            OFF, "BatchNorm would see other batches, which changes the training result; used only if requested"
+        )
+    refusal = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
+    if hardware.gpu is not None:
+        return _choose_on_gpu(job, hardware, hardware.gpu, workload, refusal)
+    if refusal:
+        return Choice(PART_TOKENS, f"groups texts of similar length; not packed: {refusal}")
+    return Choice(PACKED, "all tokens of a batch go into one sequence without padding")
+
+
+def _choose_on_gpu(job: Job, hardware: Hardware, gpu: Gpu, workload: Workload | None, obstacle: str | None) -> Choice:
+    """Packed where the computation of the padding takes longer than to start the kernels that avoid it."""
+    if obstacle := obstacle or _no_kernel(job, hardware, workload):
+        tokens = pass_tokens(hardware, workload)
+        reason = f"a batch is cut by length where that saves more than the {tokens:,} tokens of one more pass"
+        return Choice(GPU_TOKENS, f"{reason}; not packed: {obstacle}")
+    if workload is None or not workload.tokens:
+        return Choice(PACKED, "all tokens of a batch go into one sequence without padding")
+    real = job.train.batch * workload.tokens
+    padding = real * workload.padding / (1 - workload.padding)
+    saved = padding * workload.token_work / _rate(gpu)
+    extra_kernels = PACKING_KERNELS - MASK_KERNELS * workload.blocks
+    figures = (
+        f"{padding:,.0f} tokens of padding beside {real:,.0f} real ones in a batch would take {1e3 * saved:.3g} ms, and "
+        f"packing {f'takes the host {1e3 * extra_kernels * KERNEL_SECONDS:.3g} ms more' if extra_kernels > 0 else 'starts fewer kernels'}"
+    )
+    return Choice(PACKED if saved > extra_kernels * KERNEL_SECONDS and padding else OFF, figures)
+
+
+def _no_kernel(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
+    """Why no kernel computes the attention of texts of different lengths at once; None if there is one."""
+    kernels = requested_or(job, "attention", attention.choose(job, hardware, workload))
+    numbers = requested_or(job, "precision", precision.choose(job, hardware, workload))
+    if kernels == "math":
+        return "attention: math has no kernel for texts of different lengths"
+    if kernels == "flash" and numbers not in ("bf16", "fp16"):
+        return f"attention: flash has no kernel for {numbers}"
+    return None
+
+
+def _rate(gpu: Gpu) -> float:
+    return next(rate for oldest, rate in RATES.items() if gpu.capability >= oldest)
+
+
+def pass_tokens(hardware: Hardware, workload: Workload | None) -> int:
+    """What one more pass through the network costs, as a number of tokens that the chip computes meanwhile."""
+    if hardware.gpu is None or workload is None or not workload.token_work:
+        return PASS_TOKENS
+    return max(PASS_TOKENS, round(workload.blocks * BLOCK_SECONDS * _rate(hardware.gpu) / workload.token_work))
+
+
+def row_tokens(job: Job, hardware: Hardware, workload: Workload) -> int:
+    """Tokens of a row: on a GPU as many as half of the free memory holds."""
+    if hardware.gpu is None or not workload.token_bytes:
+        return ROW
+    half = gradient_checkpointing.bytes_for_activations(job, hardware, workload) // 2
+    return min(GPU_TOKENS, max(ROW, half // workload.token_bytes))
+
+
+def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
+    """Why not, if rows might take more than half of the free memory; else None."""
+    if workload is None:
+        return None
+    need, spare = ROW * workload.token_bytes, gradient_checkpointing.bytes_for_activations(job, hardware, workload)
+    return (
+        f"one sequence needs up to {format_bytes(need)}, {format_bytes(max(0, spare))} available"
+        if need > spare / 2
+        else None
+    )
+
+
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Applies to texts only."""
+    return None if job.task.startswith("text") else "no padding"
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """If texts are not padded; for `packed`, also if the encoder does not support it, or is compiled."""
+    if value == OFF:
+        return None
+    if not job.task.startswith("text") or (workload is not None and not workload.ragged):
+        return "all samples have the same size, so there is no padding"
+    if (
+        workload is not None
+        and workload.prefix
+        and not workload.prefix_ragged
+        and requested_or(job, "feature_cache", feature_cache.choose(job, hardware, workload))
+    ):
+        return "with feature_cache each text is a single vector"
+    if value == PACKED and job.optimize.get("compile") is True:
+        return "the job sets compile, and packed sequences have another shape in every step"
+    if value == PACKED and workload is not None and not workload.token_bytes:
+        return "this encoder mixes tokens in other layers than attention"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured. On a
+    GPU against the padded batch.
+    """
+    default = choose(job, hardware, workload).value
+    if hardware.gpu is not None and default != OFF:
+        return [default, OFF]
+    return [PACKED, PART_TOKENS] if default == PACKED else [default]
+
+
+def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+    """One encoder layer over a batch of short texts, in the number format of the job."""
+    if hardware.calibration is None:
+        return ()
+    precision = job.optimize.get("precision", "auto")
+    setting = "" if precision in ("auto", "fp32") else f"precision={precision}"
+    return hardware.calibration.nearest("unpadding", "texts", similar_work.size(workload), setting)
+
+
+def apply(run: AssembledRun, value: Value) -> None:
+    """Make the step split its batches by length, or into rows that go through the network packed; a GPU on which they do
+    not is reported, and the batches are split.
+    """
+    from drivetrain.data.text.length_buckets import TokenSplitter
+    from drivetrain.models import inspection
+    from drivetrain.models.inspection import inspect_network
+
+    packed = run.step.options.packed_forward if value == PACKED else None
+    workload = inspect_network(run.model)
+    # Weights that are divided among processes are whole only within a step, in which nothing can be tried.
+    if packed and run.hardware.gpu and not run.plan.value("sharding"):
+        if obstacle := inspection.packing_obstacle(run.model, run.step.dtype):
+            run.events.add("unpadding", f"batches are cut by length, not packed: {obstacle}")
+            packed, value = None, GPU_TOKENS
+        workload = replace(workload, token_bytes=inspection.token_bytes(run.model))
+    packs = value == PACKED
+    tokens = row_tokens(run.job, run.hardware, workload) if packs else int(value)
+    splitter = TokenSplitter(tokens, pass_tokens(run.hardware, workload), in_order=packs)
+    run.configure_step(splitter=splitter, batch_size=None)
+    if packed:
+        run.configure_step(forward=packed, packed=True)
+
+
+def effective(run: AssembledRun) -> Value:
+    """Tokens per micro-batch of the step, or that its forward pass is packed."""
+    from drivetrain.data.text.length_buckets import TokenSplitter
+
+    if run.step.options.packed:
+        return PACKED
+    splitter = run.step.options.splitter
+    return splitter.tokens if isinstance(splitter, TokenSplitter) else OFF

@@ -1,0 +1,105 @@
+"""Decides by the calibration of the machine: the value whose probe, nearest to the network's layers, is clearly fastest.
+
+A calibrated value is a prediction for a network like this one. So a measurement of the network itself comes before it,
+and the numbers of a value that changes the rounding are checked before the first step (`drivetrain.tuning.vetted_plans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drivetrain.distributed import world
+from drivetrain.hardware.calibration import Calibration, Probe
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.optimizations import Optimization, Value
+
+MARGIN = 1.05
+"""Speedup that a value needs, beside a spread that excludes a tie."""
+BAD = 0.8
+"""A value whose probe is at most this fast, compared with the present one, is not measured by `measure: auto`."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the calibration says about one decision."""
+
+    value: Value | None
+    """The fastest value; None if the probes do not tell."""
+    text: str
+    """The ratio, the work and the date."""
+
+
+def verdict(
+    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, default: Value
+) -> Verdict | None:
+    """The fastest possible value; None without a calibration, or if it has no probe for this decision.
+
+    Args:
+        optimization: the decision.
+        job, hardware, workload: as in `choose`.
+        default: the value without a calibration; one that the probes know nothing about is kept.
+    """
+    calibration = find_usable(job, hardware)
+    if calibration is None:
+        return None
+    spreads = _spreads(optimization, job, hardware, workload)
+    if default not in spreads:
+        return None
+    best = max(spreads, key=lambda value: spreads[value][1])
+    rival = default if best != default else max((v for v in spreads if v != default), key=lambda v: spreads[v][1])
+    texts = [row.text(calibration.date) for row in optimization.probed(job, hardware, workload)]
+    comparison = next(
+        (text for value in (best, rival) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
+    )
+    clear = spreads[best][0] > spreads[rival][2] and spreads[best][1] >= MARGIN * spreads[rival][1]
+    return Verdict(best if clear else None, comparison if clear else f"no clear difference: {comparison}")
+
+
+def find_usable(job: Job, hardware: Hardware) -> Calibration | None:
+    """The calibration that decisions may use: none with `measure: off`, and none for several processes, which may run
+    on different machines.
+    """
+    if job.optimize.get("measure") == "off" or world.local_ranks(job, hardware) > 1:
+        return None
+    return hardware.calibration
+
+
+def is_hopeless(
+    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, value: Value, present: Value
+) -> str | None:
+    """Why a value need not be measured; None if it may be as fast as the present one."""
+    calibration = find_usable(job, hardware)
+    if calibration is None or job.optimize.get("measure") == "full":
+        return None
+    spreads = _spreads(optimization, job, hardware, workload)
+    if value not in spreads or present not in spreads or spreads[value][2] > BAD * spreads[present][0]:
+        return None
+    ratio = spreads[value][1] / spreads[present][1]
+    return f"calibrated {ratio:.2f}x {_format_value(present)} on {calibration.date}"
+
+
+def _spreads(
+    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None
+) -> Mapping[Value, tuple[float, float, float]]:
+    """(low, median, high) of the speed of every possible value, relative to the one that all were compared with."""
+    probes = optimization.probed(job, hardware, workload)
+    measured = {_value(probe.value): (probe.low, probe.ratio, probe.high) for probe in probes}
+    measured |= {_value(probe.against): (1.0, 1.0, 1.0) for probe in _same_base(probes)}
+    possible = {v: spread for v, spread in measured.items() if optimization.refuse(job, hardware, workload, v) is None}
+    return possible if len(possible) > 1 else {}
+
+
+def _same_base(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
+    """The first probe, if all have been compared with the same value."""
+    return probes[:1] if len({probe.against for probe in probes}) == 1 else ()
+
+
+def _value(text: str) -> Value:
+    return text == "true" if text in ("true", "false") else int(text) if text.isdigit() else text
+
+
+def _format_value(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,82 @@
+"""The plan of a run folder as its trainer left it, and the check that a resume requests the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import CheckpointError
+from drivetrain.optimizations import Value
+from drivetrain.plan.plan import Decision, Plan, load
+from drivetrain.system.files import read_json
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the command line requests about the plan; fixed once a run has made its first step."""
+
+    plain: bool
+    """Whether --plain was given."""
+    plan: Mapping[str, Value] | None
+    """The values of --plan FILE; None without it."""
+
+    def __str__(self) -> str:
+        return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
+
+    def resume(
+        self, run: Path, state: Mapping[str, Any], stored: Plan, instead: str = "start a new run with --new"
+    ) -> PlanRequest:
+        """The request that the run was started with.
+
+        Args:
+            run: its folder.
+            state: its state.json; older versions did not record these values.
+            stored: its plan.
+            instead: what to do to train under the other plan.
+
+        Raises:
+            CheckpointError: if the present request differs.
+        """
+        plain = stored.is_plain
+        before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
+        if self in (before, PlanRequest(False, stored.values())):
+            return before
+        raise CheckpointError(
+            f"{run} was started {before}; this command is {self._beside(before)}",
+            "one plan for the whole run",
+            f"run it {before}, or {instead}",
+        )
+
+    def _beside(self, before: PlanRequest) -> str:
+        """The request as text, with the first value that differs from the other plan."""
+        if self.plan is None or before.plan is None:
+            return str(self)
+        name = next(name for name in {**before.plan, **self.plan} if before.plan.get(name) != self.plan.get(name))
+        return f"with another, in which {name} is {self.plan.get(name)}, not {before.plan.get(name)}"
+
+
+def plan_of(run: Path) -> Plan:
+    """The plan in a run folder.
+
+    Raises:
+        SpecError: if it has no readable plan.
+    """
+    plan = load(run / "plan.json")
+    return plan.with_rows(_learn_micro_batch(row, run) for row in plan.decisions if row.name == "micro_batch")
+
+
+def has_begun(run: Path) -> bool:
+    """Whether the run has trained a step; one that was stopped during measurement is planned and measured anew."""
+    return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
+
+
+def _learn_micro_batch(row: Decision, run: Path) -> Decision:
+    """The row with a smaller micro-batch, if the trainer ran out of memory in a step and continued with less."""
+    steps = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    reduced_size = (read_json(steps[-1] / "state.json") or {}).get("micro_batch") if steps else None
+    if not isinstance(reduced_size, int) or (row.value != "off" and reduced_size >= int(row.value)):
+        return row
+    reason = f"out of memory with a micro-batch above {reduced_size}"
+    return row.learn(reduced_size, "memory", reason)

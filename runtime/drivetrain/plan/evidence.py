@@ -1,0 +1,107 @@
+"""Evidence: measurements for one network on one machine, cached so that each is made only once.
+
+The key covers everything that can change a speed: the network's structure, the batch, the machine, torch and this
+package. Whether the numbers are still valid depends on more; see `remembered`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.optimizations import Value
+from drivetrain.system.files import read_json, write_json
+from drivetrain.system.version import VERSION
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The result for one decision: the value that won, and how the others did."""
+
+    value: Value
+    text: str
+    """Such as `bf16 0.66x [0.63-0.70], loss ok`."""
+    date: str
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a value was excluded because of its numerical results."""
+        return "vetoed: " in self.text
+
+
+def today() -> str:
+    """The date of a measurement."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, object], fixed: object) -> str:
+    """A cache key for one network on one machine.
+
+    Args:
+        hardware: the chip, its flags, the usable share of the machine, and the installed torch.
+        workload: layer kinds and sample size.
+        batch_size: samples per step.
+        structure: names and shapes of all weights and inputs.
+        fixed: settings of the job that change what a step computes.
+    """
+    return _name([VERSION, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
+
+
+def early(hardware: Hardware, job: Job) -> str:
+    """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
+    spec = {key: value for key, value in job.dump().items() if key not in ("name", "checkpoint", "sweep")}
+    return _name([VERSION, _machine(hardware), spec])
+
+
+def load_started(hardware: Hardware, job: Job) -> dict[str, Measurement]:
+    """Measured process settings from an earlier run of this spec; empty if the spec measures nothing."""
+    return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
+
+
+def measures(job: Job) -> bool:
+    """Whether a trainer may measure anything before its first step."""
+    return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
+
+
+def _machine(hardware: Hardware) -> dict[str, object]:
+    return {
+        "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],
+        "gpus": [[gpu.name, gpu.driver] for gpu in hardware.gpus],
+        "torch": asdict(hardware.torch) if hardware.torch else None,
+        "libraries": asdict(hardware.libraries),
+    }
+
+
+def _name(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _folder(hardware: Hardware) -> Path:
+    return Path(hardware.storage.cache) / "evidence"
+
+
+def load(hardware: Hardware, name: str) -> dict[str, Measurement]:
+    """The measurements under a key; empty if there are none."""
+    data = read_json(_folder(hardware) / f"{name}.json")
+    try:
+        return {decision: Measurement(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
+    except TypeError:
+        return {}
+
+
+def store(hardware: Hardware, name: str, measurements: Mapping[str, Measurement]) -> None:
+    """Store measurements.
+
+    Raises:
+        OSError, StorageError: if the cache cannot be written; the evidence then serves this run only.
+    """
+    folder = _folder(hardware)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{name}.json", {decision: asdict(row) for decision, row in measurements.items()})

@@ -1,0 +1,75 @@
+"""Finalizes the plan once model and data are known: provisional decisions are made again, measurements are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from drivetrain import optimizations
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import LEARNED, OPEN, Decision, Plan, format_value, resolve
+
+
+def settle(
+    job: Job,
+    machine: Hardware,
+    stored: Plan,
+    workload: Workload,
+    say: Callable[[str], None],
+    measured: Mapping[str, Measurement] | None = None,
+) -> Plan:
+    """The final plan.
+
+    Args:
+        stored: the plan so far; final decisions stay, unless they were measured since.
+        workload: properties of model and data.
+        say: reports changes.
+        measured: measurements by decision.
+    """
+    plan = refine(stored, job, machine, workload, measured)
+    for row in plan.decisions:
+        old = stored.row(row.name)
+        if old.value != row.value:
+            say(f"plan: {row.name} changed from {format_value(old.value)} to {format_value(row.value)}: {row.reason}")
+    changing = [row.name for row in plan.list_enabled() if row.effect == optimizations.Effect.TRAINING]
+    if changing:
+        say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")
+    return plan
+
+
+def changes(before: Plan, now: Plan) -> list[str]:
+    """What is not in force any more in a run that resumes, a line for each decision with its reason."""
+    rows = [(before.row(row.name), row) for row in now.decisions]
+    return [
+        f"{row.name} is {format_value(row.value)}, was {format_value(old.value)}: {row.reason}; results may no longer be "
+        "bit-identical to those of an uninterrupted run"
+        for old, row in rows
+        if old.value != row.value
+    ]
+
+
+def refine(
+    stored: Plan, job: Job, machine: Hardware, workload: Workload, measured: Mapping[str, Measurement] | None = None
+) -> Plan:
+    """The stored plan, with provisional decisions made again and measurements applied."""
+    measurements = measured or {}
+    values = {
+        row.name: row.value
+        for row in stored.decisions
+        if not row.provisional and row.source != "job" and not (row.source in OPEN and row.name in measurements)
+    }
+    plain = all(row.source == "plain" for row in stored.decisions)
+    fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
+    return fresh.with_rows(_keep_reason(row, stored.row(row.name)) for row in fresh.decisions)
+
+
+def _keep_reason(row: Decision, old: Decision) -> Decision:
+    """An unchanged value keeps its reason; so does a value that was learned from a failure of the trainer."""
+    if old.source in LEARNED:
+        return old
+    if row.source == "file" and old.value == row.value:
+        return replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
+    return row

@@ -1,0 +1,268 @@
+"""The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
+
+Precedence: job > measured > calibrated > profile > the optimization's default. A value that the job requests and that is not
+possible is an error; a preference of ours that is not possible is a row in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain import optimizations
+from drivetrain.errors import Problem, SpecError
+from drivetrain.hardware import gpu_selection
+from drivetrain.hardware import image_selection as image
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.optimizations import Choice, Optimization, Value
+from drivetrain.plan.calibrated import verdict
+from drivetrain.plan.chip_profiles import profile
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan_notes import plan_notes
+from drivetrain.system.files import parse_json
+
+OPEN = ("choice", "profile", "calibrated")
+"""Sources of decisions that a measurement may change."""
+LEARNED = ("memory", "crash")
+"""Sources of decisions learned from a crash or from running out of memory; they override everything, even the job."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One row of the plan."""
+
+    name: str
+    value: Value
+    source: str
+    """job, measured, calibrated, profile, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
+    reason: str
+    effect: str
+    evidence: str | None = None
+    provisional: bool = False
+    """True until model and data are known, and what depends on them is measured."""
+
+    def learn(self, value: Value, source: str, reason: str) -> Decision:
+        """The decision with a value learned from a failure; evidence for the old value is dropped."""
+        return replace(self, value=value, source=source, reason=reason, evidence=None, provisional=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions for one job on one machine."""
+
+    decisions: tuple[Decision, ...]
+    image: str | None
+    image_reason: str
+    profile: str
+    notes: tuple[str, ...] = ()
+    """What the user should know: limits that differ from the request, conversions, a GPU that cannot be used."""
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """Effective values, read back by the trainer after assembly."""
+
+    def row(self, name: str) -> Decision:
+        """The decision of this name."""
+        return next(row for row in self.decisions if row.name == name)
+
+    def value(self, name: str) -> Value:
+        """The value decided for one optimization."""
+        return self.row(name).value
+
+    def values(self) -> dict[str, Value]:
+        """All values by name, which `resolve` can replay."""
+        return {row.name: row.value for row in self.decisions}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything is off, but for what a run has learned since."""
+        return all(row.source in ("plain", *LEARNED) for row in self.decisions)
+
+    def list_enabled(self) -> tuple[Decision, ...]:
+        """The decisions that differ from plain PyTorch, in the order of application."""
+        off = optimizations.off_values()
+        return tuple(row for row in self.decisions if row.name in off and row.value != off[row.name])
+
+    def with_rows(self, rows: Iterable[Decision]) -> Plan:
+        """The plan with these rows in place of those of the same name."""
+        replacements = {row.name: row for row in rows}
+        return replace(self, decisions=tuple(replacements.get(row.name, row) for row in self.decisions))
+
+    def with_values(self, values: Mapping[str, Value]) -> Plan:
+        """The plan with other values but unchanged reasons: for a trial, not for a record."""
+        return self.with_rows(replace(row, value=values[row.name]) for row in self.decisions if row.name in values)
+
+    def only(self, names: Collection[str]) -> Plan:
+        """The plan with everything off except these."""
+        off = optimizations.off_values()
+        return self.with_values({name: value for name, value in off.items() if name not in names})
+
+    def environment(self, hardware: Hardware) -> dict[str, str]:
+        """Environment variables that must be set before the trainer starts; preloads are joined."""
+        return gpu_selection.environment(hardware) | optimizations.environment(hardware, self.values())
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values; `load` reads them back."""
+        return asdict(self)
+
+
+def resolve(
+    job: Job,
+    hardware: Hardware,
+    workload: Workload | None = None,
+    *,
+    plain: bool = False,
+    replay: Mapping[str, Value] | None = None,
+    measured: Mapping[str, Measurement] | None = None,
+) -> Plan:
+    """Make all decisions.
+
+    Args:
+        job: the user's request.
+        hardware: the usable machine.
+        workload: properties of model and data; None before they are known.
+        plain: turn everything off, as a baseline.
+        replay: values of a stored plan, in place of our choices.
+        measured: measurements for this network on this machine.
+
+    Raises:
+        SpecError: with every requested value that is not possible.
+    """
+    decisions, refused = [], []
+    for optimization in optimizations.every():
+        requested = job.optimize.get(optimization.name, "auto")
+        if requested != "auto" and not plain:
+            reason = optimization.refuse(job, hardware, workload, requested)
+            if reason:
+                refused.append(_refusal(job, hardware, workload, optimization, requested, reason))
+                continue
+        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, requested))
+    if refused:
+        raise SpecError(refused)
+    selected_image = image.choose_image(hardware)
+    return Plan(
+        tuple(decisions),
+        selected_image.word,
+        selected_image.reason,
+        profile(hardware).name,
+        tuple(plan_notes(job, hardware)),
+    )
+
+
+def _decide(
+    optimization: Optimization,
+    job: Job,
+    hardware: Hardware,
+    workload: Workload | None,
+    plain: bool,
+    replay: Mapping[str, Value],
+    measured: Mapping[str, Measurement],
+    requested: Value,
+) -> Decision:
+    def decision(
+        value: Value, source: str, reason: str, evidence: str | None = None, measurable: bool = False
+    ) -> Decision:
+        # Fixed values and most process settings do not depend on the workload.
+        depends = measurable or optimization.stage > optimizations.Stage.PROCESS
+        open_ = workload is None and source in ("choice", "calibrated") and depends
+        effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
+        return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
+
+    if plain:
+        return decision(optimization.off, "plain", "all optimizations are off (--plain)")
+    if requested != "auto":
+        return decision(requested, "job", "set in the job file")
+    if optimization.name in replay:
+        value = replay[optimization.name]
+        obstacle = optimization.refuse(job, hardware, workload, value)
+        if obstacle is None:
+            return decision(value, "file", "from the stored plan (--plan)")
+        choice = optimization.choose(job, hardware, workload)
+        return decision(choice.value, "choice", f"the stored value {value} is not possible here: {obstacle}")
+    measurement = measured.get(optimization.name)
+    if measurement and optimization.refuse(job, hardware, workload, measurement.value) is None:
+        return decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
+    choice = optimization.choose(job, hardware, workload)
+    calibrated = verdict(optimization, job, hardware, workload, choice.value)
+    if calibrated and calibrated.value is not None:
+        return decision(calibrated.value, "calibrated", calibrated.text)
+    preference = profile(hardware).preferences.get(optimization.name)
+    if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
+        return decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
+    return decision(
+        choice.value, "choice", choice.reason, calibrated.text if calibrated else None, measurable=choice.provisional
+    )
+
+
+def _refusal(
+    job: Job, hardware: Hardware, workload: Workload | None, optimization: Optimization, requested: Value, reason: str
+) -> Problem:
+    ours: Choice = optimization.choose(job, hardware, workload)
+    path = ("optimize", optimization.name)
+    return Problem(
+        job.document.place(path),
+        ".".join(path),
+        f"is {format_value(requested)}, which is not possible here",
+        reason,
+        f"remove the key; the default here is {format_value(ours.value)} ({ours.reason})",
+    )
+
+
+def load(path: Path) -> Plan:
+    """Read a stored plan.
+
+    Raises:
+        SpecError: if the file is no plan.
+    """
+    try:
+        data = parse_json(path.read_text(encoding="utf-8"))
+        names = {decision["name"] for decision in data["decisions"]}
+        plan = Plan(
+            **{**data, "decisions": tuple(Decision(**d) for d in data["decisions"]), "notes": (*data.get("notes", ()),)}
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecError(
+            f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
+        ) from None
+    unknown = names - {optimization.name for optimization in optimizations.every()}
+    if unknown:
+        raise SpecError(
+            f"--plan {path}: unknown optimization {sorted(unknown)[0]!r}",
+            f"known: {', '.join(o.name for o in optimizations.every())}",
+            "the plan was written by another version; create a new one",
+        ) from None
+    return plan
+
+
+def carry_reasons(fresh: Plan, stored: Plan) -> Plan:
+    """The new plan of a resumed run, with the reasons of the stored plan where a value is the same.
+
+    What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
+    """
+    replayed = {row.name: row.value for row in fresh.decisions if row.source == "file"}
+    return fresh.with_rows(
+        row for row in stored.decisions if row.source in LEARNED or replayed.get(row.name) == row.value
+    )
+
+
+def smaller(plan: Plan, part: int, reason: str) -> Plan | None:
+    """The plan with half the micro-batch at the same batch size; None if it is already 1.
+
+    Args:
+        plan: the effective plan.
+        part: samples of a batch that one process computes, the upper limit of the micro-batch.
+        reason: the reason, without the number of samples.
+    """
+    value = plan.value("micro_batch")
+    now = part if value == "off" else min(part, int(value))
+    if now == 1:
+        return None
+    row = plan.row("micro_batch").learn(now // 2, "memory", f"{reason} with {now} at a time")
+    return replace(plan.with_rows([row]), seen={})
+
+
+def format_value(value: Value) -> str:
+    """A value in YAML notation."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,132 @@
+"""Renders the plan for terminals of any width and for logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain import optimizations
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.plan import calibrated
+from drivetrain.plan.plan import Decision, Plan, format_value
+from drivetrain.system.units import format_bytes
+
+WIDE = 96
+"""Columns from which on the reasons have a column of their own."""
+
+
+def machine(hardware: Hardware) -> str:
+    """What this container may use, in one line."""
+    memory = hardware.memory
+    parts = [
+        f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
+        f"{format_bytes(memory.limit)} limit of {format_bytes(memory.host)}"
+        if memory.limit
+        else f"{format_bytes(memory.host)}, no limit",
+    ]
+    parts += [f"{gpu.name} {format_bytes(gpu.memory)}" for gpu in hardware.gpus]
+    return f"{hardware.place}: {', '.join(parts)}"
+
+
+def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) -> RenderableType:
+    """Render the plan: machine, decisions, notes.
+
+    Args:
+        plan: the decisions.
+        job: the user's request.
+        hardware: the usable machine.
+        show_all: whether to include decisions that do not apply to this machine and job.
+    """
+    idle = {} if show_all else _idle(plan, job, hardware)
+    parts: list[RenderableType] = [_head(plan, job, hardware)]
+    rows = [row for row in plan.decisions if row.name not in idle]
+    parts.append(_Rows(rows))
+    if any(row.provisional for row in rows):
+        parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
+    if idle:
+        counts = ", ".join(f"{condition}: {count}" for condition, count in Counter(idle.values()).items())
+        # A line of its own: a command that a terminal breaks cannot be copied.
+        parts.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
+        parts.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
+    return Group(*parts, *_notes(plan.notes))
+
+
+def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
+    """Render the differences from a plan that was shown before; one line if there are none.
+
+    Args:
+        plan: the present plan.
+        before: the plan that was shown.
+        file: where it is stored.
+        job: the user's request.
+        hardware: the usable machine.
+    """
+    old = before.values()
+    rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
+    head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
+    count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
+    head.append(f"{count} {file}\n  machine  {machine(hardware)}", style="not bold")
+    fresh = [note for note in plan.notes if note not in before.notes]
+    return Group(head, *([_Rows(rows)] if rows else []), *_notes(fresh))
+
+
+def _idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
+    """Decisions that do not apply, each with what is missing."""
+    conditions = {o.name: (o.off, o.lacks(job, hardware)) for o in optimizations.every()}
+    rows = [(row, *conditions[row.name]) for row in plan.decisions if row.source != "job"]
+    return {row.name: lacking for row, off, lacking in rows if lacking and row.value == off}
+
+
+def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
+    head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
+    head.append(f"  machine  {machine(hardware)}\n", style="not bold")
+    head.append(f"  profile  {plan.profile}\n  image    {plan.image or 'none'}: {plan.image_reason}", style="not bold")
+    if calibration := calibrated.find_usable(job, hardware):
+        head.append(f"\n  probes   measured on {calibration.date}; `drivetrain calibrate` shows them", style="not bold")
+    return head
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The decisions as a table; in a terminal too narrow for it, each reason follows its decision."""
+
+    decisions: Sequence[Decision]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= WIDE:
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+            for title in ("setting", "value", "source", "effect", "reason"):
+                table.add_column(title, no_wrap=title != "reason", overflow="fold")
+            for row in self.decisions:
+                table.add_row(*_cells(row), _reason(row), style=_style(row))
+            yield table
+            return
+        for row in self.decisions:
+            setting, value, source, effect = _cells(row)
+            yield Text(f"{setting}: {value} ({source}, {effect})", style=_style(row))
+            yield Padding(Text(_reason(row), style=_style(row)), (0, 0, 0, 4))
+
+
+def _cells(row: Decision) -> tuple[str, str, str, str]:
+    value = format_value(row.value) + (" ?" if row.provisional else "")
+    return row.name, value, row.source, row.effect
+
+
+def _reason(row: Decision) -> str:
+    return f"{row.reason} [{row.evidence}]" if row.evidence else row.reason
+
+
+def _style(row: Decision) -> str:
+    return "dim" if row.value == optimizations.off_values()[row.name] else ""
+
+
+def _notes(notes: Iterable[str]) -> Iterator[Text]:
+    return (Text(f"  note     {note}", style="yellow") for note in notes)

@@ -1,0 +1,146 @@
+"""The trained model of an earlier run, which a job starts from (`model: {from: runs/NAME-001}`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job.model import EarlierRun, Freeze
+from drivetrain.job.user_files import nearest_path
+from drivetrain.pretrained import families
+from drivetrain.storage.remote_address import is_remote
+from drivetrain.system import run_files
+from drivetrain.system.run_files import RunFiles
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
+_KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
+"""Kind of preprocessing by the first word of a task."""
+POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
+
+
+@dataclass(frozen=True)
+class EarlierModel:
+    """What a model folder says about its network and its data; the weights are not read yet."""
+
+    job: Job
+    """The job that starts from it."""
+    folder: Path
+    builder: str
+    arguments: Mapping[str, Any]
+    """Arguments of the builder."""
+    heads: tuple[Mapping[str, Any], ...]
+    """Rows that `data.dataset.head` rebuilds."""
+    preprocessing: Mapping[str, Any]
+    freeze: Freeze
+
+    def longest(self) -> int | None:
+        """Largest number of tokens of a text network; None if there is no limit."""
+        return families.longest(SimpleNamespace(**self.arguments["config"]))
+
+    def segments(self) -> int:
+        """Number of token types of a text network."""
+        return families.segments(SimpleNamespace(**self.arguments["config"]))
+
+    def refuse(self, description: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
+        """Raise an error about the run's name in the job file, or about another key.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError([self.job.problem(key or self.job.model_key("name"), description, possible, action)])
+
+
+def find(job: Job) -> EarlierModel | None:
+    """The model that the job starts from; None if the job names no earlier run.
+
+    Raises:
+        SpecError: if there is none, it is incomplete, or it was trained on another kind of data.
+    """
+    spec = getattr(job, "model", None)
+    if not isinstance(spec, EarlierRun):
+        return None
+    folder = _folder(job, spec.name)
+    config = RunFiles(folder).read_json(CONFIG)
+    damaged = [
+        name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
+    ]
+    if damaged:
+        _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", POSSIBLE, "copy the folder again")
+    kind, ours = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
+    if config["builder"] in ("own", "python"):
+        _refuse(
+            job,
+            f"{folder} is a network of your own code",
+            "a built-in network, or one of transformers or timm",
+            f"name its file, and start from the weights: model: {{file: ..., weights: {folder / WEIGHTS}}}",
+        )
+    if kind != ours:
+        _refuse(
+            job,
+            f"{folder} was trained on {kind}, and {job.task} trains on {ours}",
+            f"a run on {ours}",
+            "use another run",
+        )
+    return EarlierModel(
+        job,
+        folder,
+        config["builder"],
+        config["arguments"],
+        tuple(config["heads"]),
+        config["preprocessing"],
+        spec.freeze,
+    )
+
+
+def model_folder(path: Path) -> Path | None:
+    """The model folder in a run folder, or the path itself if it is one; None if there is none."""
+    for folder in (path, path / "model"):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    return None
+
+
+def _folder(job: Job, name: str) -> Path:
+    path = job.resolve(name)
+    if folder := model_folder(path):
+        if link := next(run_files.links(folder), None):
+            _refuse(job, link, run_files.POSSIBLE, run_files.ACTION)
+        return folder
+    if path.is_file():
+        _refuse(
+            job,
+            f"{path} is a file",
+            POSSIBLE,
+            "name its folder, or, for weights of a network that you name, write `weights:`",
+        )
+    if is_remote(name) and not path.exists():
+        _refuse(
+            job,
+            f"{name} has no copy here",
+            "a copy on this machine, which `train` makes, too",
+            f"`drivetrain fetch {job.document.name}` downloads it",
+        )
+    if not path.exists():
+        _refuse(
+            job,
+            f"{path} does not exist",
+            POSSIBLE,
+            nearest_path((job.folder, Path.cwd()), name)
+            or "correct the path; it is relative to the job's folder, then to the working folder",
+        )
+    if (path / "state.json").exists():
+        status = RunFiles(path).read_object("state.json").get("status", "broken")
+        _refuse(
+            job, f"{path} has no trained model: the run is {status}", POSSIBLE, "finish that run, or use another one"
+        )
+    _refuse(job, f"{path} has no trained model", POSSIBLE, "use such a folder")
+
+
+def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
+    raise SpecError([job.problem(job.model_key("name"), description, possible, action)])

@@ -1,0 +1,243 @@
+"""Finds pretrained networks in Hugging Face format, in a local folder or on the hub, and checks whether they fit.
+
+Weights are loaded from safetensors only, and code beside them is never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from logging import CRITICAL
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.pretrained import families, hub, hub_name
+from drivetrain.pretrained.hub_error import HubError
+from drivetrain.system.files import read_json
+from drivetrain.system.installation import SETUP
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+"""Files that are read, by pattern."""
+ENCODERS = "encoders such as bert, distilbert, roberta"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A folder with a configuration that transformers knows."""
+
+    job: Job
+    folder: Path
+    config: Any
+    """A transformers.PretrainedConfig."""
+    origin: str = ""
+    """Name and commit on the hub; empty for a local folder."""
+
+    def network(self) -> nn.Module:
+        """The network with its weights, in float32.
+
+        Raises:
+            SpecError: if the weights do not fit the network.
+        """
+        with quiet() as transformers:
+            try:
+                loaded, loading_info = transformers.AutoModel.from_pretrained(
+                    self.folder,
+                    config=self.config,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
+            except Exception as error:  # each kind of broken file raises an error of another library
+                self.refuse(f"{self.folder} cannot be loaded: {_first_line(error)}", _POSSIBLE, "use another folder")
+        missing = [name for name in loading_info["missing_keys"] if not name.startswith("pooler.")]
+        if missing:
+            unexpected = ", ".join(sorted(loading_info["unexpected_keys"])[:3]) or "no others"
+            self.refuse(
+                f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}; "
+                f"it has {unexpected}",
+                "weights that match config.json",
+                "check that both come from the same network",
+            )
+        return loaded.float()  # type: ignore[no-any-return]
+
+    def refuse(self, description: str, possible: str, action: str) -> NoReturn:
+        """Raise an error about the network's name in the job file.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError([self.job.problem(hub_name.key(self.job), description, possible, action)])
+
+
+def find(job: Job, name: str) -> Pretrained:
+    """The network of transformers in a local folder, or of a name on the hub.
+
+    Raises:
+        SpecError: if there is none, or it cannot be used.
+    """
+    folder, origin = locate(job, name)
+    return Pretrained(job, folder, _config(job, folder), origin)
+
+
+def locate(job: Job, name: str) -> tuple[Path, str]:
+    """The folder of a local path, or of a name on the hub, which is contacted only for files that are not cached.
+
+    Returns:
+        A folder with config.json and safetensors, and name and commit on the hub, which are empty for a local one.
+
+    Raises:
+        SpecError: if there is none, or it cannot be used.
+    """
+    where = job.resolve(name)
+    if where.is_file():
+        act = f"run `drivetrain convert {where}`, then use its folder" if _pickle(where) else "name its folder"
+        _refuse(job, f"{where} is a file", _POSSIBLE, act)
+    origin = ""
+    if where.is_dir():
+        folder = where
+        if getattr(getattr(job, "model", None), "revision", None):
+            problem = job.problem(
+                ("model", "revision"), f"{where} is a local folder", "a revision of a name on the hub", "remove it"
+            )
+            raise SpecError([problem])
+    elif HUB_NAME.fullmatch(name):
+        fetched_network = fetch(job, name)
+        folder, origin = fetched_network.snapshot.folder, fetched_network.origin
+    else:
+        _refuse(job, f"{where} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
+    _check_files(job, folder)
+    return folder, origin
+
+
+def fetch(job: Job, name: str, *, update: bool = False) -> hub.Fetched:
+    """The network of a name on the hub; a run takes the same commit whenever it is resumed.
+
+    Args:
+        job: names revision and network.
+        name: of the network.
+        update: ask the hub which commit the revision is now.
+
+    Raises:
+        SpecError: if there is none, or it cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+    """
+    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
+    try:
+        fetched_network = hub.fetch(name, job.pretrained_commit or revision, update=update)
+    except HubError as error:
+        if not error.offline:
+            _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)
+        by_hand = (
+            "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
+        )
+        _refuse(
+            job,
+            f"{name!r} is not a local folder, and {error.given}",
+            error.possible,
+            f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
+        )
+    job.fix_commit(fetched_network.snapshot.commit)
+    return fetched_network
+
+
+def _check_files(job: Job, folder: Path) -> None:
+    names = sorted(path.name for path in folder.iterdir())
+    if "config.json" not in names:
+        _refuse(job, f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
+    if any(name in names for name in WEIGHTS):
+        return
+    pickles = [name for name in names if name.endswith(PICKLES) and name != "training_args.bin"]
+    other_names = [name for name in names if name.endswith(".safetensors")]
+    if pickles:
+        _refuse(
+            job,
+            f"{folder} has its weights only as pickle, which can run code when it is loaded: {', '.join(pickles)}",
+            "weights in model.safetensors",
+            f"run `drivetrain convert {folder / pickles[0]}`",
+        )
+    if other_names:
+        _refuse(
+            job,
+            f"{folder} has its weights as {', '.join(other_names)}",
+            "the name model.safetensors",
+            "rename the file",
+        )
+    _refuse(job, f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
+
+
+def _config(job: Job, folder: Path) -> Any:
+    if entry := families.entry_from_elsewhere(read_json(folder / "config.json")):
+        _refuse(
+            job,
+            f"{folder / 'config.json'}: {entry} would load something from elsewhere",
+            "a network that is part of transformers, with its weights beside it",
+            "use another folder",
+        )
+    with quiet(job) as transformers:
+        try:
+            return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # each kind of broken file raises another kind of error
+            _refuse(
+                job,
+                f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
+                "a network that is part of transformers",
+                "use another folder",
+            )
+
+
+@contextlib.contextmanager
+def quiet(job: Job | None = None) -> Iterator[Any]:
+    """The transformers library, without its progress bars, log and warnings.
+
+    Raises:
+        SpecError: if it is not installed.
+    """
+    try:
+        import transformers
+        from transformers.utils import logging
+    except ImportError:
+        description = "this network needs the package transformers, which is not installed here"
+        possible, action = (
+            "an environment with transformers",
+            f"`{SETUP}` or pip install transformers, or use an image",
+        )
+        problems = [job.problem(("model",), description, possible, action)] if job else description
+        raise SpecError(problems, possible, action) from None
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _pickle(path: Path) -> bool:
+    return path.suffix in PICKLES
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300].rstrip(".") if text else type(error).__name__
+
+
+def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
+    raise SpecError([job.problem(hub_name.key(job), description, possible, action)])

@@ -1,0 +1,96 @@
+"""What can be wrong with a network or a dataset on the Hugging Face hub, in three parts; the key and its place come later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.message import Message
+
+
+@dataclass(frozen=True)
+class HubKind:
+    """What a repository of the hub holds; the hub's addresses and our messages depend on it."""
+
+    noun: str
+    folder: str
+    """In addresses of the API, and in the cache."""
+    address: str
+    """Before the name, in addresses of files."""
+    example: str
+    revision: str
+    """What says the revision in a job."""
+
+
+NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision")
+DATASET = HubKind("dataset", "datasets", "datasets/", "stanfordnlp/imdb", "the revision after the @")
+
+
+class HubError(Exception):
+    """A repository of the hub that cannot be used.
+
+    Args:
+        given: what was found, after the name of the repository.
+        possible: what is possible here.
+        action: what to do about it.
+        offline: whether the hub could not be reached at all.
+        ended: whether the file has no byte at the requested position.
+    """
+
+    def __init__(
+        self, description: str, possible: str, action: str, *, offline: bool = False, ended: bool = False
+    ) -> None:
+        super().__init__(description)
+        self.given, self.possible, self.action, self.offline, self.ended = description, possible, action, offline, ended
+
+
+_NEW_TOKEN = (
+    "export HF_TOKEN=... with a token that may read it ({endpoint}/settings/tokens), "
+    "and write environment: [HF_TOKEN] into the job"
+)
+
+
+def explain_refusal(
+    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind = NETWORK
+) -> HubError:
+    """The error for an answer of the hub.
+
+    Args:
+        status: of the answer.
+        headers: of the answer.
+        endpoint: address of the hub.
+        source: where the token that was sent comes from; empty if none was sent.
+        pause: seconds that the hub asks to wait.
+        kind: of the repository.
+    """
+    code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
+    new_token = _NEW_TOKEN.format(endpoint=endpoint)
+    if status == 429:
+        return HubError(
+            f"the hub answers 429, too many requests, and asks to wait {pause or 0:,.0f} s",
+            "fewer requests, or more with a token",
+            f"try again later, or {new_token}" if not source else "try again later",
+        )
+    if status >= 500:
+        return HubError(f"the hub answers {status}, an error of its own", "a hub that works", "try again later")
+    if status == 401 and source and (code == "InvalidToken" or "nvalid" in text):
+        return HubError(f"the hub does not accept the token of {source}", "a valid token, or none", new_token)
+    if code == "GatedRepo" or (status == 403 and not code):
+        return HubError(
+            f"the hub answers {status}: this {kind.noun} is gated"
+            + (f", and the token of {source} has no access" if source else ""),
+            "an account that was given access",
+            f"ask for access on its page at {endpoint}" + ("" if source else f", then {new_token}"),
+        )
+    if code == "RevisionNotFound":
+        return HubError(
+            "the hub has no such revision of it", "a branch, a tag or a commit of it", f"correct {kind.revision}"
+        )
+    if status in (401, 403, 404):
+        who = f"the token of {source} sees" if source else "everybody sees"
+        return HubError(
+            f"the hub has no {kind.noun} of this name that {who} ({status})",
+            f"a name such as {kind.example}, as its page shows it",
+            f"check the spelling; if it is private, {new_token}"
+            if not source
+            else "check the spelling, and whose token it is",
+        )
+    return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name", ended=status == 416)

@@ -1,0 +1,35 @@
+"""What a job needs from the Hugging Face hub: pretrained weights by name, if they are no local folder, and data."""
+
+from __future__ import annotations
+
+import os
+
+from drivetrain.job import Job, dot_key
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.model import RESNET_WEIGHTS, ImageNetwork, ImageTimm
+from drivetrain.storage.remote_address import is_remote
+
+
+def find_weights_name(job: Job) -> str:
+    """The folder or name of pretrained weights; empty if the job names none."""
+    model = getattr(job, "model", None)
+    if isinstance(model, ImageNetwork | ImageTimm):
+        default_name = RESNET_WEIGHTS.get(model.name, "") if isinstance(model, ImageNetwork) else f"timm/{model.name}"
+        return default_name if model.pretrained is True else model.pretrained or ""
+    return str(getattr(model, "name", "")) if getattr(model, "source", None) == "transformers" else ""
+
+
+def key(job: Job) -> tuple[str, ...]:
+    """The key that says it."""
+    return ("model", "pretrained" if isinstance(getattr(job, "model", None), ImageNetwork | ImageTimm) else "name")
+
+
+def of_hub(job: Job) -> str | None:
+    """The name on the hub; None if the job needs nothing from there."""
+    name = find_weights_name(job)
+    return name if name and not is_remote(name) and not os.path.exists(job.resolve(name)) else None
+
+
+def data_of_hub(job: Job) -> list[tuple[str, str]]:
+    """Data that is on the hub: key and address."""
+    return [(dot_key(key), text) for key, text in job.data_paths() if is_on_hub(text)]

@@ -1,0 +1,68 @@
+"""One recommendation, and what the rules that give them read from a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.report.formatting import share
+from drivetrain.report.record import Record
+from drivetrain.report.summary import Summary
+
+SHARE = 0.05
+"""Share of the time that justifies a change."""
+MIN_RUN_SECONDS = 20.0
+"""Seconds; shorter runs get no advice."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One recommended change."""
+
+    change: str
+    why: str
+    gain: str
+    line: str
+    """The line for the spec."""
+    weight: float
+    """Seconds that it may save; larger than any run time if the run itself is at risk."""
+
+
+Rule = Callable[[Record, Summary], Iterator[Advice]]
+
+
+def time_share(seconds: float, summary: Summary) -> float:
+    """Share of the total time; 0 for a run that is too short."""
+    total_seconds = summary.seconds or 0.0
+    return seconds / total_seconds if total_seconds >= MIN_RUN_SECONDS else 0.0
+
+
+def less_time(part: float) -> str:
+    """The expected gain, as text."""
+    return f"up to {share(part)} less time"
+
+
+def read_decisions(record: Record) -> dict[str, Any]:
+    """The values of the plan; empty for a run without one."""
+    return record.plan.values() if record.plan else {}
+
+
+def is_turned_off(record: Record, name: str) -> bool:
+    """Whether it is off because the job says so; what was turned off by default has a reason."""
+    rows = record.plan.decisions if record.plan else ()
+    return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
+
+
+def fact(record: Record, *keys: str) -> float | None:
+    """A recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
+    value = at(record.result, "facts", *keys)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def at(spec: Mapping[str, object], *keys: str) -> object:
+    """The value under nested keys; None if it is not there."""
+    value: Any = spec
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,171 @@
+"""The simple models beside a network: baselines.json in a run folder, and what it says about the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite, sqrt
+from typing import Any
+
+from drivetrain.job import lower_is_better
+from drivetrain.job.formatting import format_metric
+
+FILE = "baselines.json"
+CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
+TITLES = {CONSTANT: "constant answer", LINEAR: "linear model", TREES: "boosted trees"}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One simple model and its metrics."""
+
+    name: str
+    metrics: Mapping[str, float]
+    rows: int
+    """Training samples that it was fitted to."""
+    of: int
+    """Training samples that there are."""
+    seconds: float
+    """To fit it, reading included."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """By head, the class that the constant answer names."""
+
+    def title(self) -> str:
+        """What people call it: `boosted trees`, `always "on time"`."""
+        if self.name == CONSTANT and len(self.answers) == 1:
+            return f'always "{next(iter(self.answers.values()))}"'
+        return TITLES.get(self.name, self.name)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A simple model that was not fitted, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A network beside the simple models, by one metric."""
+
+    metric: str
+    network: float
+    rows: tuple[Baseline, ...]
+    samples: int | None
+    """Validation samples."""
+
+    def sort_rows(self) -> list[Baseline]:
+        """The simple models with this metric, the best first."""
+        rated = [row for row in self.rows if self.metric in row.metrics]
+        return sorted(rated, key=lambda row: row.metrics[self.metric], reverse=not lower_is_better(self.metric))
+
+    def lead(self) -> float | None:
+        """By how much the network is better than the best simple model; below 0 if it is worse, None without one."""
+        ranked = self.sort_rows()
+        if not ranked:
+            return None
+        gap = self.network - ranked[0].metrics[self.metric]
+        return -gap if lower_is_better(self.metric) else gap
+
+    def uncertainty(self) -> float:
+        """The standard error of a share among the validation samples; 0 for other metrics, whose spread is unknown."""
+        share = self.metric.rsplit("/", 1)[-1] in ("accuracy", "f1", "micro_f1")
+        if not share or not self.samples or not 0 <= self.network <= 1:
+            return 0.0
+        return sqrt(self.network * (1 - self.network) / self.samples)
+
+    def line(self) -> str:
+        """All of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
+        rows = [f"network {format_metric(self.network)}"]
+        for row in self.sort_rows():
+            extra = [f"{row.seconds:.1f} s"] if row.name != CONSTANT else []
+            extra += [f"{row.rows:,} of {row.of:,} samples"] if row.rows < row.of else []
+            remark = f" ({', '.join(extra)})" if extra else ""
+            rows.append(f"{row.title()} {format_metric(row.metrics[self.metric])}{remark}")
+        return " · ".join(rows)
+
+    def verdict(self) -> str:
+        """What that means, and what to do about it."""
+        lead, ranked = self.lead(), self.sort_rows()
+        if lead is None:
+            return ""
+        best = ranked[0]
+        if best.name == CONSTANT and lead <= self.uncertainty():
+            return (
+                f"the network is no better than the answer {best.title()}: it has learned nothing that counts; look at the "
+                "data, the labels and the learning rate (`drivetrain find-lr`)"
+            )
+        if lead > self.uncertainty():
+            return f"the network is better than the best simple model that was fitted ({best.title()}), by {format_metric(lead)}"
+        if lead < -self.uncertainty():
+            return (
+                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)}, or train longer, with "
+                "another learning rate (`drivetrain find-lr`), or from pretrained weights"
+            )
+        return (
+            f"the {best.title()} {_verb(best)} as good within what {self.samples:,} validation samples can tell "
+            f"(+-{self.uncertainty():.3f})"
+        )
+
+
+def _verb(row: Baseline) -> str:
+    return "are" if row.name == TREES else "is"
+
+
+def _pronoun(row: Baseline) -> str:
+    return "them" if row.name == TREES else "it"
+
+
+def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float) -> dict[str, object]:
+    """The content of baselines.json.
+
+    Args:
+        outcomes: in the order in which they became known; of one name the last counts.
+        samples: validation samples.
+        seconds: the time that they were given.
+    """
+    latest = {outcome.name: outcome for outcome in outcomes}
+    fitted = [asdict(outcome) for outcome in latest.values() if isinstance(outcome, Baseline)]
+    skipped = [asdict(outcome) for outcome in latest.values() if isinstance(outcome, Skipped)]
+    return {
+        "budget": seconds if isfinite(seconds) else None,
+        "validation_samples": samples,
+        "baselines": fitted,
+        "skipped": skipped,
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skipped, ...]]:
+    """What `to_json` wrote; what cannot be read is left out."""
+    rows = tuple(
+        Baseline(
+            str(row["name"]),
+            dict(row["metrics"]),
+            int(row["rows"]),
+            int(row["of"]),
+            float(row["seconds"]),
+            dict(row["answers"]),
+        )
+        for row in data.get("baselines", ())
+        if isinstance(row, Mapping) and {"name", "metrics", "rows", "of", "seconds", "answers"} <= row.keys()
+    )
+    return rows, tuple(Skipped(str(row["name"]), str(row["reason"])) for row in data.get("skipped", ()))
+
+
+def compare(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) -> Comparison | None:
+    """The comparison of a network with the simple models in baselines.json; None if there are none.
+
+    Args:
+        data: the content of baselines.json.
+        metric: the metric that chose the network's weights. Where that is a loss and there is an accuracy, the accuracy
+            takes its place: its differences can be judged, and their uncertainty is known.
+        metrics: those of the network's chosen weights.
+    """
+    rows, _ = from_json(data)
+    if metric.endswith("/loss") and (accuracy := metric.removesuffix("loss") + "accuracy") in metrics:
+        metric = accuracy
+    if not rows or metric not in metrics:
+        return None
+    samples = data.get("validation_samples")
+    return Comparison(metric, metrics[metric], rows, samples if isinstance(samples, int) else None)

@@ -1,0 +1,156 @@
+"""The content of a report as blocks, independent of the output format (HTML page or Markdown)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from drivetrain.report.confusion import Confusion
+from drivetrain.report.log_series import Series
+
+
+class Tone(StrEnum):
+    """How much a line stands out."""
+
+    PLAIN = "plain"
+    QUIET = "quiet"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns; `tones` by row number."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    tones: Mapping[int, Tone] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Series in one plot, over `axis`."""
+
+    title: str
+    axis: str
+    series: tuple[Series, ...]
+    limit: tuple[str, float] | None = None
+    """A limit with its name, drawn as a line."""
+    joint: tuple[str, float] | None = None
+    """Where a finished run ended that this one continues, with its name; drawn as a vertical line."""
+    from_zero: bool = False
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point of a scatter plot; `x` is a number, or the name of a category."""
+
+    x: float | str
+    y: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points of up to three kinds in one plot, over `axis`; the last kind is drawn largest, on top."""
+
+    title: str
+    axis: str
+    dots: tuple[Dot, ...]
+    kinds: tuple[tuple[str, Tone], ...]
+    """Every kind with its tone: plain, quiet, or good."""
+    steps: tuple[tuple[float, float], ...] = ()
+    """A staircase through these points: the best value so far."""
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """A confusion matrix as a picture."""
+
+    confusion: Confusion
+
+
+@dataclass(frozen=True)
+class SamplePicture:
+    """A sample: its name, true and predicted class, the prediction's probability, and its picture as a data URL."""
+
+    title: str
+    truth: str
+    answer: str
+    probability: str
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Samples side by side."""
+
+    photos: tuple[SamplePicture, ...]
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """A stacked bar of parts, as (name, size, size as text)."""
+
+    title: str
+    parts: tuple[tuple[str, float, str], ...]
+
+
+@dataclass(frozen=True)
+class Details:
+    """Preformatted text, collapsed."""
+
+    title: str
+    text: str
+
+
+Block = Text | Table | Curves | Scatter | ConfusionMatrix | StackedBar | Details | Gallery
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with its blocks. `anchor` is the target of links."""
+
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number: name, value, remark, and its share of a limit (0..1)."""
+
+    label: str
+    value: str
+    remark: str = ""
+    used: float | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The result at a glance."""
+
+    run: str
+    what: str
+    status: str
+    tone: Tone
+    ending: str
+    """How the run ended, in one sentence."""
+    value: str
+    label: str
+    tiles: tuple[Tile, ...]
+    alerts: tuple[tuple[str, str], ...]
+    """Warnings that must not be missed, as (text, anchor)."""

@@ -1,0 +1,91 @@
+"""Formats numbers, durations and values for a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from drivetrain.plan.plan import format_value
+from drivetrain.system.printable import printable_text
+
+
+def short(text: str, size: int) -> str:
+    """At most `size` characters; cut in the middle with an ellipsis, since names often differ at their ends."""
+    end = size // 3
+    return text if len(text) <= size else f"{text[: size - end - 1]}…{text[len(text) - end :]}"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; whole numbers in full."""
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "not finite"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def align(values: Sequence[float]) -> list[str]:
+    """Numbers with the same decimals: those that give the largest one four significant digits.
+
+    Whole numbers, and one that would lose all its digits, are written as `number` does.
+    """
+    top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not top or all(float(value).is_integer() for value in values if math.isfinite(value)):
+        return [number(value) for value in values]
+    # A share of exactly 1 has the decimals of those below it.
+    places = min(max(3 - math.floor(math.log10(top if top > 1 else 0.99 * top)), 0), 6)
+    half_digit = 0.5 * 10**-places
+    return [
+        f"{value:,.{places}f}" if math.isfinite(value) and (not value or abs(value) >= half_digit) else number(value)
+        for value in values
+    ]
+
+
+def tick(value: float) -> str:
+    """A number for an axis: 50k, 0.25, 1e-4."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    text = f"{value:.4g}"
+    return re.sub(r"e([-+])0*", lambda match: f"e{match[1].strip('+')}", text)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a readable duration."""
+    if seconds is None or not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 100:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    minutes, seconds_over = divmod(round(seconds), 60)
+    hours, minutes_over = divmod(minutes, 60)
+    return f"{hours} h {minutes_over:02} min" if hours else f"{minutes} min {seconds_over:02} s"
+
+
+def share(part: float) -> str:
+    """A fraction in percent."""
+    return f"{100 * part:.1f} %".replace(".0 %", " %")
+
+
+def format_json(value: object) -> str:
+    """Any JSON value in readable form."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool | int | float | str):
+        return printable_text(format_value(value))
+    return printable_text(json.dumps(value, ensure_ascii=False))
+
+
+def plain(value: object) -> Any:
+    """The value as strict JSON, with non-finite numbers as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return printable_text(value) if isinstance(value, str) else value

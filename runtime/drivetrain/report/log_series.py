@@ -1,0 +1,181 @@
+"""A series of values over steps or seconds, read from a log, and the CPU starvation that such series show."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain.hardware.facts import Hardware
+
+Point = tuple[float, float]
+REPORTED_SHARE = 0.05
+"""Share of the CPU time from which on it is reported."""
+
+
+@dataclass
+class Series:
+    """Values `ys` at increasing `xs`. Both are finite; `broken` counts values that were not."""
+
+    name: str
+    xs: array[float] = field(default_factory=lambda: array("d"))
+    ys: array[float] = field(default_factory=lambda: array("d"))
+    broken: int = 0
+
+    def __len__(self) -> int:
+        return len(self.xs)
+
+    def add(self, x: float, y: float) -> None:
+        """Append a value; existing values at this x or later are replaced."""
+        self.drop(x)
+        if math.isfinite(y):
+            self.xs.append(x)
+            self.ys.append(y)
+        else:
+            self.broken += 1
+
+    def drop(self, x: float) -> None:
+        """Remove everything from `x` on."""
+        while self.xs and self.xs[-1] >= x:
+            self.xs.pop()
+            self.ys.pop()
+
+    def scaled(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
+        """The same values in other units."""
+        return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
+
+    def positive(self) -> Series:
+        """The positive values only: during an evaluation or a checkpoint no samples are trained."""
+        points = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
+        return Series(self.name, array("d", (x for x, _ in points)), array("d", (y for _, y in points)), self.broken)
+
+    def mapped(self, function: Callable[[float], float]) -> Series:
+        """Apply a function to each value."""
+        return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
+
+    def risen(self, name: str) -> Series:
+        """The increase of a counter since its first value; a drop means that it was restarted."""
+        risen, total = Series(name), 0.0
+        for x, before, after in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
+            total += max(0.0, after - before)
+            risen.add(x, total)
+        return risen
+
+    def noisy(self) -> bool:
+        """Whether the series fluctuates so much that its mean is more informative."""
+        if len(self) < 100:
+            return False
+        way = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
+        return way > 8 * (max(self.ys) - min(self.ys))
+
+
+def collect(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
+    """A series for every number in the rows, along `axis`.
+
+    Args:
+        rows: rows of a log; those without `axis` are skipped.
+        axis: the key of x.
+        continues: what to do if x drops because a run was resumed. True: x continues from its last value. False: the
+            steps
+            were repeated, and the first attempt is dropped.
+    """
+    by_key: dict[str, Series] = {}
+    latest, offset = -math.inf, 0.0
+    for row in rows:
+        x = number(row, axis)
+        if x is None:
+            continue
+        if x + offset < latest:
+            if continues:
+                offset = latest
+            else:
+                for series in by_key.values():
+                    series.drop(x)
+        latest = x + offset
+        for key in row:
+            if key != axis and (y := _value(row[key])) is not None:
+                by_key.setdefault(key, Series(key)).add(latest, y)
+    return by_key
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a row, or None."""
+    value = _value(row.get(key))
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _value(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def thin(series: Series, limit: int = 1000) -> list[Point]:
+    """At most `limit` points; minimum and maximum of every interval are kept, so no spike is lost."""
+    points = list(zip(series.xs, series.ys, strict=True))
+    if len(points) <= limit:
+        return points
+    stretches = (limit - 2) // 2
+    selected = [points[0]]
+    inner = points[1:-1]
+    for index in range(stretches):
+        part = inner[index * len(inner) // stretches : (index + 1) * len(inner) // stretches]
+        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
+        selected += sorted({low, high})
+    return [*selected, points[-1]]
+
+
+def mean(series: Series, windows: int = 60) -> list[Point]:
+    """The running mean over a sixtieth of the series, at most 300 points."""
+    half = max(1, len(series) // windows // 2)
+    sums = [0.0]
+    for y in series.ys:
+        sums.append(sums[-1] + y)
+    stride = max(1, math.ceil(len(series) / 299))
+    places = [*range(0, len(series) - 1, stride), len(series) - 1]
+    ends = [(i, max(0, i - half), min(len(series), i + half + 1)) for i in places]
+    return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
+
+
+@dataclass(frozen=True)
+class CpuStarvation:
+    """CPU time that the run was denied, as a share."""
+
+    others: float
+    """Used by other processes, relative to this run's CPUs."""
+    others_share: float
+    stolen: float
+    """Used by other virtual machines (steal time), relative to the whole machine."""
+    stolen_share: float
+
+
+def measure_starvation(telemetry: Mapping[str, Series], hardware: Hardware | None) -> CpuStarvation | None:
+    """CPU starvation over the whole run; None if nothing was counted.
+
+    A thread also waits because of the quota, which is reported separately, and for the run's own threads. So no more
+    counts than what the run left unused of its CPUs.
+    """
+    waited, stolen, busy = (
+        telemetry.get(key, Series(key)) for key in ("waited_seconds", "stolen_seconds", "cpu_percent")
+    )
+    if hardware is None or len(busy) < 2 or not (waited or stolen):
+        return None
+    seconds = busy.xs[-1] - busy.xs[0]
+    spans = zip(busy.xs, busy.xs[1:], busy.ys[1:], strict=False)
+    used = sum((after - before) * percent / 100 for before, after, percent in spans)
+    may = seconds * (hardware.cpu.quota or hardware.cpu.budget)
+    throttled, ready, away = (
+        _risen(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen)
+    )
+    by_others = min(max(0.0, ready - throttled), max(0.0, may - used))
+    return CpuStarvation(by_others, by_others / max(1e-9, may), away, away / max(1e-9, seconds * hardware.cpu.host))
+
+
+def _risen(series: Series) -> float:
+    risen = series.risen("")
+    return risen.ys[-1] if risen else 0.0

@@ -1,0 +1,227 @@
+"""Reads the files of a run folder. Files may be missing, or truncated in the middle of a line by a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import CheckpointError, SpecError
+from drivetrain.hardware.facts import Hardware, from_json
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.plan.plan import Decision, Plan
+from drivetrain.report.log_series import Series, collect
+from drivetrain.system.files import parse_json, parse_row
+from drivetrain.system.printable import printable, printable_text
+from drivetrain.system.run_files import (
+    HARDWARE_FILE,
+    JOB_FILE,
+    METRICS_FILE,
+    PLAN_FILE,
+    RESULT_FILE,
+    STATE_FILE,
+    RunFiles,
+    lines,
+)
+from drivetrain.tracking import rank_record
+from drivetrain.tracking.rank_record import RankRecord
+
+_AT_THE_END = RESULT_FILE
+"""Written at the end of training; in a stopped or running run it does not count as missing."""
+_LOST = {
+    JOB_FILE: "the job file cannot be shown",
+    HARDWARE_FILE: "the machine cannot be shown",
+    PLAN_FILE: "the plan and the effective settings cannot be shown",
+    METRICS_FILE: "there are no curves",
+    "telemetry.jsonl": "throughput and memory over time cannot be shown",
+    RESULT_FILE: "the best value and the peaks come from the logs; there is no confusion matrix",
+    STATE_FILE: "how the run ended is unknown",
+    "events.jsonl": "some events cannot be shown",
+    "operators.json": "the slowest operators cannot be shown",
+    "mistakes.json": "the most confident mistakes cannot be shown",
+    "baselines.json": "the simple models beside the network cannot be shown",
+    "provenance.json": "from which bytes the run was made cannot be shown",
+    "extension.json": "the run that this one continues cannot be shown",
+}
+
+
+@dataclass(frozen=True)
+class MissingRecord:
+    """A missing or damaged file: what is wrong, and what the report lacks because of it."""
+
+    file: str
+    wrong: str
+    lost: str
+
+
+@dataclass
+class Record:
+    """Everything that could be read of one run."""
+
+    name: str
+    text: str = ""
+    """The resolved spec as YAML."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    hardware: Hardware | None = None
+    plan: Plan | None = None
+    metrics: dict[str, Series] = field(default_factory=dict)
+    """By step."""
+    telemetry: dict[str, Series] = field(default_factory=dict)
+    """By seconds since the start."""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    extension: Mapping[str, Any] = field(default_factory=dict)
+    """The finished run that this one continues, as in extension.json."""
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """The operators of the profiled steps."""
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
+    """The worst mistakes by head."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Digests of what a finished run was made from."""
+    baselines: Mapping[str, Any] = field(default_factory=dict)
+    """The simple models beside the network, as in baselines.json."""
+    ranks: tuple[RankRecord, ...] = ()
+    """What each process did, if there were several."""
+    gaps: list[MissingRecord] = field(default_factory=list)
+
+
+def read(run: Path) -> Record:
+    """Read a run folder.
+
+    Raises:
+        CheckpointError: if there is no such folder, or none of a run's files in it.
+    """
+    if not any((run / file).is_file() for file in _LOST):
+        problem = "it contains no file of a run" if run.is_dir() else "there is no such folder"
+        raise CheckpointError(
+            f"{run}: {problem}",
+            "a run folder contains " + ", ".join(_LOST),
+            "use a folder that `drivetrain train` created, below runs/",
+        )
+    record = Record(printable(run.resolve().name))
+    _spec(record, run)
+    _hardware(record, run)
+    _plan(record, run)
+    record.metrics = collect(_rows(record, run / METRICS_FILE), "step")
+    record.metrics.pop("epoch", None)
+    record.telemetry = collect(_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
+    record.state = _object(record, run / STATE_FILE)
+    if (run / _AT_THE_END).exists() or record.state.get("status", "done") == "done":
+        record.result = _object(record, run / _AT_THE_END)
+    if (run / "events.jsonl").exists():  # a run without events has no such file
+        record.events = list(_rows(record, run / "events.jsonl"))
+    if (run / "extension.json").exists():
+        record.extension = _object(record, run / "extension.json")
+    if (run / "operators.json").exists():
+        record.trace = _object(record, run / "operators.json")
+    if (run / "mistakes.json").exists():
+        record.mistakes = _object(record, run / "mistakes.json")
+    if (run / "baselines.json").exists():
+        record.baselines = _object(record, run / "baselines.json")
+    if (run / "provenance.json").exists():
+        record.provenance = _object(record, run / "provenance.json")
+    record.ranks = rank_record.read(run)
+    return record
+
+
+def _gap(record: Record, path: Path, wrong: str, consequence: str | None = None) -> None:
+    record.gaps.append(MissingRecord(path.name, wrong, consequence or _LOST[path.name]))
+
+
+def _text(record: Record, path: Path) -> str | None:
+    try:
+        return RunFiles(path.parent).read_text(path.name, errors="replace")
+    except FileNotFoundError:
+        _gap(record, path, "missing")
+    except OSError as error:
+        _gap(record, path, f"cannot be read: {error.strerror}")
+    return None
+
+
+def _object(record: Record, path: Path) -> dict[str, Any]:
+    text = _text(record, path)
+    if text is None:
+        return {}
+    try:
+        data = parse_json(text)
+    except ValueError:
+        data = None
+    if isinstance(data, dict):
+        return data
+    _gap(record, path, "empty" if not text.strip() else "cut or damaged")
+    return {}
+
+
+def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
+    """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
+    bad: list[int] = []
+    line = 0
+    try:
+        with RunFiles(path.parent).open(path.name, errors="replace") as file:
+            for line, text in enumerate(lines(file), start=1):
+                row = parse_row(text)
+                if row is None:
+                    bad.append(line)
+                else:
+                    yield row
+    except FileNotFoundError:
+        _gap(record, path, "missing")
+    except OSError as error:
+        _gap(record, path, f"cannot be read: {error.strerror}")
+    else:
+        _damage(record, path, bad, line)
+
+
+def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
+    if not last:
+        _gap(record, path, "empty")
+    elif bad == [last]:
+        _gap(record, path, f"the last line ({last}) is incomplete", "all lines before it are shown")
+    elif bad:
+        _gap(record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}", "they are skipped")
+
+
+def _spec(record: Record, run: Path) -> None:
+    record.text = printable_text(_text(record, run / JOB_FILE) or "")
+    if record.text:
+        try:
+            record.spec = parse(record.text, JOB_FILE).data
+        except SpecError as error:
+            first = str(error).splitlines()[0]
+            _gap(record, run / JOB_FILE, f"damaged: {first}", "it is shown unchanged, but name and task are unknown")
+
+
+def _hardware(record: Record, run: Path) -> None:
+    path = run / HARDWARE_FILE
+    data = _object(record, path)
+    if data:
+        try:
+            record.hardware = from_json(data)
+        except (SpecError, TypeError, AttributeError, ValueError) as error:
+            _gap(record, path, f"not a description of a machine: {str(error).splitlines()[0]}")
+
+
+def _plan(record: Record, run: Path) -> None:
+    """The plan, also of another version: rows of unknown optimizations are kept."""
+    path = run / PLAN_FILE
+    data = _object(record, path)
+    if not data:
+        return
+    plan_fields, row = {f.name for f in fields(Plan)}, {f.name for f in fields(Decision)}
+    try:
+        decisions = tuple(Decision(**{k: v for k, v in d.items() if k in row}) for d in data["decisions"])
+        effective = data.get("seen")
+        plan = Plan(
+            **{k: v for k, v in data.items() if k in plan_fields}
+            | {
+                "decisions": decisions,
+                "notes": tuple(data.get("notes") or ()),
+                "seen": effective if isinstance(effective, dict) else {},
+            }
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        _gap(record, path, f"not a plan: {type(error).__name__} {error}")
+    else:
+        record.plan = plan

@@ -1,0 +1,188 @@
+"""The sections of a report below its headline, in reading order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report import log_series
+from drivetrain.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
+from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
+from drivetrain.report.formatting import duration, format_json, number, share, short
+from drivetrain.report.log_series import Series
+from drivetrain.report.record import MissingRecord, Record
+from drivetrain.report.sections.advice import advice_section
+from drivetrain.report.sections.baselines import baselines_section
+from drivetrain.report.sections.machine import machine_section, time_section
+from drivetrain.report.sections.mistakes import worst_sections
+from drivetrain.report.sections.operators import operators_section
+from drivetrain.report.sections.plan import effective_section, notes_section, plan_section
+from drivetrain.report.sections.provenance import provenance_section
+from drivetrain.report.sections.ranks import ranks_section
+from drivetrain.report.sections.tested_model import final_test_section
+from drivetrain.report.summary import Summary
+
+_TITLES = {
+    "loss": "Loss",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "f1": "Macro F1",
+    "micro_f1": "Micro F1",
+    "map": "Mean average precision",
+    "balanced_accuracy": "Balanced accuracy",
+    "auc": "Area below the ROC curve",
+    "average_precision": "Average precision",
+    "log_loss": "Log loss",
+    "brier": "Brier score",
+    "ece": "Expected calibration error",
+    "scale": "fp16 loss scale",
+    "scaled_rmse": "RMSE, each column divided by its deviation",
+}
+_FIRST = ("loss",)
+_LAST = (*DETAILED_METRICS, "lr", "grad_norm", "scale")
+_WIDE_RANGE = 50
+"""Curves whose maximum is at least so many times their minimum get a logarithmic scale."""
+_EVENTS = 200
+_SPEC = 200_000
+
+
+def sections(record: Record, summary: Summary) -> list[Section]:
+    """All sections that have content."""
+    plan, hardware = record.plan, record.hardware
+    candidates = [
+        curves_section(record.metrics, record.extension),
+        baselines_section(record, summary),
+        final_test_section(record, summary),
+        *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        *(labels_section(table) for table in label_tables(record.result.get("confusion"))),
+        *worst_sections(record.mistakes),
+        advice_section(record, summary),
+        plan_section(plan) if plan else None,
+        effective_section(plan) if plan else None,
+        notes_section(plan) if plan else None,
+        data_section(record.result.get("data"), record.result.get("model")),
+        machine_section(hardware) if hardware else None,
+        time_section(record.telemetry, summary, hardware),
+        ranks_section(record.ranks),
+        operators_section(record.trace),
+        events_section(record.events),
+        gaps_section(record.gaps),
+        provenance_section(record),
+        spec_section(record),
+    ]
+    return [section for section in candidates if section]
+
+
+def curves_section(metrics: Mapping[str, Series], extension: Mapping[str, Any] | None = None) -> Section | None:
+    """A plot for each kind of value; series of the same kind share it."""
+    step = log_series.number(extension or {}, "step")
+    joint = None if extension is None or step is None else (format_json(extension.get("run")), step)
+    groups: dict[str, list[Series]] = {}
+    for key, series in metrics.items():
+        start, _, kind = key.rpartition("/")
+        if series:
+            groups.setdefault(kind, []).append(series.scaled(format_json(start or kind)))
+    ranks = {kind: -1 if kind in _FIRST else 1 if kind in _LAST else 0 for kind in groups}
+    kinds = sorted(groups, key=lambda kind: ranks[kind])
+    frames = tuple(_frame(kind, groups[kind], joint) for kind in kinds)
+    return Section("curves", "Curves", frames) if frames else None
+
+
+def _frame(kind: str, series: list[Series], joint: tuple[str, float] | None) -> Curves:
+    low = min(min(s.ys) for s in series)
+    high = max(max(s.ys) for s in series)
+    wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
+    title = _TITLES.get(kind, format_json(kind).capitalize()) + (" (log scale)" if wide else "")
+    return Curves(title, "step", tuple(series), joint=joint, logarithmic=wide)
+
+
+def confusion_section(confusion: Confusion) -> Section:
+    """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
+    share_right = confusion.hits / max(1, confusion.total)
+    right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples correct ({share(share_right)})"
+    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), ConfusionMatrix(confusion)]
+    mistakes = tuple(
+        (short(truth, 60), short(guess, 60), number(count), share(part))
+        for truth, guess, count, part in confusion.mistakes()
+    )
+    if mistakes:
+        blocks.append(Table(("true class", "predicted", "count", "share of class"), mistakes))
+    weakest = tuple(
+        (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
+        for name, samples, *scores in confusion.weakest()
+    )
+    if weakest:
+        blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
+    of = f" of {format_json(confusion.head)}" if confusion.head else ""
+    return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
+
+
+def labels_section(table: LabelTable) -> Section:
+    """The scores of each label, the weakest first."""
+    about = f"{number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
+    rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
+    blocks = (Text(f"{about}probability of 0.5."), Table(HEADER, tuple(row.cells() for row in rows)))
+    of = f" of {format_json(table.head)}" if table.head else ""
+    return Section(f"labels{of.replace(' ', '-')}", f"Labels{of}", blocks)
+
+
+def data_section(notes: object, model: object = None) -> Section | None:
+    """Notes on data and network: sizes, skipped samples, lengths and padding of texts."""
+    if not isinstance(notes, list) or not notes:
+        return None
+    rows = [format_json(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
+    table = Table(("item", "value"), tuple((head, value) if value else ("samples", head) for head, _, value in rows))
+    return Section("data", "Data", (table,))
+
+
+def events_section(events: list[Mapping[str, object]]) -> Section | None:
+    """What happened beside the steps: signals, retries, fallbacks."""
+    if not events:
+        return None
+    rows = tuple(
+        (_moment(e.get("time")), format_json(e.get("kind")), short(format_json(e.get("text")), 500)) for e in events
+    )
+    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_EVENTS:])]
+    if len(rows) > _EVENTS:
+        blocks.insert(
+            0, Text(f"The last {_EVENTS} of {len(rows)} events; events.jsonl contains all of them.", Tone.QUIET)
+        )
+    return Section("events", "Events", tuple(blocks))
+
+
+def _moment(value: object) -> str:
+    return duration(value) if isinstance(value, float) and value < 1e9 else format_json(value)
+
+
+def gaps_section(gaps: list[MissingRecord]) -> Section | None:
+    """Files that are missing or damaged."""
+    rows = tuple((gap.file, gap.wrong, gap.lost) for gap in gaps)
+    if not rows:
+        return None
+    tones = dict.fromkeys(range(len(rows)), Tone.WARN)
+    return Section("gaps", "Missing or damaged files", (Table(("file", "problem", "consequence"), rows, tones),))
+
+
+def spec_section(record: Record) -> Section | None:
+    """How the run was started, and the resolved spec, collapsed."""
+    state = record.state
+    keys = {
+        "source": "job file",
+        "set": "overrides (--set)",
+        "attempts": "attempts",
+        "command": "command",
+        "started": "started",
+        "ended": "ended",
+    }
+    rows = tuple((name, format_json(_words(state[key]))) for key, name in keys.items() if state.get(key))
+    blocks: list[Block] = [Table(("item", "value"), rows)] if rows else []
+    if record.text:
+        text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… see job.yaml for the rest"
+        blocks.append(Details("The complete job file, including all defaults", text))
+    return Section("spec", "Job spec", tuple(blocks)) if blocks else None
+
+
+def _words(value: object) -> object:
+    return shlex.join(map(str, value)) if isinstance(value, list) else value

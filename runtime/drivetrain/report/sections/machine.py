@@ -1,0 +1,242 @@
+"""The machine's resources, what this run was allowed, and how it used them over time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job.workload import format_flop
+from drivetrain.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
+from drivetrain.report.formatting import duration, format_json, share
+from drivetrain.report.log_series import REPORTED_SHARE, CpuStarvation, Series, measure_starvation
+from drivetrain.report.summary import Summary
+from drivetrain.system.units import format_bytes
+
+_PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
+"""Names of phases if the trainer times forward, backward and update separately."""
+
+
+def machine_section(hardware: Hardware) -> Section:
+    """The machine: resources of the host, and what this run was allowed to use."""
+    blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_facts(hardware)))]
+    if hardware.gpu_trouble:
+        blocks.append(Text(f"GPU: {format_json(hardware.gpu_trouble)}", Tone.WARN))
+    if hardware.assumed:
+        blocks.append(Text(f"Assumed, not detected: {', '.join(map(format_json, hardware.assumed))}.", Tone.QUIET))
+    return Section("machine", "Machine", tuple(blocks))
+
+
+def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
+    cpu, memory, storage, torch = hardware.cpu, hardware.memory, hardware.storage, hardware.torch
+    bounds = [f"affinity {cpu.affinity}"] if cpu.affinity != cpu.host else []
+    bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
+    bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
+    cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'}"
+    group = f"cgroup v{hardware.cgroup}" if hardware.cgroup else "no cgroups"
+    rows = [
+        ("processor", format_json(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
+        ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
+        ("memory", format_bytes(memory.host), f"{format_bytes(memory.limit)} limit" if memory.limit else "no limit"),
+        (
+            "free memory at the start",
+            "",
+            f"{format_bytes(memory.available)} free, swap {'on' if memory.swap else 'off'}",
+        ),
+    ]
+    for gpu in hardware.gpus:
+        chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
+        rows.append(
+            (f"GPU {gpu.index}", f"{gpu.name}, {format_bytes(gpu.memory)}", f"{format_bytes(gpu.free)} free; {chip}")
+        )
+    build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
+    return [
+        *rows,
+        ("/dev/shm", "", f"{format_bytes(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
+        ("free space for runs", "", format_bytes(storage.runs_free)),
+        ("environment", format_json(hardware.place), f"{group}, image {format_json(hardware.image or 'none')}"),
+        ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
+        ("compiler", "", format_json(hardware.compiler or "none")),
+    ]
+
+
+def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None) -> Section | None:
+    """Time by phase; throughput and memory over time."""
+    blocks: list[Block] = []
+    if summary.phases:
+        phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
+        names = _PHASES if "forward" in phases else {}
+        parts = tuple((format_json(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
+        blocks.append(StackedBar("Time by phase", parts))
+    throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    charts = _charts(telemetry, summary, hardware, throttled)
+    blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
+    blocks += _gpu_words(telemetry)
+    blocks += [Text(line) for line in _shards(telemetry)]
+    if throttled and throttled.ys[-1] > 0:
+        blocks.append(Text(f"The CPU quota throttled this run for {duration(throttled.ys[-1])}.", Tone.WARN))
+    blocks += [Text(line, Tone.WARN) for line in _describe_starvation(measure_starvation(telemetry, hardware))]
+    blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
+    return Section("time", "Throughput and resource usage", tuple(blocks)) if blocks else None
+
+
+def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
+    """Other users of the CPUs."""
+    if starvation and starvation.others_share >= REPORTED_SHARE:
+        yield (
+            f"Other processes used the CPU for {duration(starvation.others)} while this run was waiting for it: "
+            f"{share(starvation.others_share)} of its CPU time. They slowed it down."
+        )
+    if starvation and starvation.stolen_share >= REPORTED_SHARE:
+        yield (
+            f"The hypervisor gave {duration(starvation.stolen)} of CPU time to other virtual machines (steal), "
+            f"{share(starvation.stolen_share)} of the total. No setting inside this machine can change that."
+        )
+
+
+LITTLE = 0.05
+"""Share of the time in which shards came for which batches may stand still before it is told what held them up."""
+
+
+def _shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
+    """What was fetched from stores, over all starts of the run."""
+    size, count, fetched_again, waited = (
+        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("bytes", "fetches", "again", "waited")
+    )
+    if "shard_bytes" in telemetry:
+        repetition = (
+            f", {fetched_again:,.0f} of them again, for which the cache had no space"
+            if fetched_again
+            else ", each once"
+        )
+        yield (
+            f"Shards: {format_bytes(int(size))} fetched from the store ({count:,.0f} shards{repetition}). "
+            f"The processes that prepare batches stood still for shards for {duration(waited)} in all."
+            f"{_limit(telemetry, size, waited)}"
+        )
+
+
+def _limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
+    """At which rate shards came, and what held them up if batches stood still for them."""
+    busy, received, unpacked = (
+        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("busy", "received", "unpacked")
+    )
+    if busy <= 0:
+        return ""
+    width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
+    came = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
+    if waited < LITTLE * busy:
+        return f"{came} Fetching them was not the limit."
+    if unpacked > received:
+        return f"{came} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."
+    return f"{came} Receiving them was the limit: the link, or the store."
+
+
+def _efficiency(summary: Summary) -> str:
+    """Achieved FLOP/s relative to what this machine can do."""
+    operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
+    if not operations or not product or not summary.samples_per_second:
+        return ""
+    rate = operations * summary.samples_per_second
+    return (
+        f"Matrix products and convolutions: {format_flop(operations)} per sample, {format_flop(rate)} per second during "
+        f"training. A large matrix product alone reaches {format_flop(product)} per second on this machine; training reaches "
+        f"{share(rate / product)} of it."
+    )
+
+
+def _watching(summary: Summary) -> str:
+    """The cost of monitoring."""
+    monitor_seconds, names = (
+        sum(summary.watching.values()),
+        [name for name, seconds in summary.watching.items() if seconds],
+    )
+    if not monitor_seconds or not summary.seconds:
+        return ""
+    return f"Monitoring ({' and '.join(names)}) took {duration(monitor_seconds)} of CPU time, {share(monitor_seconds / summary.seconds)} of the run."
+
+
+def _charts(
+    telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
+) -> list[Curves]:
+    ends = [series.xs[-1] for series in telemetry.values() if series]
+    axis, second = _clock(max(ends, default=0.0))
+
+    def line(key: str, name: str, scale: float = 1.0) -> Series:
+        return telemetry.get(key, Series(key)).scaled(name, second, scale)
+
+    top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
+    unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
+    memory = tuple(s for s in (line("rss", "processes", 1 / bytes_), line("memory_used", "container", 1 / bytes_)) if s)
+    cpu = hardware.cpu if hardware else None
+    allowed = None if cpu is None else cpu.quota or float(cpu.budget)
+    bound = ("allowed", allowed) if allowed else None
+    limit = ("limit", summary.memory_limit / bytes_) if summary.memory_limit else None
+    charts = [
+        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s").positive(),), from_zero=True),
+        Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
+        Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
+        Curves("Waiting for data, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
+    ]
+    charts += _gpu_charts(telemetry, axis, second)
+    if throttled and throttled.ys[-1] > 0:
+        throttled_series = throttled.scaled("throttled", second)
+        charts.append(Curves("Throttled by the CPU quota, s", axis, (throttled_series,), from_zero=True))
+    return charts
+
+
+def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
+    """Plots of the GPUs, with a line for each."""
+    starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
+    starts = starts or (["gpu"] if "gpu_memory" in telemetry else [])
+
+    def lines(scale: float, **names: str) -> tuple[Series, ...]:
+        named_series = [
+            (f"{start} {name}".strip(), telemetry.get(f"{start}_{key}"))
+            for key, name in names.items()
+            for start in starts
+        ]
+        return tuple(series.scaled(name, second, scale) for name, series in named_series if series)
+
+    size_lines = lines(1 / 2.0**30, memory="in use", allocated="tensors", reserved="reserved")
+    limit = telemetry.get("gpu_memory_limit")
+    return [
+        Curves("GPU busy, %", axis, lines(1.0, percent=""), ("whole", 100.0), from_zero=True),
+        Curves(
+            "GPU memory, GiB", axis, size_lines, ("limit", limit.ys[-1] / 2.0**30) if limit else None, from_zero=True
+        ),
+        Curves("GPU temperature, degrees Celsius", axis, lines(1.0, temperature="")),
+        Curves("GPU power, W", axis, lines(1.0, power=""), from_zero=True),
+        Curves("GPU clock, MHz", axis, lines(1.0, clock=""), from_zero=True),
+    ]
+
+
+def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
+    """One line per GPU, and a warning if a clock was reduced."""
+    blocks: list[Block] = []
+    for key, busy in telemetry.items():
+        match = re.fullmatch(r"(gpu\d*)_percent", key)
+        if not match or not busy:
+            continue
+        parts = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
+        for name, form in (
+            ("memory", "{} of memory at peak"),
+            ("temperature", "{:.0f} degrees at most"),
+            ("power", "{:.0f} W at most"),
+        ):
+            series = telemetry.get(f"{match[1]}_{name}")
+            if series:
+                parts.append(form.format(format_bytes(int(max(series.ys))) if name == "memory" else max(series.ys)))
+        blocks.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
+        throttled = telemetry.get(f"{match[1]}_throttled")
+        if throttled and any(throttled.ys):
+            text = f"{match[1].upper()}: its clock was throttled in {share(sum(throttled.ys) / len(throttled))} of the readings"
+            blocks.append(Text(f"{text}; telemetry.jsonl lists the reasons.", Tone.WARN))
+    return blocks
+
+
+def _clock(seconds: float) -> tuple[str, float]:
+    """The unit of the time axis, and a second in that unit."""
+    if seconds < 300:
+        return "seconds", 1.0
+    return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)

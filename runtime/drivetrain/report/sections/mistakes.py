@@ -1,0 +1,52 @@
+"""The worst mistakes, those with the highest probability, with pictures or texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drivetrain.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
+from drivetrain.report.formatting import format_json, share, short
+from drivetrain.system.printable import printable
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
+_KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
+"""The first characters of these file types in base64."""
+_MAX_CHARACTERS = 600_000
+"""Limit for all pictures together, in characters of the page."""
+
+
+def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
+    """A section for each head that has mistakes."""
+    bytes_left = _MAX_CHARACTERS
+    for head, rows in mistakes.items():
+        mistake_rows = rows if isinstance(rows, list) else []
+        photos = [photo for row in mistake_rows if isinstance(row, Mapping) and (photo := _photo(row))]
+        bytes_left -= sum(len(photo.data) for photo in photos)
+        if not photos:
+            continue
+        name = f" of {format_json(head)}" if head else ""
+        yield Section(
+            f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", _blocks(photos, bytes_left >= 0)
+        )
+
+
+def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
+    text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
+    if fits and all(photo.data for photo in photos):
+        return text, Gallery(tuple(photos))
+    rows = tuple((photo.title, photo.truth, photo.answer, photo.probability) for photo in photos)
+    return text, Table(("sample", "true class", "predicted", "probability"), rows)
+
+
+def _photo(row: Mapping[str, Any]) -> SamplePicture | None:
+    try:
+        truth, answer = (short(printable(str(row[key])), 40) for key in ("truth", "answer"))
+        title, probability = short(printable(str(row["title"])), 160), share(float(row["probability"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    data = str(row.get("picture", ""))
+    kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
+    is_valid = kind and _BASE64.fullmatch(data)
+    return SamplePicture(title, truth, answer, probability, f"data:{kind};base64,{data}" if is_valid else "")

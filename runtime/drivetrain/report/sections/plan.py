@@ -1,0 +1,93 @@
+"""The plan with its reasons, and requested beside effective settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drivetrain import optimizations
+from drivetrain.plan.plan import Decision, Plan
+from drivetrain.report.blocks import Block, Details, Section, Table, Text, Tone
+from drivetrain.report.formatting import format_json
+
+_COLLAPSE_LENGTH = 100
+"""Characters; longer effective values are collapsed."""
+
+
+def plan_section(plan: Plan) -> Section:
+    """Every decision with value, source, effect and reason."""
+    off = optimizations.off_values()
+    rows = tuple(_row(decision) for decision in plan.decisions)
+    quiet = {i: Tone.QUIET for i, d in enumerate(plan.decisions) if d.name in off and d.value == off[d.name]}
+    blocks: list[Block] = [
+        Text(
+            f"Profile {format_json(plan.profile)}. Image {format_json(plan.image or 'none')}: {format_json(plan.image_reason)}."
+        ),
+        Table(("setting", "value", "source", "effect", "reason"), rows, quiet),
+    ]
+    if any(decision.provisional for decision in plan.decisions):
+        blocks.append(
+            Text("Values with a question mark are provisional: the model and the data were not loaded.", Tone.QUIET)
+        )
+    return Section("plan", "Plan", tuple(blocks))
+
+
+def effective_section(plan: Plan) -> Section | None:
+    """Requested and effective settings; differences first."""
+    rows = _list_effective(plan)
+    if not rows:
+        return None
+    rows.sort(key=lambda row: _same(row[1]))
+    wrong = len(differences(plan))
+    count = "All settings are" if not wrong else f"{wrong} of {len(rows)} settings {'is' if wrong == 1 else 'are'} not"
+    tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
+    columns = ("setting", "requested", "effective", "cause")[: 4 if wrong else 3]
+    table = Table(columns, tuple(_compare(name, row)[: len(columns)] for name, row in rows), tones)
+    verdict = Text(f"{count} in effect as requested.", Tone.WARN if wrong else Tone.GOOD)
+    return Section("seen", "Requested and effective settings", (verdict, table, *_libraries(plan)))
+
+
+def notes_section(plan: Plan) -> Section | None:
+    """What the user should know about this machine and this job."""
+    notes = tuple(Text(format_json(note), Tone.WARN) for note in plan.notes)
+    return Section("notes", "Notes", notes) if notes else None
+
+
+def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
+    """The settings whose effective value differs from the requested one."""
+    return [(name, row) for name, row in _list_effective(plan) if not _same(row)] if plan else []
+
+
+def _row(decision: Decision) -> tuple[str, ...]:
+    value = format_json(decision.value) + (" ?" if decision.provisional else "")
+    reason = f"{decision.reason} [{decision.evidence}]" if decision.evidence else decision.reason
+    return (
+        format_json(decision.name),
+        value,
+        format_json(decision.source),
+        format_json(decision.effect),
+        format_json(reason),
+    )
+
+
+def _list_effective(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
+    return [(format_json(name), row) for name, row in plan.seen.items() if isinstance(row, Mapping) and "asked" in row]
+
+
+def _libraries(plan: Plan) -> list[Block]:
+    """Further read-back values: versions and thread counts of libraries."""
+    libraries = plan.seen.get("libraries")
+    if not isinstance(libraries, Mapping) or not libraries:
+        return []
+    texts = {format_json(name): format_json(value) for name, value in libraries.items()}
+    short = tuple((name, text) for name, text in texts.items() if len(text) <= _COLLAPSE_LENGTH)
+    folds = [Details(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _COLLAPSE_LENGTH]
+    return [*([Table(("library", "version and threads"), short)] if short else []), *folds]
+
+
+def _same(row: Mapping[str, object]) -> bool:
+    return bool(row.get("same", row.get("asked") == row.get("seen")))
+
+
+def _compare(name: str, row: Mapping[str, object]) -> tuple[str, ...]:
+    cause = row.get("cause") or ("" if _same(row) else "unknown")
+    return name, format_json(row.get("asked")), format_json(row.get("seen")), format_json(cause)

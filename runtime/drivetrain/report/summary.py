@@ -1,0 +1,192 @@
+"""The result of a run in numbers, from the trainer's own summary or, if that is missing, from the logs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from drivetrain import errors
+from drivetrain.job import JOBS, lower_is_better
+from drivetrain.report.formatting import format_json
+from drivetrain.report.log_series import Series, number
+from drivetrain.report.record import Record
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of the watched metric."""
+
+    metric: str
+    value: float
+    step: int | None
+    epoch: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics of the evaluation that gave it, which are those of the model; empty if they were not recorded."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result. Times in seconds, memory in bytes; None for what is unknown."""
+
+    job: str
+    task: str
+    status: str
+    exit_code: int | None
+    stopped_because: str
+    best: Best | None
+    last: Mapping[str, float]
+    seconds: float | None
+    steps: int | None
+    epochs: float | None
+    samples_per_second: float | None
+    peak_memory: float | None
+    memory_limit: float | None
+    parameters: int | None
+    trainable: int | None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
+    watching: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of the monitoring threads: monitor and live view."""
+    test: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the final test."""
+    efficiency: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON data."""
+        return asdict(self)
+
+    def evaluation(self) -> tuple[Mapping[str, float], str]:
+        """Metrics, and of what they are: of the model, or of the last epoch if the run has recorded none of a model."""
+        metrics = self.best.metrics if self.best else {}
+        return (metrics, "model") if metrics else (self.last, "last epoch")
+
+    def meaning(self) -> str:
+        """The meaning of the exit code."""
+        return exit_meaning(self.exit_code)
+
+
+def exit_meaning(code: int | None) -> str:
+    """The meaning of an exit code."""
+    if code is None:
+        return "no exit code recorded"
+    if code == 0:
+        return "done"
+    if code == errors.DrivetrainError.exit_code:
+        return "failed"
+    kinds: list[type[errors.DrivetrainError]] = [*errors.Failure.__subclasses__(), errors.Stopped]
+    for kind in kinds:
+        if kind.exit_code == code:
+            # `python -OO` has no docstrings.
+            return (kind.__doc__ or kind.__name__).partition("\n")[0].rstrip(".").lower()
+    if code < 0 or code > 128:
+        try:
+            return f"ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+        except ValueError:
+            pass
+    return "failed"
+
+
+def summarize(record: Record) -> Summary:
+    """Summarize a record."""
+    result, state, spec = record.result, record.state, record.spec
+    rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
+    fact, sampled = record.hardware.memory.limit if record.hardware else None, record.telemetry.get("memory_limit")
+    return Summary(
+        job=format_json(spec.get("name") or record.name),
+        task=format_json(spec.get("task") or "unknown task"),
+        status=format_json(state.get("status") or "unknown"),
+        exit_code=_whole(state, "exit_code"),
+        stopped_because=format_json(result.get("stopped_because") or ""),
+        best=_best(record),
+        last=_last(record),
+        seconds=_first(number(result, "seconds"), _read_elapsed(state), rss.xs[-1] if rss else None),
+        steps=int(steps.xs[-1]) if steps and "steps" not in result else _whole(result, "steps"),
+        epochs=number(result, "epochs"),
+        samples_per_second=_first(number(result, "samples_per_second"), _median(record.telemetry)),
+        peak_memory=_first(number(result, "peak_memory"), max(rss.ys) if rss else None),
+        memory_limit=_first(number(result, "memory_limit"), fact, sampled.ys[-1] if sampled else None),
+        parameters=_whole(result, "parameters"),
+        trainable=_whole(result, "trainable"),
+        phases=_numbers(result.get("phases")),
+        watching=_numbers(result.get("watching")),
+        test=_numbers(_mapping(result.get("test")).get("metrics")),
+        efficiency=_numbers(result.get("efficiency")),
+    )
+
+
+def _best(record: Record) -> Best | None:
+    best = record.result.get("best")
+    if isinstance(best, Mapping) and (value := number(best, "value")) is not None:
+        metrics = _numbers(best.get("metrics"))
+        return Best(format_json(best.get("metric")), value, _whole(best, "step"), number(best, "epoch"), metrics)
+    metric = _find_watched(record)
+    series = record.metrics.get(metric) if metric else None
+    if not metric or not series:
+        return None
+    value = (min if lower_is_better(metric) else max)(series.ys)
+    return Best(metric, value, int(series.xs[series.ys.index(value)]), None)
+
+
+def _find_watched(record: Record) -> str | None:
+    """The metric that selects the best weights: the spec's, else a validation score, else a loss."""
+    checkpoint = record.spec.get("checkpoint")
+    requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
+    requested = requested or _of_task(record.spec)
+    if requested:
+        return str(requested)
+    validation = [key for key in record.metrics if key.startswith("validation/")]
+    scores = [key for key in validation if not key.endswith("/loss")]
+    return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)
+
+
+def _of_task(spec: Mapping[str, Any]) -> str | None:
+    """The metric that a task chooses by itself: with several heads that of the heaviest one."""
+    kind = JOBS.get(str(spec.get("task")))
+    try:
+        return kind.model_validate(spec).best() if kind else None
+    except ValidationError:  # written by another version
+        return None
+
+
+def _last(record: Record) -> dict[str, float]:
+    last = _numbers(record.result.get("last"))
+    return last or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key}
+
+
+def _read_elapsed(state: Mapping[str, object]) -> float | None:
+    try:
+        start, end = (datetime.fromisoformat(str(state[key])) for key in ("started", "ended"))
+        seconds = (end - start).total_seconds()
+        return seconds if seconds >= 0 else None  # the clock was set back meanwhile
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _median(telemetry: Mapping[str, Series]) -> float | None:
+    series = telemetry.get("samples_per_second", Series("")).positive()
+    return sorted(series.ys)[len(series) // 2] if series else None
+
+
+def _numbers(values: object) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    return {str(key): value for key in values if (value := number(values, key)) is not None}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(values: Mapping[str, object], key: str) -> int | None:
+    value = number(values, key)
+    return None if value is None else int(value)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,270 @@
+"""The page of a sweep: the best trial, its values, the course of the search, the metric over each key, and all trials."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+
+from drivetrain.job.sweep import Parameter
+from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
+from drivetrain.report.formatting import align, duration, format_json, number, plain
+from drivetrain.report.sections.compared_runs import ABSENT
+from drivetrain.system.printable import printable_text
+from drivetrain.system.run_files import RunFiles
+
+State = Literal["done", "ended early", "failed"]
+KINDS = (("ended early", Tone.QUIET), ("done", Tone.PLAIN), ("best", Tone.GOOD))
+MIN_CORRELATED_TRIALS = 5
+"""Finished trials from which a rank correlation is shown."""
+WIDE = 50
+"""Ratio of the largest to the smallest value from which the metric is drawn on a logarithmic scale."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial: how it ended, and the metric of its best weights, or when it was ended."""
+
+    number: int
+    state: State
+    value: float | None
+    values: dict[str, JsonValue]
+    """By key."""
+    run: str
+    """Its folder; empty if it was refused before it had one."""
+    epochs: int | None
+    seconds: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All trials that have ended."""
+
+    name: str
+    metric: str
+    lower: bool
+    """Whether smaller is better."""
+    parameters: tuple[Parameter, ...]
+    trials: tuple[Trial, ...]
+    total: int
+    command: str = ""
+    """Trains the best trial's job anew; empty if no trial is done."""
+    file: str = ""
+    """The best trial's job file; empty if there is none."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial that is done, of equal ones the first."""
+        done = [trial for trial in self.trials if trial.state == "done"]
+        return min(done, key=self._rank, default=None)
+
+    def _rank(self, trial: Trial) -> tuple[float, int]:
+        assert trial.value is not None
+        return (trial.value if self.lower else -trial.value), trial.number
+
+    def rank_trials(self) -> list[Trial]:
+        """The best first; after those that are done the ones that were ended early, then the failed ones."""
+        done = sorted((trial for trial in self.trials if trial.state == "done"), key=self._rank)
+        return [
+            *done,
+            *(t for t in self.trials if t.state == "ended early"),
+            *(t for t in self.trials if t.state == "failed"),
+        ]
+
+    def count(self, state: State) -> int:
+        """How many trials ended in this way."""
+        return sum(trial.state == state for trial in self.trials)
+
+    def words(self) -> str:
+        """The result in a line."""
+        best = self.best
+        if best is None:
+            return f"no trial is done: {self.count('failed')} failed, {self.count('ended early')} ended early"
+        values = ", ".join(f"{key} {format_value(value)}" for key, value in best.values.items())
+        command_hint = f"; to train with them: {self.command}" if self.command else ""
+        return f"best of {len(self.trials)} trials: {self.metric} {number(best.value)} in trial {best.number}, {values}{command_hint}"
+
+
+def format_value(value: JsonValue) -> str:
+    """A value for tables and lines."""
+    return f"{value:.4g}" if isinstance(value, float) else format_json(value)
+
+
+def write(folder: Path, result: SweepResult) -> None:
+    """Write sweep.html, sweep.md and sweep.json.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+    """
+    from drivetrain.report.render.markdown import markdown
+    from drivetrain.report.render.page import page
+
+    head, below = _headline(result), _sections(result)
+    RunFiles(folder).write_json("sweep.json", plain(_data(result)))
+    RunFiles(folder).write_text("sweep.md", printable_text(markdown(head, below)))
+    RunFiles(folder).write_text("sweep.html", printable_text(page(head, below)))
+
+
+def _data(result: SweepResult) -> dict[str, object]:
+    return {
+        "metric": result.metric,
+        "direction": "minimize" if result.lower else "maximize",
+        "total": result.total,
+        "best": result.best.number if result.best else None,
+        "command": result.command or None,
+        "file": result.file or None,
+        "trials": [asdict(trial) for trial in result.trials],
+        "rank_correlation": dict(_correlations(result)),
+    }
+
+
+def _headline(result: SweepResult) -> Headline:
+    best, ended = result.best, len(result.trials)
+    is_complete = ended >= result.total
+    values = () if best is None else tuple(Tile(key, format_value(value)) for key, value in best.values.items())
+    return Headline(
+        run=f"{result.name}, sweep",
+        what="lower is better" if result.lower else "higher is better",
+        status="finished" if is_complete else f"{ended} of {result.total} trials",
+        tone=Tone.GOOD if is_complete and best else Tone.WARN,
+        ending=f"{result.count('done')} done, {result.count('ended early')} ended early, {result.count('failed')} failed",
+        value=number(best.value) if best else "no result",
+        label=f"{result.metric} of trial {best.number}, the best" if best else "no trial is done",
+        tiles=values,
+        alerts=(),
+    )
+
+
+def _sections(result: SweepResult) -> list[Section]:
+    sections = [Section("best", "Best values", tuple(_best(result)))]
+    if plots := tuple(_plots(result)):
+        sections.append(Section("search", "Search", plots))
+    below = Text("A trial that was ended early has the value of its last epoch.", Tone.QUIET)
+    return [
+        *sections,
+        Section("trials", "Trials", (_trials(result), *([below] if result.count("ended early") else []))),
+    ]
+
+
+def _best(result: SweepResult) -> Iterator[Block]:
+    best, related = result.best, dict(_correlations(result))
+    head = ("key", "best trial", "searched", *(["rank correlation"] if related else []))
+    rows = []
+    for parameter in result.parameters:
+        value = format_value(best.values[parameter.key]) if best else ABSENT
+        relation = f"{related[parameter.key]:+.2f}" if parameter.key in related else ABSENT
+        rows.append((parameter.key, value, _describe_range(parameter), *([relation] if related else [])))
+    yield Table(head, tuple(rows))
+    if result.command:
+        yield Details("The command that trains with these values", result.command)
+    if result.file:
+        yield Text(f"The job file with these values: {result.file}")
+    yield Text(
+        "The best of many trials is a little too good: it was chosen by the metric that it is given with. Data for a final "
+        "test (data.test), or other seeds (drivetrain repeat), tell how good its values are.",
+        Tone.QUIET,
+    )
+    if related:
+        yield Text(
+            f"The rank correlation (Spearman) of a key with {result.metric} over the {result.count('done')} trials that are "
+            "done: +1 if it always grows with the value, -1 if it always falls; an optimum in the middle gives 0.",
+            Tone.QUIET,
+        )
+
+
+def _describe_range(parameter: Parameter) -> str:
+    if parameter.choices:
+        return ", ".join(map(format_value, parameter.choices))
+    scale = ", log scale" if parameter.log else ""
+    step = f", step {number(parameter.step)}" if parameter.step else ""
+    return f"{number(parameter.low)} to {number(parameter.high)}{scale}{step}"
+
+
+def _plots(result: SweepResult) -> Iterator[Scatter]:
+    """The course of the search, and the metric over each key."""
+    shown_trials = [trial for trial in result.trials if trial.value is not None]
+    ys = [trial.value for trial in shown_trials if trial.value is not None]
+    if len(ys) < 2:
+        return
+    wide = min(ys) > 0 and max(ys) > WIDE * min(ys)
+    kinds = tuple(kind for kind in KINDS if any(_kind(result, trial) == kind[0] for trial in shown_trials))
+    title = f"{format_json(result.metric)}{' (log scale)' if wide else ''}"
+
+    def dots(xs: Sequence[float | str]) -> tuple[Dot, ...]:
+        return tuple(Dot(x, y, _kind(result, t)) for x, y, t in zip(xs, ys, shown_trials, strict=True))
+
+    numbers = [float(trial.number) for trial in shown_trials]
+    yield Scatter(
+        f"{title} by trial, and the best so far", "trial", dots(numbers), kinds, tuple(_best_so_far(result)), log_y=wide
+    )
+    for parameter in result.parameters:
+        values = [trial.values[parameter.key] for trial in shown_trials]
+        xs = [float(v) if _is_number(v) and not parameter.choices else format_value(v) for v in values]  # type: ignore[arg-type]
+        if parameter.choices:
+            order = [format_value(choice) for choice in parameter.choices]
+            places = sorted(range(len(xs)), key=lambda i: order.index(str(xs[i])))
+            every = dots(xs)
+            sorted_dots = tuple(every[i] for i in places)
+        else:
+            sorted_dots = dots(xs)
+        yield Scatter(f"{title} by {parameter.key}", "", sorted_dots, kinds, log_x=parameter.log, log_y=wide)
+
+
+def _is_number(value: JsonValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind(result: SweepResult, trial: Trial) -> str:
+    return "best" if trial is result.best else trial.state
+
+
+def _best_so_far(result: SweepResult) -> Iterator[tuple[float, float]]:
+    best: float | None = None
+    for trial in result.trials:
+        if trial.state == "done" and trial.value is not None:
+            better = best is None or (trial.value < best if result.lower else trial.value > best)
+            best = trial.value if better else best
+        if best is not None:
+            yield float(trial.number), best
+
+
+def _trials(result: SweepResult) -> Table:
+    keys = [parameter.key for parameter in result.parameters]
+    failed = any(trial.reason for trial in result.trials)
+    rows, tones = [], {}
+    ranked = result.rank_trials()
+    value_texts = iter(align([trial.value for trial in ranked if trial.value is not None]))
+    for index, trial in enumerate(ranked):
+        values = (format_value(trial.values[key]) for key in keys)
+        epochs = number(trial.epochs) if trial.epochs is not None else ABSENT
+        time = duration(trial.seconds) if trial.seconds is not None else ABSENT
+        value = next(value_texts) if trial.value is not None else ABSENT
+        reason = (trial.reason,) if failed else ()
+        rows.append((f"trial {trial.number}", value, trial.state, *values, epochs, time, *reason))
+        tones[index] = Tone.GOOD if trial is result.best else Tone.PLAIN if trial.state == "done" else Tone.QUIET
+    head = ("", result.metric, "state", *keys, "epochs", "time", *(["reason"] if failed else []))
+    return Table(head, tuple(rows), tones)
+
+
+def _correlations(result: SweepResult) -> Iterator[tuple[str, float]]:
+    """The rank correlation of every numeric key with the metric."""
+    done = [trial for trial in result.trials if trial.state == "done" and trial.value is not None]
+    if len(done) < MIN_CORRELATED_TRIALS:
+        return
+    ys = [float(trial.value) for trial in done if trial.value is not None]
+    for parameter in result.parameters:
+        values = [trial.values[parameter.key] for trial in done]
+        xs = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(xs) == len(ys) and len(set(xs)) > 1 and len(set(ys)) > 1:
+            yield parameter.key, statistics.correlation(_ranks(xs), _ranks(ys))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value; equal ones share their mean rank."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]

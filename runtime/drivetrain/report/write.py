@@ -1,0 +1,128 @@
+"""Writes the report of a run: report.html, report.md, report.json and its model card, from the files of its folder only.
+
+    Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
+
+Without torch and matplotlib. The supervisor writes the report in a separate process: `python -m drivetrain.report RUN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from drivetrain.report.blocks import Section, Table, Text
+from drivetrain.report.confusion import confusions, label_tables
+from drivetrain.report.formatting import format_json, number, plain
+from drivetrain.report.log_series import thin
+from drivetrain.report.record import Record, read
+from drivetrain.report.render.markdown import markdown
+from drivetrain.report.render.page import page
+from drivetrain.report.sections import body, tested_model
+from drivetrain.report.sections.advice import advice
+from drivetrain.report.sections.baselines import baselines_section
+from drivetrain.report.sections.body import sections
+from drivetrain.report.sections.headline import alerts, headline, verdict
+from drivetrain.report.sections.plan import differences
+from drivetrain.report.sections.provenance import provenance_section
+from drivetrain.report.summary import Summary, summarize
+from drivetrain.system.printable import printable_text
+from drivetrain.system.run_files import RunFiles
+
+__all__ = ["write"]
+FILE = "model-card.md"
+
+
+def write(run: Path) -> None:
+    """Write the files into the run folder, the model card if the run has ended well. The same files give the same bytes.
+
+    Raises:
+        CheckpointError: if the folder holds no run.
+        StorageError: if the folder cannot be written.
+    """
+    record = read(run)
+    summary = summarize(record)
+    head, below = headline(record, summary), sections(record, summary)
+    RunFiles(run).write_json("report.json", plain(_data(record, summary)))
+    RunFiles(run).write_text("report.md", printable_text(markdown(head, below)))
+    RunFiles(run).write_text("report.html", printable_text(page(head, below)))
+    if card := model_card(record, summary):
+        RunFiles(run).write_text(FILE, printable_text(card))
+
+
+def _data(record: Record, summary: Summary) -> dict[str, object]:
+    """The report as data."""
+    plan, hardware = record.plan, record.hardware
+    return {
+        "run": record.name,
+        **summary.to_json(),
+        "exit_meaning": summary.meaning(),
+        "extended_from": dict(record.extension) or None,
+        "started": record.state.get("started"),
+        "ended": record.state.get("ended"),
+        "baselines": {**record.baselines, "verdict": verdict(record, summary)} if record.baselines else None,
+        "alerts": [text for text, _ in alerts(record)],
+        "advice": [{"change": a.change, "why": a.why, "gain": a.gain, "line": a.line} for a in advice(record, summary)],
+        "gaps": [{"file": gap.file, "wrong": gap.wrong, "lost": gap.lost} for gap in record.gaps],
+        "hardware": hardware.to_json() if hardware else None,
+        "plan": plan.to_json() if plan else None,
+        "differences": [name for name, _ in differences(plan)],
+        "confusion": {
+            c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.mistakes()}
+            for c in confusions(record.result.get("confusion"))
+        },
+        "labels": {
+            table.head: {"samples": table.samples, "labels": [asdict(row) for row in table.rows]}
+            for table in label_tables(record.result.get("confusion"))
+        },
+        "curves": {name: thin(series) for name, series in record.metrics.items()},
+        "telemetry": {name: thin(series) for name, series in record.telemetry.items()},
+        "events": record.events,
+    }
+
+
+def model_card(record: Record, summary: Summary) -> str:
+    """The card as Markdown; empty for a run that has not ended well."""
+    if not record.provenance:
+        return ""
+    result = record.result
+    sections = [
+        Section("model", "Model", (Table(("item", "value"), tuple(_facts(record, summary))),)),
+        body.data_section(result.get("data")),
+        baselines_section(record, summary),
+        tested_model.final_test_section(record, summary),
+        *(body.confusion_section(table_or_matrix) for table_or_matrix in confusions(result.get("confusion"))),
+        *(body.labels_section(table_or_matrix) for table_or_matrix in label_tables(result.get("confusion"))),
+        Section("limits", "Limits", tuple(map(Text, _limits(record, summary)))),
+        provenance_section(record),
+    ]
+    return markdown(headline(record, summary), [section for section in sections if section])
+
+
+def _facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
+    train = record.spec.get("train")
+    train = train if isinstance(train, Mapping) else {}
+    yield "task", format_json(summary.task)
+    if model := record.result.get("model"):
+        yield "network", format_json(model)
+    if summary.parameters is not None:
+        yield "parameters", f"{number(summary.parameters)}, of which {number(summary.trainable or 0)} were trained"
+    for key in ("loss", "optimizer", "schedule"):
+        setting = train.get(key)
+        if name := setting.get("name") if isinstance(setting, Mapping) else setting:
+            yield key, format_json(name)
+    if summary.epochs is not None and summary.steps is not None:
+        yield "trained for", f"{number(summary.epochs)} epochs, {number(summary.steps)} steps"
+    yield "use", f"drivetrain predict {record.name} INPUT"
+
+
+def _limits(record: Record, summary: Summary) -> Iterator[str]:
+    if summary.test:
+        yield "The final test was made once, with data on which nothing was chosen. Other data can give other values."
+    else:
+        yield (
+            "The values are those of the validation data, which also selected the weights, so they are a little too good. "
+            "A final test (`data.test`) has not been made."
+        )
+    yield f"Measure it with data of the place where it will be used: `drivetrain evaluate {record.name} --data PATH`."
+    yield "What the model must not be used for, and whom its mistakes can harm, only its makers know: add it here."

@@ -1,0 +1,344 @@
+"""One place in an object store: read, written, listed, with bounded retries; obstore does the transport.
+
+obstore reads credentials and endpoint from the environment of this process, and renews those that expire.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from drivetrain.errors import StorageError
+from drivetrain.storage import redirects, store_variables
+from drivetrain.storage.remote_address import RemoteAddress
+from drivetrain.storage.store_errors import RemoteError, Trouble, translate
+from drivetrain.system.installation import STORAGE
+
+PART = 8 << 20
+"""Bytes of one request of a longer upload, and of one piece of a download."""
+AT_ONCE = 4
+"""Requests of one upload side by side."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store may take.
+
+    Args:
+        retries: seconds in which a request that failed is tried again.
+        silence: seconds without a byte until a request has failed.
+        connect: seconds until there must be a connection.
+    """
+
+    retries: float = 60.0
+    silence: float = 60.0
+    connect: float = 10.0
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object in a store."""
+
+    name: str
+    """Relative to the place that was opened."""
+    bytes: int
+    tag: str
+    """Changes with the content: the ETag, or of a web server without one the time; empty if there is neither."""
+    revision: str = ""
+    """What `replace` takes; empty in a list of Google's."""
+
+
+class ObjectStore:
+    """The objects below one address.
+
+    All methods raise RemoteError if the store does not do what was asked; names are relative, with slashes.
+    """
+
+    def __init__(
+        self, address: RemoteAddress, patience: Patience = Patience(), environ: Mapping[str, str] = os.environ
+    ) -> None:
+        """
+        Args:
+            address: of a bucket or below it, or of a web server.
+            patience: how long it may take.
+            environ: read for endpoint and certificates; credentials are read by the client itself.
+
+        Raises:
+            StorageError: if the client is not installed.
+            RemoteError: if the settings of the environment make no store.
+        """
+        self.address = address
+        self.patience = patience
+        self.environ = environ
+        self._followed: set[str] = set()
+        """Files whose redirects have been followed."""
+        self._store = self._ask("open", "", lambda: _open_store(address, patience, environ))
+
+    def get(self, name: str) -> bytes:
+        """The content of an object."""
+        return self._ask("read", name, lambda: bytes(_client().get(self._store, name).bytes()))
+
+    def find(self, name: str) -> bytes | None:
+        """The content of an object; None if there is none."""
+        try:
+            return self.get(name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                return None
+            raise
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """`length` bytes of an object from `start` on."""
+        return self._ask(
+            "read", name, lambda: bytes(_client().get_range(self._store, name, start=start, length=length))
+        )
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """The content of an object in pieces; a connection that is cut is taken up again where it ended."""
+        pieces = self._ask("read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART)))
+        while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
+            yield bytes(piece)
+
+    def get_file(self, name: str, path: Path, over: threading.Event | None = None, *, atomic: bool = True) -> int:
+        """Write the content of an object to a file; returns its bytes.
+
+        Args:
+            name: of the object.
+            path: of the file; its folders are made.
+            over: set to stop in the middle; the file is then as it was.
+            atomic: whether it is replaced at once when all of it is there, since others may read it.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        temporary = path.with_name(f".tmp-{path.name}") if atomic else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = 0
+        with temporary.open("wb") as file:
+            for piece in self.stream(name):
+                if over is not None and over.is_set():
+                    break
+                size += file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        if over is not None and over.is_set():
+            temporary.unlink()
+        elif atomic:
+            temporary.replace(path)
+        return size
+
+    def head(self, name: str) -> StoredObject:
+        """Size and tag of an object."""
+        return self._object(self._ask("read", name, lambda: _client().head(self._store, name)))
+
+    def exists(self, name: str) -> bool:
+        """Whether an object is there."""
+        try:
+            self.head(name)
+        except RemoteError as error:
+            if error.trouble is Trouble.MISSING:
+                return False
+            raise
+        return True
+
+    def objects(self, below: str = "") -> list[StoredObject]:
+        """All objects below a folder, by name."""
+
+        def list_objects() -> list[StoredObject]:
+            pages = _client().list(self._store, below or None)
+            return sorted((self._object(entry) for page in pages for entry in page), key=lambda each: each.name)
+
+        return self._again("list", below, list_objects)
+
+    def folders(self, below: str = "") -> list[str]:
+        """The names of the folders directly below a folder."""
+
+        def list_folders() -> list[str]:
+            answer = _client().list_with_delimiter(self._store, below or None)
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
+
+        return self._again("list", below, list_folders)
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write an object; returns its revision."""
+        return self._put(name, content, None)
+
+    def put_file(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """Write an object from a file, in parts if it is long; nothing is visible before the last one.
+
+        Args:
+            name: of the object.
+            path: of the file.
+            moved: called whenever a part of it has been taken.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        with path.open("rb") as file:
+            first = file.read(PART)
+            if len(first) < PART:
+                self.put(name, first)
+                return
+
+            def parts() -> Iterator[bytes]:
+                part = first
+                while part:
+                    yield part
+                    moved()
+                    part = file.read(PART)
+
+            self._ask(
+                "write",
+                name,
+                lambda: _client().put(self._store, name, parts(), chunk_size=PART, max_concurrency=AT_ONCE),
+            )
+
+    def create(self, name: str, content: bytes) -> str | None:
+        """Write an object that must not exist; returns its revision, or None if it exists."""
+        return self._conditional(name, content, "create")
+
+    def replace(self, name: str, content: bytes, revision: str) -> str | None:
+        """Write over an object that must have this revision; returns the new one, or None if it has changed."""
+        return self._conditional(name, content, {self._mark: revision})
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no error."""
+        for name in names:
+            try:
+                self._ask("remove", name, functools.partial(_client().delete, self._store, name))
+            except RemoteError as error:
+                if error.trouble is not Trouble.MISSING:
+                    raise
+
+    def _conditional(self, name: str, content: bytes, mode: object) -> str | None:
+        try:
+            return self._put(name, content, mode)
+        except RemoteError as error:
+            if error.trouble is Trouble.CHANGED:
+                return None
+            raise
+
+    def _put(self, name: str, content: bytes, mode: object) -> str:
+        options = {} if mode is None else {"mode": mode}
+        answer = self._ask(
+            "write", name, lambda: _client().put(self._store, name, content, use_multipart=False, **options)
+        )
+        return str(answer.get(self._mark) or "")
+
+    @property
+    def _mark(self) -> str:
+        """What conditions are about: Google knows generations, all others ETags."""
+        return "version" if self.address.scheme == "gs" else "e_tag"
+
+    def _object(self, entry: Mapping[str, Any]) -> StoredObject:
+        revision = str(entry[self._mark] or "")
+        tag = entry["e_tag"] or ""
+        # The client gives the year 1970 where a web server gives no time.
+        if not tag and not self.address.writable and entry["last_modified"].timestamp():
+            tag = entry["last_modified"].isoformat()
+        return StoredObject(str(entry["path"]), int(entry["size"]), str(tag), revision)
+
+    def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
+        """The same, for an answer of which the client does not take up the rest if it is cut."""
+        pause, end = 0.1, time.monotonic() + self.patience.retries
+        while True:
+            try:
+                return self._ask(task, name, request)
+            except RemoteError as error:
+                if not error.passing or time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def _ask(self, task: str, name: str, request: Callable[[], T]) -> T:
+        if self.address.scheme == "http" and name and name not in self._followed:
+            redirects.check(str(self.address / name))
+            self._followed.add(name)
+        try:
+            return request()
+        except Exception as error:
+            if not _is_of_store(error):
+                raise
+            raise translate(error, self.address / name if name else self.address, task, self.environ) from None
+
+
+def _is_of_store(error: Exception) -> bool:
+    return isinstance(error, _client().exceptions.BaseError | FileNotFoundError)
+
+
+def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:
+    """The client's own store, with every wait bounded."""
+    if wrong := store_variables.bad_endpoint(address.scheme, environ):
+        # The client would end the process.
+        raise StorageError(
+            f"{wrong} is no address of a store",
+            "http://HOST:PORT, https://HOST",
+            f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
+        )
+    for name, path in store_variables.missing_files(address.scheme, environ):
+        raise StorageError(
+            f"{name}: the file {path} is not there",
+            "a file with a credential",
+            f"correct it, or unset {name} and export the variables of another credential",
+        )
+    from obstore import store as stores
+
+    options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=patience.connect),
+        "read_timeout": timedelta(seconds=patience.silence),
+        # The client's default of 30 s for a whole request would cut every long transfer.
+        "timeout": timedelta(days=1),
+        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme, environ),
+    }
+    if authority := environ.get("SSL_CERT_FILE"):
+        options["root_certificate"] = _certificates(authority)
+    retry: Any = {
+        "max_retries": 50,
+        "retry_timeout": timedelta(seconds=patience.retries),
+        "backoff": {"max_backoff": timedelta(seconds=5)},
+    }
+    settings: dict[str, Any] = {"client_options": options, "retry_config": retry}
+    match address.scheme:
+        case "s3":
+            return stores.S3Store(address.host, prefix=address.path or None, **settings)
+        case "gs":
+            return stores.GCSStore(address.host, prefix=address.path or None, **settings)
+        case "az":
+            return stores.AzureStore(address.host, prefix=address.path or None, **settings)
+    return stores.HTTPStore.from_url(str(address), **settings)
+
+
+def _certificates(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"SSL_CERT_FILE: {path} cannot be read: {error.strerror}",
+            "a file of certificates",
+            "correct it, or unset it",
+        ) from None
+
+
+def _client() -> Any:
+    """obstore, imported when a store is used, since it is an extra and takes a moment.
+
+    Raises:
+        StorageError: if it is not installed.
+    """
+    try:
+        import obstore
+    except ImportError:
+        raise StorageError(
+            "object stores are read and written by obstore, which is not installed here",
+            "obstore, which the images have",
+            f"`{STORAGE}`",
+        ) from None
+    return obstore

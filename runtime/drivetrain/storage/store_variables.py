@@ -1,0 +1,93 @@
+"""The environment variables of the providers, from which alone a store takes credentials and endpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Where the store is, for one that is not the provider's own; not secret."""
+NEEDED = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
+}
+"""What most users set."""
+PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+FILES = (
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+)
+"""Variables that name a file of this machine with a credential in it."""
+RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
+"""Those whose file the platform replaces before its token ends."""
+_ENDPOINT = re.compile(r"https?://[^/]", re.IGNORECASE)
+_DIRECT = ("_ACCESS_KEY_ID", "_KEY", "_SAS_TOKEN", "_BEARER_TOKEN")
+"""Endings of variables that hold a credential."""
+_LOCAL = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_EXECUTION_ENV",
+    "AWS_PAGER",
+    "AWS_PROFILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AZURE_CLIENT_CERTIFICATE_PATH",
+    "AZURE_CONFIG_DIR",
+)
+"""Read by other programs only."""
+
+
+def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a store of this scheme may read and that are set."""
+    prefix = PREFIXES.get(scheme)
+    if prefix is None:
+        return {}
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if value and name.startswith(prefix) and name not in _LOCAL
+    }
+
+
+def endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+    """The endpoint that is set, as `VARIABLE=address`; empty if none is."""
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
+    return f"{name}={environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
+
+
+def bad_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+    """The endpoint that is set, if it has no scheme or no host; empty if it can be used."""
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
+    return endpoint(scheme, environ) if name and not _ENDPOINT.match(environ[name]) else ""
+
+
+def missing_files(scheme: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that name a file which is not there, with its path; none if a variable holds a credential itself."""
+    variables = read_known(scheme, environ)
+    if any(name.endswith(_DIRECT) for name in variables):
+        return []
+    return [(name, path) for name, path in variables.items() if name in FILES and not os.path.isfile(path)]
+
+
+def is_plain_http(scheme: str, environ: Mapping[str, str]) -> bool:
+    """Whether the endpoint that is set is reached without TLS."""
+    return any(environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))
+
+
+def list_needed(scheme: str) -> str:
+    """The names of what most users set."""
+    return ", ".join(NEEDED.get(scheme, ())) or "none"
+
+
+def describe_set(scheme: str, environ: Mapping[str, str]) -> str:
+    """The names, never values, of what is set."""
+    return ", ".join(read_known(scheme, environ)) or "none"

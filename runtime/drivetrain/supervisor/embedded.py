@@ -1,0 +1,199 @@
+"""Training from a Python program, with its own network, data and loss, in its own process.
+
+    result = drivetrain.train(network, train_data, validation_data, loss=my_loss, name="wear", epochs=10)
+
+Hardware, plan, loop, report and run folder are those of `drivetrain train`. Settings that must be made before a process
+starts (OpenMP runtime, allocator) stay as they are, which the plan shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.data.custom import data_sources
+from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
+from drivetrain.supervisor.embedded_run import TrainCall
+from drivetrain.supervisor.extended_run import ExtendRequest
+from drivetrain.system.console import guard_block
+from drivetrain.training.user_parts import Callback
+
+Setting = bool | int | float | str
+FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished training. In a notebook it shows the report."""
+
+    folder: Path
+    """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
+    metric: str
+    """The metric that selected the best weights."""
+    best: float | None
+    """Its best value; None if no evaluation gave a number, in which case the weights are those of the last step."""
+    metrics: Mapping[str, float]
+    """All metrics of that evaluation."""
+    model: nn.Module = field(repr=False)
+    """The network that was passed in, in evaluation mode, with the weights of that evaluation."""
+    stopped: str
+    """Why the training ended."""
+
+    @property
+    def report(self) -> Path:
+        """The report: one HTML file that needs nothing else."""
+        return self.folder / "report.html"
+
+    def _repr_html_(self) -> str:
+        """The report in a frame, which a notebook shows."""
+        try:
+            page = self.report.read_text(encoding="utf-8")
+        except OSError as error:
+            page = f"no report: {error}"
+        return FRAME.format(page=html.escape(page))
+
+
+def train(
+    model: nn.Module,
+    train_data: Any,
+    validation_data: Any,
+    *,
+    loss: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    weight_of: Callable[[Any], Any] | None = None,
+    optimizer: Mapping[str, Any] | str | Optimizer | Callable[[list[nn.Parameter]], Optimizer] | None = None,
+    schedule: Mapping[str, Any] | str | LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+    schedule_every: str | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    on_step: Callback | None = None,
+    on_epoch: Callback | None = None,
+    on_end: Callback | None = None,
+    name: str = "library",
+    runs: Path | str = "runs",
+    targets: str = "auto",
+    names: Sequence[str] | None = None,
+    epoch_steps: int | None = None,
+    gpus: str | Sequence[int] | None = None,
+    optimize: Mapping[str, Setting] | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    monitor: Mapping[str, Any] | None = None,
+    extend: Path | str | Result | None = None,
+    restart_schedule: bool = False,
+    new: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Result:
+    """Train a network, or resume the unfinished run of this name.
+
+    Args:
+        model: called with the inputs of a batch, one argument each; returns (N, outputs).
+        train_data: a torch Dataset of (inputs, target), a TensorDataset, a tuple of arrays, the targets last, an
+            IterableDataset, or a DataLoader of one of them.
+        validation_data: the same.
+        loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
+            spec by name or as a mapping; chosen by the targets if None.
+        weight_of: called with the targets of some samples: what `loss` of these divides by, as a number or one for each
+            sample. Without it that is tried out, and a batch is not split if it is neither a mean nor a sum.
+        optimizer: an optimizer of the spec by name or as a mapping; or an optimizer over the model's parameters, or a
+            function that gets the list of trainable parameters and returns one.
+        schedule: a schedule of the spec by name or as a mapping; or a scheduler over `optimizer`, or a function of it.
+            If None: one-cycle, and the constant rates of an optimizer of your own.
+        schedule_every: when a scheduler of your own steps: `step` or `epoch`.
+        metrics: metrics by name, as of torchmetrics, which every evaluation computes as `validation/NAME`.
+        on_step: called with a `TrainingInfo` after every optimizer step.
+        on_epoch: the same after every evaluation.
+        on_end: the same after the run has finished.
+        name: of the run folders.
+        runs: parent of the run folders.
+        targets: kind of the targets: classes, labels, numbers, other; auto inspects them.
+        names: of the classes, labels or numbers.
+        epoch_steps: optimizer steps of an epoch, for an iterable without a length.
+        gpus: `limits.gpus` of the spec: `auto`, `none` or a list of one number.
+        optimize: optimizations by name, as in the spec.
+        checkpoint: `every`, `keep` and `best`, as in the spec.
+        limits: `gpus` and `gpu_memory`, as in the spec.
+        monitor: `every`, as in the spec.
+        extend: a finished run that this one continues: its folder or its Result.
+        restart_schedule: with `extend`, whether the schedule starts again.
+        new: start a new run, even if there is an unfinished one.
+        quiet: print nothing, and suppress other output meanwhile; everything is in the run folder.
+        settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...
+
+    Raises:
+        SpecError: if a setting is wrong, or network, data and loss do not fit together.
+        DataError: if the data cannot be used.
+        UserCodeError: if a callback or a metric raises; there is a checkpoint, and the same call resumes.
+        Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call resumes the run.
+        DrivetrainError: for any other failure.
+    """
+    caller = sys._getframe(1)
+    call_site = embedded_call.place_of(caller)
+    refuse = embedded_parts.refusal(call_site)
+    calls = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
+    with guard_block(), _silent() if quiet else contextlib.nullcontext():
+        sources = (
+            data_sources.source(train_data, "train_data"),
+            data_sources.source(validation_data, "validation_data"),
+        )
+        collected = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, calls, refuse)
+        written = {
+            "name": name,
+            "task": "python",
+            "data": {"targets": targets} | ({} if names is None else {"names": list(names)}),
+            "train": embedded_call.settings_of(settings, collected.spec, loss, sources[0], refuse),
+            "optimize": dict(optimize or {}),
+            "checkpoint": dict(checkpoint or {}),
+            "limits": embedded_call.limits_of(limits or {}, gpus, refuse),
+            "monitor": dict(monitor or {}),
+            "own_metrics": collected.scores,
+        }
+        job = embedded_call.spec_of(written, call_site)
+        embedded_parts.check_deciding(collected.parts.metrics.metrics, job, refuse)
+        done = embedded_run.run(
+            TrainCall(
+                job=job,
+                model=model,
+                sources=sources,
+                loss=loss,
+                weight_of=weight_of,
+                parts=collected.parts,
+                runs=Path(runs),
+                program=caller.f_code.co_filename,
+                new=new,
+                epoch_steps=epoch_steps,
+                extend=_extension(extend, restart_schedule, refuse),
+                layers_in_eval_mode=embedded_call.list_evaluated(model),
+                mode_events=tuple(
+                    embedded_call.list_mode_events(
+                        model, unclipped=bool(collected.parts.optimizer) and "clip_norm" not in settings
+                    )
+                ),
+            )
+        )
+    best = done.best
+    return Result(done.folder, best["metric"], best["value"], best["metrics"], model, done.reason)
+
+
+def _extension(run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal) -> ExtendRequest | None:
+    """The request to continue a finished run."""
+    if run is not None:
+        return ExtendRequest(run.folder if isinstance(run, Result) else Path(run), restart)
+    if restart:
+        raise refuse("restart_schedule", "is True without extend", "with extend=RUN", "leave it out")
+    return None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield

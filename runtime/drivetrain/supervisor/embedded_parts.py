@@ -1,0 +1,297 @@
+"""Checks what a Python program passes to its training beside network and data: optimizer, scheduler, metrics, callbacks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.errors import Problem, SpecError
+from drivetrain.job import lower_is_better
+from drivetrain.job.embedded import EmbeddedJob
+from drivetrain.training.user_parts import (
+    Callbacks,
+    UserMetrics,
+    UserOptimizer,
+    UserParts,
+    UserSchedule,
+    group_settings,
+    unstorable,
+)
+
+BUILT_IN = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
+OPTIMIZERS = (
+    'a description as {"name": "adamw", "lr": 0.001}, an optimizer over the model\'s parameters, or a function of its '
+    "parameters, as lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
+)
+SCHEDULES = (
+    'a description as {"name": "cosine"}, a scheduler of torch.optim.lr_scheduler over the optimizer, or a function of '
+    "the optimizer, as lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
+)
+Refusal = Callable[[str, str, str, str], SpecError]
+"""(argument, given, possible, do) -> the error."""
+
+
+def refusal(call_site: str) -> Refusal:
+    """What makes the errors of a call at this place."""
+
+    def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
+        return SpecError([Problem(call_site, key, description, possible, action)])
+
+    return refuse
+
+
+@dataclass(frozen=True)
+class GivenParts:
+    """The arguments of a call that are objects, and what its spec says about them."""
+
+    parts: UserParts = field(default_factory=UserParts)
+    spec: Mapping[str, object] = field(default_factory=dict)
+    """Keys of `train:`."""
+    scores: Mapping[str, object] = field(default_factory=dict)
+
+
+def is_plain(value: object) -> bool:
+    """Whether an argument is plain, as in a spec, and no object."""
+    return value is None or isinstance(value, bool | int | float | str | Mapping)
+
+
+def collect_parts(
+    model: object,
+    optimizer: object,
+    schedule: object,
+    every: str | None,
+    metrics: Mapping[str, object] | None,
+    callbacks: Mapping[str, object],
+    refuse: Refusal,
+) -> GivenParts:
+    """Check the objects of a call.
+
+    Raises:
+        SpecError: if one of them cannot be used.
+    """
+    spec: dict[str, object] = {}
+    checked_optimizer = None if is_plain(optimizer) else user_optimizer(optimizer, model, refuse)
+    if checked_optimizer:
+        spec["optimizer"] = optimizer_spec(checked_optimizer.optimizer)
+        spec["schedule"] = "constant"
+    elif optimizer is not None:
+        spec["optimizer"] = optimizer
+    steps = None if is_plain(schedule) else _schedule(schedule, checked_optimizer, every, refuse)
+    if steps:
+        spec["schedule"] = {"name": "own", "function": _name(schedule), "every": steps.every}
+    elif schedule is not None:
+        spec["schedule"] = schedule
+    if every is not None and not steps:
+        raise refuse("schedule_every", f"is {every}", "with a scheduler of torch as schedule=", "leave it out")
+    checked = dict(_metrics(metrics or {}, refuse))
+    for name, callback in callbacks.items():
+        if callback is not None and not callable(callback):
+            raise refuse(name, f"is {describe(callback)}", "a function of one argument", "give a function")
+    calls: Any = dict(callbacks)
+    scores = {name: {"function": type(metric).__name__} for name, metric in checked.items()}
+    return GivenParts(UserParts(checked_optimizer, steps, UserMetrics(checked), Callbacks(**calls)), spec, scores)
+
+
+def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
+    """An optimizer of the program over the parameters of its network.
+
+    Args:
+        argument: the optimizer, or a function of the list of trainable parameters.
+        model: the network.
+        refuse: makes errors.
+        stored: whether checkpoints hold its state.
+
+    Raises:
+        SpecError: if it cannot be used.
+    """
+    if not isinstance(model, nn.Module):
+        raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise refuse(
+            "optimizer",
+            f"is an object, and {lazy[0]} of the model has no shape yet",
+            "an optimizer over parameters that exist",
+            "pass one batch through the model first, then build the optimizer",
+        )
+    optimizer = argument
+    if not isinstance(argument, Optimizer):
+        if not callable(argument):
+            raise refuse("optimizer", f"is {describe(argument)}", OPTIMIZERS, "choose one of these")
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with blame_user_code(lambda told, do: refuse("optimizer", f"raised {told}", OPTIMIZERS, do)):
+            optimizer = argument(trained)
+        if not isinstance(optimizer, Optimizer):
+            raise refuse("optimizer", f"returned {describe(optimizer)}", OPTIMIZERS, "return an optimizer")
+    _check_parameters(optimizer, model, refuse)
+    with blame_user_code(
+        lambda told, do: refuse("optimizer", f"is {_name(optimizer)}, whose step() raised {told}", OPTIMIZERS, do)
+    ):
+        obstacle = unstorable(optimizer, model)
+    if obstacle and stored:
+        raise refuse(
+            "optimizer",
+            f"is {_name(optimizer)}, and {obstacle}, which no checkpoint holds",
+            "an optimizer whose state is tensors and numbers",
+            'choose another one, as optimizer={"name": "adamw"}; or `drivetrain.prepare`, which writes no checkpoint',
+        )
+    return UserOptimizer(optimizer, model)
+
+
+def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in names]
+    if foreign:
+        raise refuse(
+            "optimizer",
+            f"has {len(foreign)} parameters that are not the model's, the first of shape {tuple(foreign[0].shape)}",
+            "an optimizer over parameters of this model",
+            "build it from model.parameters() after everything that replaces them: loading, copying, another dtype; "
+            "parameters of the loss go into the model",
+        )
+
+
+def list_left_out(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Trainable parameters that the optimizer does not have."""
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+
+
+def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
+    """The optimizer in the spec of a run."""
+    first = {key: value for key, value in group_settings(optimizer)[0].items() if not key.startswith("initial_")}
+    other_settings = ", ".join(
+        f"{key} {value}"
+        for key, value in sorted(first.items())
+        if key not in ("lr", "weight_decay", "fused") and value not in (None, False, 0)
+    )
+    return {
+        "name": "own",
+        "function": type(optimizer).__name__,
+        "lr": float(optimizer.param_groups[0]["lr"]),
+        "groups": len(optimizer.param_groups),
+        "settings": other_settings,
+        "fused": all(bool(group.get("fused")) for group in optimizer.param_groups),
+        "weight_decay": float(first.get("weight_decay") or 0.0),
+    }
+
+
+def _schedule(argument: Any, optimizer: UserOptimizer | None, every: str | None, refuse: Refusal) -> UserSchedule:
+    if not isinstance(argument, LRScheduler) and not callable(argument):
+        raise refuse("schedule", f"is {describe(argument)}", SCHEDULES, "choose one of these")
+    if optimizer is None:
+        raise refuse(
+            "schedule",
+            f"is {_name(argument)}, and the optimizer is built by the runtime",
+            "a scheduler with an optimizer of your own",
+            "give optimizer= as an object or a function, too; or describe the schedule",
+        )
+    if every not in ("step", "epoch"):
+        raise refuse(
+            "schedule_every",
+            "is missing" if every is None else f"is {every!r}",
+            '"step" or "epoch": a scheduler of torch does not say when it steps',
+            'give schedule_every="step" if it was made for optimizer steps, as OneCycleLR is, else "epoch"',
+        )
+    if isinstance(argument, LRScheduler) and argument.optimizer is not optimizer.optimizer:
+        raise refuse(
+            "schedule", "belongs to another optimizer", "a scheduler over optimizer=", "build it from that one"
+        )
+    trial = UserOptimizer(optimizer.optimizer, optimizer.model)
+    if isinstance(argument, ReduceLROnPlateau):
+        raise _plateau(refuse)
+    schedule = UserSchedule(argument, every)
+    if not isinstance(argument, LRScheduler):
+        with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", SCHEDULES, do)):
+            scheduler = schedule.build(_copy_optimizer(trial))
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise _plateau(refuse)
+        if not isinstance(scheduler, LRScheduler):
+            raise refuse("schedule", f"returned {describe(scheduler)}", SCHEDULES, "return a scheduler")
+    return schedule
+
+
+def _copy_optimizer(optimizer: UserOptimizer) -> Optimizer:
+    return optimizer.build(copy.deepcopy(optimizer.model))
+
+
+def _plateau(refuse: Refusal) -> SpecError:
+    return refuse(
+        "schedule",
+        "is ReduceLROnPlateau, which depends on a metric",
+        "the same as a description, whose drops are stored in the checkpoints",
+        'write schedule={"name": "plateau", "patience": 5, "factor": 0.1, "metric": "validation/loss"}',
+    )
+
+
+def _metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:
+    if not isinstance(argument, Mapping):
+        raise refuse("metrics", f"is {describe(argument)}", "metrics by name", 'write metrics={"auroc": AUROC(...)}')
+    for name, metric in argument.items():
+        if not isinstance(name, str) or not name or set(name) & set("/ \n"):
+            raise refuse("metrics", f"has the name {name!r}", "a word without spaces and slashes", "choose another one")
+        if name in BUILT_IN:
+            raise refuse(
+                "metrics", f"has the name {name!r}", "a name that no built-in metric has", "choose another one"
+            )
+        missing = [
+            part for part in ("reset", "update", "compute") if not inspect.isroutine(getattr(metric, part, None))
+        ]
+        if missing or isinstance(metric, type):
+            raise refuse(
+                "metrics",
+                f"{name} is {describe(metric)}",
+                "an object with reset(), update(outputs, targets) and compute(), such as a metric of torchmetrics",
+                "give an instance of such a class",
+            )
+        _check_direction(name, metric, refuse)
+        yield name, metric
+
+
+def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
+    """The name of a metric says which values are better, in every table and comparison."""
+    better = getattr(metric, "higher_is_better", None)
+    if better is None or lower_is_better(name) is not better:
+        return
+    word = "larger" if better else "smaller"
+    raise refuse(
+        "metrics",
+        f"{name} is better when {word}, and its name says the opposite",
+        "names that end in -loss or -error for metrics whose smaller values are better, other names for all others",
+        f"call it {name}-score" if better else f"call it {name}-error",
+    )
+
+
+def check_deciding(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal) -> None:
+    """Check that metrics of the program that decide say which values are better: the worst epoch could be the best one.
+
+    Raises:
+        SpecError: if one does not.
+    """
+    for path, watched in job.watched():
+        name = watched.removeprefix("validation/")
+        metric = metrics.get(name)
+        says = getattr(metric, "higher_is_better", None) is not None or lower_is_better(name)
+        if metric is not None and not says and not name.endswith(("-score", "_score")):
+            raise refuse(
+                ".".join(key for key in path if key != "train"),
+                f"is {watched}, and neither name nor object of the metric says which values are better",
+                "names that end in -error or -loss if smaller values are better, and in -score if larger ones are; or an "
+                "attribute higher_is_better",
+                f"call it {name}-error or {name}-score",
+            )
+
+
+def _name(value: object) -> str:
+    return (
+        type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else getattr(value, "__name__", "a function")
+    )

@@ -1,0 +1,303 @@
+"""What a training from Python was started with: structure, attributes and code of its objects.
+
+A resumed run with another network, loss or data set would be neither the old training nor a new one.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import inspect
+import platform
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.errors import CheckpointError, UserCodeError
+from drivetrain.job.extension import describe_unfinished
+from drivetrain.system.run_files import STATE_FILE, RunFiles
+from drivetrain.training.user_parts import UserParts, group_settings
+
+FILE = "objects.json"
+MAX_LISTED_DIFFERENCES = 5
+"""Differences that are listed."""
+LARGEST = 16 << 20
+"""Bytes of an array that is hashed as a whole; of a larger one, the first and the last ones."""
+MAX_OBJECTS = 200_000
+"""Objects inside of one attribute that are looked at."""
+CODE = " with the code "
+LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+LIBRARIES.append(Path(__file__).parents[1])
+PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, PurePath)
+_OF_MODULES = set(vars(nn.Module())) | {"_is_full_backward_hook"}
+_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
+
+
+def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
+    """What is compared, by the name of an object or of its attribute.
+
+    Args:
+        model: the network.
+        loss: of the call.
+        data: the data sets, and functions of them, by argument.
+        parts: the other objects of the call.
+    """
+    named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
+    named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
+    if parts.optimizer:
+        groups = group_settings(parts.optimizer.optimizer)
+        named["optimizer"] = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
+    if parts.schedule:
+        scheduler = parts.schedule.scheduling
+        plain = (
+            {key: value for key, value in vars(scheduler).items() if key != "optimizer"}
+            if isinstance(scheduler, LRScheduler)
+            else {}
+        )
+        named["schedule"] = [type(scheduler), plain] if plain else scheduler
+    record = {"python": platform.python_version().rpartition(".")[0]}
+    for name, value in named.items():
+        record |= dict(_rows_of_module(name, model, loads=True) if name == "model" else _rows(name, value))
+    return record
+
+
+def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> list[str]:
+    """Record what a run is started with, or compare it; returns lines about callbacks that have changed.
+
+    Args:
+        folder: of the run.
+        now: the rows of the present call.
+        extends: whether the run has just begun to continue a finished one, perhaps with other rates.
+
+    Raises:
+        CheckpointError: if the network, the loss, a metric or the data is another one.
+    """
+    files = RunFiles(folder)
+    stored = files.read_object(FILE)
+    before = stored.get("rows")
+    if not isinstance(before, dict):
+        files.write_json(FILE, {"rows": dict(now), "changing": []})
+        return []
+    same_python = before.get("python") == now.get("python")
+    differ = [
+        name
+        for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())) - {"python"})
+        if _comparable(before.get(name), same_python) != _comparable(now.get(name), same_python)
+    ]
+    # A callback changes no weights; a metric that raised an error has to be mended before the run can go on.
+    mended = files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code
+    free = (
+        "on_step",
+        "on_epoch",
+        "on_end",
+        *(["metrics"] if mended else []),
+        *(["optimizer", "schedule"] if extends else []),
+    )
+    fixed = [name for name in differ if name.split(".")[0] not in free]
+    if fixed:
+        lines = [
+            f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
+            for name in fixed[:MAX_LISTED_DIFFERENCES]
+        ]
+        omitted = f"; and {len(fixed) - MAX_LISTED_DIFFERENCES} more" if len(fixed) > MAX_LISTED_DIFFERENCES else ""
+        raise CheckpointError(
+            f"{describe_unfinished(folder)} and was started with other objects: {'; '.join(lines)}{omitted}",
+            "the network, loss, metrics and data that the run was started with, with the same code",
+            "undo the change, or start a new run with new=True",
+        )
+    if extends:
+        files.write_json(FILE, {"rows": dict(now), "changing": stored.get("changing", [])})
+    return [f"{name} is not what the run was started with" for name in dict.fromkeys(n.split(".")[0] for n in differ)]
+
+
+def note_changes(folder: Path, now: Mapping[str, str]) -> None:
+    """Leave out of later comparisons what the training itself changes, such as a counter or a cache."""
+    files = RunFiles(folder)
+    stored = files.read_object(FILE)
+    before, changing = stored.get("rows"), stored.get("changing")
+    if isinstance(before, dict) and isinstance(changing, list):
+        differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        if not differ <= set(changing):
+            files.write_json(FILE, {"rows": before, "changing": sorted(differ | set(changing))})
+
+
+def _comparable(row: str | None, same_python: bool) -> str | None:
+    """A row without digests of bytecode, which another version of Python writes in another way."""
+    return row if same_python or row is None else row.partition(CODE)[0]
+
+
+def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, nn.Module):
+        yield from _rows_of_module(name, value)
+    elif value is not None:
+        yield name, _text(value if _is_code(value) or not hasattr(value, "__dict__") else type(value))
+        for key, inner in {} if _is_code(value) else getattr(value, "__dict__", {}).items():
+            yield from (
+                _rows_of_module(f"{name}.{key}", inner)
+                if isinstance(inner, nn.Module)
+                else [(f"{name}.{key}", _text(inner))]
+            )
+
+
+def _rows_of_module(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
+    """The rows of a module; with `loads`, a checkpoint brings the values of its parameters and buffers."""
+    names: dict[int, str] = {}
+    for path, layer in module.named_modules():
+        layer_path = f"{name}.{path}".rstrip(".")
+        yield layer_path, _text(type(layer))
+        for key, parameter in layer._parameters.items():
+            if parameter is not None:
+                first = names.setdefault(id(parameter), f"{layer_path}.{key}")
+                shared = "" if first == f"{layer_path}.{key}" else f", the same as {first}"
+                frozen = "" if parameter.requires_grad else ", frozen"
+                values = "" if loads else f", {_text(parameter.detach())}"
+                yield f"{layer_path}.{key}", f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{shared}{values}"
+        for key, buffer in layer._buffers.items():
+            if buffer is not None and not (loads and key not in layer._non_persistent_buffers_set):
+                yield f"{layer_path}.{key}", _text(buffer)
+        for key, value in vars(layer).items():
+            if key not in _OF_MODULES:
+                yield f"{layer_path}.{key}", _text(value)
+        hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values(), *layer._backward_hooks.values()]
+        if hooks:
+            yield f"{layer_path} hooks", _text(hooks)
+
+
+def _text(value: object) -> str:
+    """A plain value as it is written, everything else by a digest."""
+    if isinstance(value, PLAIN) and len(repr(value)) <= 60:
+        return repr(value)
+    if isinstance(value, type) and _is_library(value.__module__):
+        return f"{value.__module__}.{value.__qualname__}"
+    digest = _Digest()
+    digest.add(value)
+    kind = value.__qualname__ if isinstance(value, type | types.FunctionType) else type(value).__name__
+    return f"{kind}{CODE if digest.has_code else ' '}{digest.hash.hexdigest()[:12]}"
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, type | functools.partial) or inspect.isroutine(value)
+
+
+def _is_library(module: str | None) -> bool:
+    """Whether a module is installed, and known by its name and version."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    built_in = (module or "").partition(".")[0] in sys.builtin_module_names
+    return built_in or (file is not None and any(Path(file).is_relative_to(folder) for folder in LIBRARIES))
+
+
+class _Digest:
+    """SHA-256 of an object with everything in it; of code that is not of a library, what it does."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self.has_code = False
+        self._seen: dict[int, tuple[int, object]] = {}
+
+    def add(self, value: Any) -> None:
+        """Add an object. One that was added before, or holds itself, counts by its number."""
+        if isinstance(value, PLAIN):
+            self._write(type(value).__name__, repr(value))
+            return
+        if id(value) in self._seen or len(self._seen) > MAX_OBJECTS:
+            self._write("again", str(self._seen.get(id(value), (0,))[0]))
+            return
+        self._seen[id(value)] = (len(self._seen), value)
+        self._write(type(value).__qualname__, "")
+        if isinstance(value, torch.Tensor | np.ndarray):
+            self._add_array(value)
+        elif isinstance(value, types.CodeType):
+            self.has_code = True
+            self._add_all((value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_consts))
+        elif isinstance(value, type) or inspect.isroutine(value) or isinstance(value, functools.partial):
+            self._add_code(value)
+        elif isinstance(value, Mapping):
+            self._add_all([part for item in value.items() for part in item])
+        elif isinstance(value, set | frozenset):
+            self._add_all(sorted(map(_text, value)))
+        elif isinstance(value, list | tuple | deque):
+            self._add_all(value)
+        elif hasattr(value, "to_numpy") and not isinstance(value, type):  # a table or column of pandas
+            self._add_array(value.to_numpy())
+        elif isinstance(value, nn.Module):
+            self._add_all([part for row in _rows_of_module("", value) for part in row])
+        elif isinstance(value, enum.Enum):
+            self._write(type(value).__qualname__, value.name)
+        elif isinstance(value, types.ModuleType):
+            self._write("module", value.__name__)
+        elif isinstance(value, property):
+            self._add_all((value.fget, value.fset))
+        elif not hasattr(value, "__dict__") and not hasattr(value, "__slots__"):
+            text = repr(value)
+            self._write(type(value).__qualname__, "" if " at 0x" in text else text)
+        else:
+            slots = [
+                name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(value, name)
+            ]
+            self._add_all((type(value), getattr(value, "__dict__", {}), [getattr(value, name) for name in slots]))
+
+    def _add_code(self, value: Any) -> None:
+        self._write(value.__class__.__name__, getattr(value, "__qualname__", ""))
+        if isinstance(value, functools.partial):
+            self._add_all((value.func, value.args, value.keywords))
+        elif isinstance(value, staticmethod | classmethod):
+            self.add(value.__func__)
+        elif isinstance(value, types.MethodType):
+            self._add_all((value.__func__, value.__self__))
+        elif _is_library(getattr(value, "__module__", None)):
+            self._write("library", str(value.__module__))
+        elif isinstance(value, type):
+            self._add_all(value.__bases__)
+            self._add_all([part for key, part in sorted(vars(value).items()) if key not in _OF_CLASSES])
+        elif isinstance(value, types.FunctionType):
+            self._add_all((value.__code__, value.__defaults__, value.__kwdefaults__))
+            self._add_all([_cell(cell) for cell in value.__closure__ or ()])
+            self._add_all([value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__])
+        elif hasattr(value, "__wrapped__"):
+            self.add(value.__wrapped__)
+
+    def _add_all(self, values: Sequence[Any]) -> None:
+        self._write("items", str(len(values)))
+        for value in values:
+            self.add(value)
+
+    def _add_array(self, value: Any) -> None:
+        array = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        self._write(str(array.dtype), str(tuple(array.shape)))
+        if isinstance(array, torch.Tensor):
+            if array.layout != torch.strided or array.device.type == "meta":
+                return
+            array = array.contiguous().reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0)
+        if array.dtype == object:
+            self._add_all(array.tolist())
+            return
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+        half = LARGEST // 2
+        for part in (content,) if content.size <= LARGEST else (content[:half], content[-half:]):
+            self.hash.update(part.tobytes())
+
+    def _write(self, kind: str, text: str) -> None:
+        self.hash.update(f"{kind}\0{text}\0".encode(errors="surrogatepass"))
+
+
+def _cell(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "empty"
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names that a function may look up in its module, those of functions inside it included."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
+    return list(dict.fromkeys([*code.co_names, *inner]))

@@ -1,0 +1,349 @@
+"""Runs a training inside a Python program: checks, plan, training, report; the process stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from drivetrain.data import notes
+from drivetrain.data.custom import custom_data as custom
+from drivetrain.data.custom import data_sources
+from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.data_sources import DataSource
+from drivetrain.data.custom.user_loss import CustomTerms
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import check_loss
+from drivetrain.errors import CheckpointError, DataError, DrivetrainError, Problem, SpecError, Stopped, UserCodeError
+from drivetrain.hardware import calibration_file
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
+from drivetrain.job.model import Freeze
+from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
+from drivetrain.models.build import Model
+from drivetrain.plan import effective_plan, show_plan
+from drivetrain.plan import plan as plans
+from drivetrain.plan.effective_plan import PlanRequest
+from drivetrain.supervisor import (
+    embedded_call,
+    embedded_parts,
+    embedded_record,
+    extended_run,
+    host_process,
+    run_folder,
+    run_lifecycle,
+)
+from drivetrain.supervisor.extended_run import ExtendRequest
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
+from drivetrain.system.console import say
+from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.signals import Interrupted, Signals, stopping
+from drivetrain.tracking import tracker_child
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.tracking.tracker_child import TrackerChild
+from drivetrain.training import effective_settings
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run, assemble
+from drivetrain.training.train import train as train_run
+from drivetrain.training.user_parts import TrainingInfo, UserParts
+from drivetrain.tuning import tuner
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """The arguments of a call, checked as far as possible without reading the data."""
+
+    job: EmbeddedJob
+    model: Any
+    sources: tuple[DataSource, DataSource]
+    loss: object
+    parts: UserParts
+    runs: Path
+    program: str
+    """Path of the Python file that called."""
+    weight_of: Callable[[Any], Any] | None = None
+    """Maps targets to the number that the loss of their samples divides by."""
+    new: bool = False
+    """Whether a new run begins even if one of this name is unfinished."""
+    epoch_steps: int | None = None
+    """Optimizer steps of an epoch, for an iterable without a length."""
+    extend: ExtendRequest | None = None
+    """The finished run that this one continues."""
+    layers_in_eval_mode: tuple[str, ...] = ()
+    """Layers that the program has put into evaluation mode, within a network in training mode."""
+    mode_events: tuple[tuple[str, str], ...] = ()
+    """Kind and text of events that say what the training does with the objects and modes of the program."""
+
+
+@dataclass(frozen=True)
+class FinishedCall:
+    """The finished run of a call."""
+
+    folder: Path
+    best: Mapping[str, Any]
+    """`best` of its result.json."""
+    reason: str
+
+
+def run(call: TrainCall) -> FinishedCall:
+    """Train with signal handlers installed; afterwards the process is as before.
+
+    Raises:
+        DrivetrainError: as `drivetrain.train`.
+    """
+    with (
+        host_process.restore_state(),
+        host_process.install_handlers() as signals,
+        contextlib.ExitStack() as afterwards,
+    ):
+        try:
+            with stopping():
+                job, dataset = _check_call(call)
+                return _train(replace(call, job=job), dataset, signals, afterwards)
+        except Stopped as stop:
+            raise Stopped(
+                stop.given, stop.possible, "call drivetrain.train again with the same name to resume"
+            ) from None
+        finally:
+            if isinstance(call.model, nn.Module):  # otherwise the error was reported already
+                fast_dropout.restore_layers(call.model)
+                strided_convolution.restore_layers(call.model)
+
+
+def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
+    """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
+    job, model = call.job, call.model
+
+    def refuse(description: str, possible: str, action: str) -> SpecError:
+        return SpecError([Problem(job.document.place(()), "", description, possible, action)])
+
+    _check_model(model, refuse)
+    terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
+    if call.weight_of is not None and not (terms and callable(call.weight_of)):
+        raise refuse(
+            f"weight_of is {describe(call.weight_of)}, and loss {'your own' if terms else 'built in'}",
+            "a function of the targets, beside a loss of your own that returns one number",
+            "leave it out: built-in losses can be split",
+        )
+    dataset = _open_data(call, terms)
+    check_loss(job, dataset)
+    buffers.unshare(model)
+    dry_run.check(model, dataset, "the model", refuse)
+    # The result is not needed yet: this raises if a pattern matches no parameter.
+    lr_groups.groups(job, model, Model(model, "python", {}, Freeze()).trained())
+    if call.parts.optimizer and (left_out := embedded_parts.list_left_out(call.parts.optimizer.optimizer, model)):
+        dataset.notes.append(
+            f"{len(left_out)} trainable parameters are not in the optimizer and stay: {', '.join(left_out[:3])}"
+        )
+    for note in dataset.notes:
+        say(notes.line(note))
+    if terms and (loss_note := terms.note()):
+        say(notes.line(loss_note, "loss"))
+    data = job.data.model_copy(
+        update={
+            "train": len(dataset.train),
+            "validation": len(dataset.validation),
+            "order": call.sources[0].order,
+            "drop_last": dataset.drop_last,
+            "inputs": tuple(tuple(field["shape"]) for field in dataset.preprocessing["inputs"]),
+        }
+    )
+    network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
+    return job.model_copy(update={"data": data, "model": network}), dataset
+
+
+def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:
+    if not isinstance(model, nn.Module):
+        raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+    if wrapper_name := dry_run.wrapper(model):
+        raise refuse(
+            f"model is a {wrapper_name}",
+            "the network itself, in one process on one GPU",
+            "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU",
+        )
+    valueless_name = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
+    if valueless_name:
+        raise refuse(
+            f"{valueless_name} of the model is on the meta device and has no values",
+            "a network whose parameters have values, on any device",
+            "build it on the CPU, or load its weights first; the runtime moves it",
+        )
+    model.to("cpu")  # data and network are examined there first; the plan may move it
+
+
+def _open_data(call: TrainCall, terms: CustomTerms | None) -> Dataset:
+    job = call.job
+    train, validation = call.sources
+    seed = job.train.seed
+    opened = (
+        data_sources.training(train, seed, job.train.batch, call.epoch_steps),
+        data_sources.validation(validation, seed),
+    )
+    collates = (train.collate, validation.collate)
+    names = ("train_data", "validation_data")
+    dataset = custom.dataset(job, opened, names, job.data.targets, job.data.names, terms, collates=collates)
+    dataset.order = data_sources.order(train, seed)
+    dataset.drop_last = train.drop_last
+    dataset.notes += data_sources.notes(train, validation, dataset.order)
+    if train.drop_last and len(dataset.train) < job.train.batch:
+        raise DataError(
+            f"train_data: has {len(dataset.train):,} samples, and drop_last leaves out batches below {job.train.batch}",
+            "one whole batch or more",
+            "lower batch_size, or drop_last=False",
+        )
+    return dataset
+
+
+def _describe_objects(call: TrainCall) -> dict[str, str]:
+    """Describe the objects that a resumed run must be started with again, by name."""
+    sources = zip(("train_data", "validation_data"), call.sources, strict=True)
+    # Arrays are left out, because the record of the data already has their values.
+    data = {
+        name: source.data for name, source in sources if hasattr(source.data, "__dict__") and not _is_array(source.data)
+    }
+    data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
+    data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
+    return embedded_record.rows(call.model, call.loss, data, call.parts)
+
+
+def _is_array(data: object) -> bool:
+    return isinstance(data, Tensor | TensorDataset)
+
+
+def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> FinishedCall:
+    """Train in the job's run folder, with the records that a supervisor keeps.
+
+    Args:
+        call: the call, with the completed job.
+        dataset: its data.
+        signals: the installed handlers.
+        afterwards: runs its callbacks when the network is the program's again.
+    """
+    machine = host_process.select_gpu(detect(call.runs), call.job)
+    objects = _describe_objects(call)
+    folder = _open_folder(call)
+    lifecycle = RunLifecycle(folder, call.program)
+    tracker: TrackerChild | None = None
+    code = 0
+    try:
+        changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
+        # Only once `run` has undone its own changes to the network: what then differs is what the training changes
+        # in the objects, and the next call must not be refused for that. A finished run is not resumed.
+        afterwards.callback(
+            lambda: embedded_record.note_changes(folder.path, _describe_objects(call)) if code else None
+        )
+        lifecycle.begin(machine)
+        for kind, text in (*call.mode_events, *(("resume", line) for line in changed)):
+            EventLog(folder.path).add(kind, text)
+        tracker = tracker_child.start_child(folder.path, call.job.track)
+        reason = train_run(_assemble(call, machine, folder, dataset, signals))
+    except (Stopped, Interrupted):
+        code = Stopped.exit_code
+        raise
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, DrivetrainError) else 1
+        raise
+    finally:
+        _end(folder, lifecycle, tracker, code)
+    return _finish(call, folder.path, reason)
+
+
+def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerChild | None, code: int) -> None:
+    """Record how the training ended, free the folder, and write the report."""
+    lifecycle.end(code)
+    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next `extend`.
+    refused = extended_run.is_refused(folder, code)
+    if refused:
+        if tracker:
+            tracker.cancel()
+        extended_run.discard(folder)
+    os.close(folder.lock)
+    # Only for a run that is finished or was stopped; one that failed has a message instead.
+    if code in run_lifecycle.STATUS:
+        lifecycle.report(output=subprocess.DEVNULL)
+    # Last, so that the tracking server gets the report, too.
+    if tracker and not refused:
+        tracker.finish(stopped=code == Stopped.exit_code)
+
+
+def _open_folder(call: TrainCall) -> RunFolder:
+    try:
+        if call.extend:
+            return extended_run.open_extended(
+                call.runs, call.job, call.extend, PlanRequest(plain=False, plan=None), new=call.new
+            )
+        return run_folder.open_run(call.runs, call.job, new=call.new)
+    except CheckpointError as error:
+        raise CheckpointError(error.given, error.possible, embedded_call.translate_advice(error.action)) from None
+    except SpecError as error:
+        raise embedded_call.as_call_error(error) from None
+
+
+def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Dataset, signals: Signals) -> Run:
+    """Assemble the run under a plan that this process can execute."""
+    job, parts = call.job, call.parts
+    # A loop of the user would leave frozen layers in training mode; so does this run.
+    network = Model(call.model, "python", {}, Freeze(train_mode=True))
+    facts = inspection.inspect_workload(dataset, network.module)
+    clock = PhaseTimer()
+    plan_path = folder.path / PLAN_FILE
+    stored = effective_plan.plan_of(folder.path) if folder.resumes and plan_path.exists() else None
+    # A resumed run keeps its plan, whatever was calibrated meanwhile.
+    machine = machine if stored else calibration_file.attach(machine)
+    plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})
+    plan = host_process.keep_process_settings(plans.carry_reasons(plan, stored) if stored else plan, machine)
+    if stored is None:
+        # The micro-batch that fits comes first, since the tuner measures with it.
+        measurements = MicroBatchSearch(
+            job, machine, plan, dataset, network, facts, folder.path, signals, say, parts
+        ).measure()
+        if measurements:
+            plan = host_process.keep_process_settings(
+                plans.resolve(job, machine, facts, measured=measurements), machine
+            )
+        measurements |= tuner.load_or_measure(
+            job, machine, plan, dataset, network, folder.path, signals, say, parts=parts
+        )
+        if measurements:
+            plan = host_process.keep_process_settings(
+                plans.resolve(job, machine, facts, measured=measurements), machine
+            )
+    show_plan.show(plan, job, machine, plan_path, stored)
+    run = assemble(job, machine, plan, folder.path, dataset, network, signals, clock, parts=parts)
+    run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
+    effective_settings.record(run, say)
+    return run
+
+
+def _finish(call: TrainCall, folder: Path, reason: str) -> FinishedCall:
+    """Load the best weights into the network, and call `on_end`."""
+    result = RunFiles(folder).read_json(RESULT_FILE)
+    call.model.load_state_dict(safetensors.torch.load_file(folder / "model" / "model.safetensors"))
+    call.model.eval()
+    best = result["best"]
+    info = TrainingInfo(
+        folder,
+        step=result["steps"],
+        steps=result["steps"],
+        epoch=result["epochs"],
+        epochs=call.job.train.epochs,
+        metrics=MappingProxyType(best["metrics"]),
+        reason=reason,
+    )
+    try:
+        call.parts.callbacks.call("on_end", info)
+    except UserCodeError as error:
+        raise UserCodeError(error.given, f"the run is finished, in {folder}", error.action) from error.__cause__
+    return FinishedCall(folder, best, reason)

@@ -1,0 +1,143 @@
+"""Protects the host program of an embedded training: its signal handlers, torch settings and random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from drivetrain import optimizations
+from drivetrain.errors import DeviceError
+from drivetrain.hardware import device_check
+from drivetrain.hardware.facts import Gpu, Hardware
+from drivetrain.job import Job
+from drivetrain.optimizations import Effect, Stage
+from drivetrain.plan.plan import Plan, format_value
+from drivetrain.system import library_variables, torch_settings
+from drivetrain.system.signals import SCHEDULED, WATCHED, Signals
+from drivetrain.training import compiled_forward
+
+
+class HostSignals(Signals):
+    """Signal handling that does not end the process: the second signal is a plain KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.received, self.depth = None, 0
+
+    def _end_at_once(self, number: int) -> None:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def install_handlers() -> Iterator[HostSignals]:
+    """Install signal handlers for the training, and restore the previous ones; only in the main thread.
+
+    What the program ignores stays ignored, and what it does on a scheduler's notice stays as well.
+    """
+    signals = HostSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    replaced = {
+        number: handler
+        for number in WATCHED
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        and (handler is signal.SIG_DFL or number not in SCHEDULED)
+    }
+    for number in replaced:
+        signal.signal(number, signals._handle)
+    try:
+        yield signals
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def restore_state() -> Iterator[None]:
+    """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
+    drawn = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices), restore_torch_settings(), _usual_modes():
+        try:
+            yield
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
+
+
+@contextlib.contextmanager
+def _usual_modes() -> Iterator[None]:
+    """A block with gradients and without autocast, whatever the program has around it."""
+    with contextlib.ExitStack() as modes:
+        for mode in (torch.inference_mode(False), torch.enable_grad()):
+            modes.enter_context(mode)
+        for kind in ("cpu", "cuda"):
+            modes.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def restore_torch_settings() -> Iterator[None]:
+    """Restore torch's settings afterwards, but no random state."""
+    threads = torch.get_num_threads()
+    with torch_settings.keep_switches():
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            compiled_forward.undo()
+
+
+def select_gpu(hardware: Hardware, job: Job) -> Hardware:
+    """The hardware with the GPU that this process computes on: `cuda:0`, in CUDA's own order.
+
+    Raises:
+        DeviceError: if the job names another GPU, or this one cannot be used.
+    """
+    requested, first = job.limits.gpus, _first(hardware)
+    if requested == "none" or first is None:
+        selected = device_check.select_devices(hardware, requested)
+    elif isinstance(requested, str) or list(requested) == [first.index]:
+        selected = device_check.select_devices(hardware, [first.index])
+    else:
+        raise DeviceError(
+            f"limits.gpus is {list(requested)}, but this process uses GPU {first.index} ({first.name})",
+            "the first GPU that is visible to this process",
+            "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
+        )
+    device_check.check_build(selected)
+    return selected
+
+
+def _first(hardware: Hardware) -> Gpu | None:
+    """The GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
+    if len(hardware.gpus) < 2 or not torch.cuda.is_available():
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return next((gpu for gpu in hardware.gpus if uuid and gpu.uuid.endswith(uuid)), None)
+
+
+def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
+    """The plan for a running process: what would have to be preloaded stays as it is, and its row says so.
+
+    Environment variables of later stages are set, since nothing has read them yet.
+    """
+    rows = []
+    for optimization in optimizations.every():
+        row = plan.row(optimization.name)
+        environment = optimization.environment(hardware, row.value)
+        if optimization.stage is not Stage.PROCESS:
+            os.environ.update(library_variables.merge_variables(os.environ, environment))
+        elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
+            reason = f"{format_value(row.value)} must be set before the process starts, which `drivetrain train` does"
+            effect = str(Effect.EXACT) if now == optimization.off else row.effect
+            rows.append(replace(row.learn(now, "process", reason), effect=effect))
+    return plan.with_rows(rows)

@@ -1,0 +1,184 @@
+"""Makes a training step for a loop of the user's own, under a plan for this machine: `drivetrain.prepare`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain import optimizations
+from drivetrain.data.custom.arrays import describe
+from drivetrain.hardware import calibration_file
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job.embedded import EmbeddedJob
+from drivetrain.models import inspection
+from drivetrain.optimizations import AssembledRun, Effect
+from drivetrain.plan import plan as plans
+from drivetrain.plan.plan import Plan
+from drivetrain.plan.plan_table import render
+from drivetrain.supervisor import embedded_call, embedded_parts, host_process
+from drivetrain.supervisor.embedded_parts import Refusal
+from drivetrain.supervisor.prepared_step import LoopRun, PreparedStep
+from drivetrain.system.console import console, say
+from drivetrain.training import torch_setup
+from drivetrain.training.loop_step import Forms, LoopLoss, LoopStep
+from drivetrain.training.step_options import StepOptions
+from drivetrain.training.user_parts import UserOptimizer
+
+STEP_OPTIMIZATIONS = (
+    "cpu_threads",
+    "denormals",
+    "attention",
+    "cudnn_benchmark",
+    "channels_last",
+    "precision",
+    "micro_batch",
+    "gradient_checkpointing",
+    "compile",
+    "cuda_graphs",
+)
+"""Optimizations that act on the network and its step; all others act on data that the runtime reads."""
+WHY_OFF = "your loop reads the data, and builds the optimizer"
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: Optimizer | Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    weight_of: Callable[[Any], Any] | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    gpus: str | Sequence[int] | None = None,
+    optimize: Mapping[str, bool | int | float | str] | None = None,
+    fp16: Mapping[str, Any] | None = None,
+    deterministic: bool | str = "auto",
+    limits: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> contextlib.AbstractContextManager[PreparedStep]:
+    """A training step for a loop of your own, under a plan for this machine.
+
+    The network is moved to its device when the block begins. Threads, precision and other settings of torch hold inside
+    of the `with` block, and are as before after it. There are no checkpoints, records or signal handlers.
+
+    Args:
+        model: the network.
+        optimizer: over its parameters, or a function of the list of trainable parameters that returns one.
+        loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
+            batch) if batches are mappings. None if the model returns the loss.
+        weight_of: what the loss of some samples divides by, as a number or one for each sample; called with the targets,
+            or the batch if it is a mapping or the model returns the loss. Without it that is tried out before a batch is
+            split, and one whose loss is neither a mean nor a sum is not.
+        clip_norm: largest gradient norm; None for no clipping.
+        accumulate: batches of an update; each counts the same.
+        gpus: `auto`, `none` or a list of one number.
+        optimize: optimizations by name: precision, micro_batch, compile, channels_last, cpu_threads, ...
+        fp16: scaling of the gradients if the precision is fp16, as in the spec.
+        deterministic: as in the spec.
+        limits: `gpus` and `gpu_memory`, as in the spec.
+        quiet: whether to print no plan.
+
+    Raises:
+        SpecError: if an argument cannot be used.
+        DeviceError: if the GPU cannot be used.
+    """
+    call_site = embedded_call.place_of(sys._getframe(1))
+    refuse = embedded_parts.refusal(call_site)
+    _check_arguments(accumulate, optimize or {}, weight_of, refuse)
+    user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
+    settings = _train_settings(user_optimizer, clip_norm, fp16, deterministic)
+    job = _job(settings, optimize or {}, embedded_call.limits_of(limits or {}, gpus, refuse), call_site)
+    machine = calibration_file.attach(host_process.select_gpu(detect(Path()), job))
+    plan = _plan(job, machine, model)
+    if not quiet:
+        console().print(render(plan, job, machine))
+    return _run_block(job, machine, plan, model, user_optimizer, LoopLoss(Forms(model, loss), accumulate, weight_of))
+
+
+def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
+    """Refuse what no step of a loop can do."""
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
+    for name in optimize:
+        if name in optimizations.off_values() and name not in STEP_OPTIMIZATIONS:
+            allowed = f"{', '.join(STEP_OPTIMIZATIONS)}: {WHY_OFF}"
+            raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
+    if weight_of is not None and not callable(weight_of):
+        raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
+
+
+def _train_settings(
+    optimizer: UserOptimizer, clip_norm: float | None, fp16: Mapping[str, Any] | None, deterministic: bool | str
+) -> dict[str, Any]:
+    """What stands under `train:` in the spec; the schedule is the loop's own."""
+    settings: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "deterministic": deterministic,
+        "optimizer": embedded_parts.optimizer_spec(optimizer.optimizer),
+        "schedule": "constant",
+    }
+    return settings if fp16 is None else {**settings, "fp16": dict(fp16)}
+
+
+def _job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
+    """The job that the arguments describe; `call_site` is that of the call."""
+    written = {
+        "name": "prepare",
+        "task": "python",
+        "train": settings,
+        "optimize": dict(optimize),
+        "limits": limits,
+    }
+    job = embedded_call.spec_of(written, call_site)
+    # How many samples a batch has is not known before the first.
+    return job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+
+
+def _plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
+    """The decisions; what acts on data that the runtime reads is off."""
+    resolved = host_process.keep_process_settings(
+        plans.resolve(job, machine, inspection.inspect_network(model)), machine
+    )
+    off, rows = optimizations.off_values(), []
+    for row in resolved.decisions:
+        if row.source != "process" and row.name not in STEP_OPTIMIZATIONS:
+            row = replace(row.learn(off[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
+        rows.append(row)
+    return resolved.with_rows(rows)
+
+
+@contextlib.contextmanager
+def _run_block(
+    job: EmbeddedJob,
+    machine: Hardware,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: UserOptimizer,
+    objective: LoopLoss,
+) -> Iterator[PreparedStep]:
+    """Apply the plan, and undo what is process-wide."""
+    with host_process.restore_torch_settings():
+        device = torch.device("cuda:0" if machine.gpu else "cpu")
+        torch_setup.begin(job, machine, device)
+        model.to(device)
+        built = optimizer.build(model)
+        forms = objective.forms
+        options = StepOptions(forward=forms.forward, report_memory=say, report_compile=say, report_numbers=say)
+        step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, forms=forms)
+        run = LoopRun(job=job, hardware=machine, plan=plan, device=device, model=model, optimizer=built, step=step)
+        for optimization in optimizations.every():
+            value = plan.value(optimization.name)
+            if optimization.name in STEP_OPTIMIZATIONS and value != optimization.off:
+                # These read and change no data, so they need the NetworkRun alone.
+                optimization.apply(cast(AssembledRun, run), value)
+        run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
+        with PreparedStep(run, forms, objective, objective.batches).opened() as prepared:
+            yield prepared

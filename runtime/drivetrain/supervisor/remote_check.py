@@ -1,0 +1,86 @@
+"""Whether the stores that a job names can be used: its data listed and read, the place of its copies written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from drivetrain.data.streaming import accepted
+from drivetrain.data.streaming.remote_store import RemoteStore
+from drivetrain.data.streaming.shard import Accepted
+from drivetrain.errors import DrivetrainError
+from drivetrain.job import Job, dot_key, remote_data
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job_spec import stored_data
+from drivetrain.storage import store_variables, stored_files
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import RemoteAddress, parse
+from drivetrain.storage.write_probe import check_writable
+from drivetrain.system.units import format_bytes
+
+PATIENCE = Patience(retries=10.0, silence=10.0, connect=5.0)
+"""Somebody waits for the answer."""
+
+
+def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
+    """Use every remote address of a job once; returns what is wrong, in the order of the keys.
+
+    Args:
+        job: the checked spec.
+        say: is told one line for each address that can be used.
+    """
+    wrong = list[DrivetrainError]()
+    uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
+        (key, text, _look(job, key)) for key, text in remote_data.remote_paths(job)
+    ]
+    if job.checkpoint.copy_to:
+        uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))
+    for key, text, use in uses:
+        address = parse(text)
+        try:
+            usage = use(address, dot_key(key))
+        except DrivetrainError as error:
+            wrong.append(stored_data.add_location(job, key, error))
+        else:
+            say(f"{dot_key(key)}: {address}: {usage} ({_access(address)})")
+    hub = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
+    for key, text in hub:
+        say(f"{dot_key(key)}: {text}: not asked here; `drivetrain fetch {job.document.name}` asks the hub")
+    if not uses and not hub:
+        say("remote: the job names no object store")
+    return wrong
+
+
+def _look(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
+    """How what a job reads is tried."""
+    if job.streams(key):
+        return partial(_read, accepted.of_task(job))
+    return partial(_find, stored_data.needed_files(job, key))
+
+
+def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
+    store = RemoteStore(address, key, kinds, patience=PATIENCE)
+    shards = store.shards()
+    store.check_read(shards[0])
+    size = format_bytes(sum(shard.size for shard in shards))
+    return f"{len(shards):,} shard{'s' * (len(shards) != 1)}, {size}, listed and read"
+
+
+def _find(selects: Callable[[str], bool], address: RemoteAddress, key: str) -> str:
+    store = ObjectStore(address.parent, PATIENCE)
+    files = stored_files.list_files(store, address, selects)
+    store.get_range(files[0].name, 0, min(files[0].bytes, 1))
+    size = format_bytes(sum(file.bytes for file in files))
+    return f"{len(files):,} file{'s' * (len(files) != 1)}, {size}, found and read"
+
+
+def _write(address: RemoteAddress, key: str) -> str:
+    check_writable(ObjectStore(address, PATIENCE))
+    return "listed, written, read and removed"
+
+
+def _access(address: RemoteAddress) -> str:
+    """From where credentials and endpoint come."""
+    variables = store_variables.read_known(address.scheme, os.environ)
+    return f"set here: {', '.join(variables)}" if variables else "nothing set: by the role of this machine"

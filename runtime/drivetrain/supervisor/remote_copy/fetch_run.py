@@ -1,0 +1,207 @@
+"""Brings a run from a store to this disk: its newest checkpoint that verifies, the best one, all other files.
+
+A run that is only looked at goes to the user's cache, without its checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from drivetrain.errors import Busy, CheckpointError, SpecError
+from drivetrain.hardware import disk_space
+from drivetrain.storage.object_store import ObjectStore, StoredObject
+from drivetrain.storage.remote_address import RemoteAddress
+from drivetrain.supervisor.remote_copy.run_copy import best_of, step_of
+from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
+from drivetrain.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
+from drivetrain.system import file_lock
+from drivetrain.system.console import say_aside
+from drivetrain.system.files import PRIVATE, make_folder, parse_json, read_json, storage_error, sync_folder, write_json
+from drivetrain.system.units import format_bytes
+from drivetrain.training.checkpoints.manifest import (
+    MANIFEST,
+    MOST_BYTES,
+    all_damaged,
+    describe_damaged,
+    list_files_of,
+    verify,
+)
+
+CACHE_INDEX = ".copied.json"
+"""The tags of what was downloaded, so that only what has changed is downloaded again."""
+LOCK = ".lock-copied"
+LONGEST_DOWNLOAD = 60.0
+"""Seconds to wait for another command that downloads the same run."""
+
+
+def fetch_run(store: ObjectStore, final: Path, report: Callable[[str], None], above: int = -1) -> None:
+    """Download a run into a folder, which is replaced if the store has a better checkpoint.
+
+    Args:
+        store: opened at the run.
+        final: the run folder.
+        report: is told what was found.
+        above: the step of the newest good checkpoint of the folder; older ones in the store are not used.
+
+    Raises:
+        RemoteError: if the store gives no answer.
+        StorageError: if the disk does not take it.
+        CheckpointError: if there are checkpoints and none verifies.
+    """
+    temporary = final.with_name(f".tmp-fetched-{final.name}")
+    make_folder(final.parent)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(PRIVATE)
+        sizes = {entry.name: entry.bytes for entry in store.objects()}
+        checkpoint, checkpoint_bytes = _checkpoints(store, sizes, temporary / CHECKPOINTS, report, above)
+        if checkpoint is None and above >= 0:
+            report(f"{store.address}: using step-{above}, which is on this disk")
+            return
+        size = sum(store.get_file(name, temporary / name, atomic=False) for name in sizes if is_small(name))
+        _put(temporary, final)
+    except OSError as error:
+        raise storage_error(final, error) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    report(
+        f"{store.address}: {checkpoint or 'no checkpoint yet'}, {format_bytes(size + checkpoint_bytes)} downloaded to {final}"
+    )
+
+
+def list_committed(names: Iterable[str]) -> list[str]:
+    """The checkpoints of a run that have a manifest, oldest first."""
+    pattern = re.compile(rf"{CHECKPOINTS}/(step-\d+)/{re.escape(MANIFEST)}")
+    return sorted((match[1] for name in names if (match := pattern.fullmatch(name))), key=step_of)
+
+
+def _checkpoints(
+    store: ObjectStore, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], above: int
+) -> tuple[str | None, int]:
+    """Download the newest checkpoint that verifies, and the best one that it names; returns its name and the bytes."""
+    size, passed = 0, list[str]()
+    for name in reversed(list_committed(sizes)):
+        if step_of(name) <= above:
+            return None, size
+        wrong = _wrong_there(store, sizes, name)
+        if wrong is None:
+            size += _checkpoint(store, sizes, name, folder)
+            wrong = verify(folder / name)
+        if wrong is None:
+            best = best_of(folder / name)
+            if best and f"{CHECKPOINTS}/{best}/{MANIFEST}" in sizes:
+                size += _checkpoint(store, sizes, best, folder)
+                if wrong := verify(folder / best):
+                    report(f"{store.address}: checkpoint {best} is damaged: {wrong}; it is not used")
+                    shutil.rmtree(folder / best)
+            return name, size
+        shutil.rmtree(folder / name, ignore_errors=True)
+        passed.append(describe_damaged(name, wrong))
+        report(f"{store.address}: {passed[-1]}")
+    if passed and above < 0:
+        raise all_damaged(store.address, passed)
+    return None, size
+
+
+def _wrong_there(store: ObjectStore, sizes: Mapping[str, int], name: str) -> str | None:
+    """What is wrong with a checkpoint by its manifest and the sizes in the store, before anything large is downloaded."""
+    prefix = f"{CHECKPOINTS}/{name}"
+    manifest = None
+    if sizes[f"{prefix}/{MANIFEST}"] <= MOST_BYTES:
+        with contextlib.suppress(ValueError):
+            manifest = parse_json(store.get(f"{prefix}/{MANIFEST}"))
+    try:
+        files = list_files_of(manifest)
+    except ValueError as wrong:
+        return str(wrong)
+    for part, entry in files.items():
+        if (size := sizes.get(f"{prefix}/{part}")) is None:
+            return f"{part} is missing"
+        if size != entry["bytes"]:
+            return f"{part} has {size} bytes, expected {entry['bytes']}"
+    return None
+
+
+def _checkpoint(store: ObjectStore, sizes: Mapping[str, int], name: str, folder: Path) -> int:
+    parts = [path for path in sizes if path.startswith(f"{CHECKPOINTS}/{name}/") and is_portable(path)]
+    return sum(store.get_file(part, folder.parent / part, atomic=False) for part in parts)
+
+
+def is_small(name: str) -> bool:
+    """Whether an object is a file of the run folder itself, and no checkpoint."""
+    return is_portable(name) and name != LOCK_FILE and not name.startswith(f"{CHECKPOINTS}/")
+
+
+def _put(temporary: Path, final: Path) -> None:
+    old = final.with_name(f".tmp-old-{final.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(old)
+    temporary.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_cached(folder: Path) -> bool:
+    """Whether a folder is the copy of a run in a store; it has no checkpoints."""
+    return (folder / CACHE_INDEX).is_file()
+
+
+def update_cached_run(address: RemoteAddress) -> Path:
+    """The folder with the present copy of a run.
+
+    Args:
+        address: of the run.
+
+    Raises:
+        SpecError: if it is no address of a store that can be listed.
+        RemoteError: if the store gives no answer.
+        CheckpointError: if there is no run at this address.
+        StorageError: if the cache cannot be written.
+        Busy: if another command downloads it, and takes long.
+    """
+    if not address.writable:
+        raise SpecError(
+            f"{address} is no folder of an object store", "s3://BUCKET/PATH/RUN, gs://, az://", "name a run there"
+        )
+    store = ObjectStore(address)
+    entries = [entry for entry in store.objects() if is_small(entry.name)]
+    if "job.yaml" not in {entry.name for entry in entries}:
+        runs = [name for name in store.folders() if store.exists(f"{name}/job.yaml")]
+        raise CheckpointError(
+            f"{address}: there is no run",
+            f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
+            f"name one: {address / runs[-1]}" if runs else "correct the address",
+        )
+    folder = disk_space.runs_folder() / address.scheme / address.host / address.path
+    make_folder(folder)
+    handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
+    if handle is None:
+        raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
+    try:
+        size = _update(store, entries, folder)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    finally:
+        os.close(handle)
+    if size:
+        say_aside(f"{address}: {format_bytes(size)} downloaded to {folder}")
+    return folder
+
+
+def _update(store: ObjectStore, entries: list[StoredObject], folder: Path) -> int:
+    """Download what has changed, and remove what is gone; returns the bytes."""
+    tags = read_json(folder / CACHE_INDEX) or {}
+    size = 0
+    for entry in entries:
+        if not entry.tag or tags.get(entry.name) != entry.tag or not (folder / entry.name).is_file():
+            size += store.get_file(entry.name, folder / entry.name)
+    for name in tags.keys() - {entry.name for entry in entries}:
+        (folder / name).unlink(missing_ok=True)
+    write_json(folder / CACHE_INDEX, {entry.name: entry.tag for entry in entries})
+    return size

@@ -1,0 +1,145 @@
+"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other; writes a page about all of them.
+
+Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done with this
+spec and resumes the one that is not.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job.data import Data
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.report import repeated
+from drivetrain.supervisor import run_folder, same_conditions, supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system.console import say
+from drivetrain.system.files import make_folder
+from drivetrain.tuning import batch_size
+
+MAX_RUNS = 100
+"""Largest number of seeds or folds."""
+
+
+@dataclass(frozen=True)
+class RepeatRequest:
+    """The options of `drivetrain repeat`."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    seeds: int | None = None
+    """How many seeds; 3 without folds."""
+    folds: int | None = None
+    """How many parts the training data is split into, each of which is the validation data once."""
+    plain: bool = False
+    new: bool = False
+    """Whether unfinished runs are left, and others begun in their place."""
+
+
+def repeat(request: RepeatRequest) -> int:
+    """Train with every seed that is not done; returns 0, or the exit code of the first run that did not finish.
+
+    Raises:
+        SpecError: if the number of seeds is out of range.
+        CheckpointError: if data or code changed between the runs.
+        DrivetrainError: for every problem of a run that is found before its trainer starts.
+    """
+    source = SpecSource(request.spec, request.assignments).read()
+    job = source.load()
+    variants = _variants(request, job)
+    make_folder(request.runs)
+    with tempfile.TemporaryDirectory(prefix="repeat-") as scratch:
+        return _train_all(request, source.copy_to(Path(scratch), job), job, variants)
+
+
+def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
+    """Train all runs from one copy of the job file and the user's code."""
+    run_of: dict[str, Path] = {}
+    processes = same_conditions.processes(job, request.runs)
+    for variant, changes in variants.items():
+        # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
+        earlier_runs = list(run_of.values())
+        size = batch_size.pin(job, earlier_runs)
+        assignments = (*request.assignments, *changes, *size)
+        one = replace(source, assignments=assignments).load()
+        done = run_folder.find_finished(request.runs, one)
+        if done and (other := same_conditions.difference(done, processes, earlier_runs, plain=request.plain)):
+            say(f"{variant}: {done} is done, and {other}; a new run begins")
+            done = None
+        if done and (file := same_conditions.find_changed_file(done, one)):
+            say(f"{variant}: {done} is done, and {file} has changed since; a new run begins")
+            done = None
+        if done:
+            say(f"{variant}: {done} is done")
+        else:
+            say(f"{variant}: run {len(run_of) + 1} of {len(variants)}")
+            train_request = TrainRequest(
+                request.spec,
+                assignments,
+                request.runs,
+                plan=earlier_runs[0] / "plan.json" if earlier_runs and not request.plain else None,
+                plain=request.plain,
+                new=request.new,
+                baselines=not run_of,
+                copy=source.copy,
+                shown=earlier_runs[0] / "plan.json" if earlier_runs else None,
+            )
+            if code := supervisor.train(train_request):
+                say(
+                    f"{variant} did not finish; {len(run_of)} of {len(variants)} runs are done; the same command resumes"
+                )
+                return code
+            done = run_folder.list_numbered(request.runs, one.name)[-1]
+        run_of[variant] = done
+    same_conditions.check(run_of)
+    folder = request.runs / f"repeat-{job.name}"
+    result = repeated.write(folder, job.name, run_of, _notes(request, job, run_of))
+    for spread in result.spreads:
+        say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
+    for line in result.left_out:
+        say(f"warning: {line}")
+    say(f"repeat: {folder}/repeat.html")
+    return 0
+
+
+def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
+    """What each run changes in the spec, by what the page calls it.
+
+    Raises:
+        SpecError: if the number of seeds or folds is out of range.
+    """
+    if request.seeds is not None and request.folds is not None:
+        raise SpecError("--seeds and --folds together", "one of them", "remove one")
+    option, count = ("--folds", request.folds) if request.folds is not None else ("--seeds", request.seeds)
+    count = 3 if count is None else count
+    if not 2 <= count <= MAX_RUNS:
+        raise SpecError(f"{option} {count}", f"2 to {MAX_RUNS}", f"{option} {max(2, min(count, MAX_RUNS))}")
+    if request.folds is not None:
+        return {
+            f"fold {fold}": (f"data.fold={fold}/{count}", f"name={job.name}-fold{fold}of{count}")
+            for fold in range(1, count + 1)
+        }
+    seeds = range(job.train.seed, job.train.seed + count)
+    return {f"seed {seed}": (f"train.seed={seed}", f"name={job.name}-seed{seed}") for seed in seeds}
+
+
+def _notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:
+    compared = f"side by side: drivetrain compare {shlex.join(map(str, run_of.values()))}"
+    if request.folds is not None:
+        return [
+            f"Each run was validated on one of {request.folds} folds and trained on the others, with seed {job.train.seed}.",
+            compared,
+        ]
+    is_split_here = isinstance(job.data, Data) and not isinstance(job.data.validation, str)
+    split = " and, unless the data is a series, other validation samples" if is_split_here else ""
+    return [
+        f"Each seed draws other initial weights, another order of the samples, augmentation, dropout{split}.",
+        compared,
+    ]

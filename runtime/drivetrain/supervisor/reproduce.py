@@ -1,0 +1,156 @@
+"""`drivetrain reproduce`: trains a finished run again from its own records, and compares the result bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import CheckpointError
+from drivetrain.hardware.detect import detect
+from drivetrain.job import Job, extension
+from drivetrain.job.custom import parts
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import fetch, original_folder
+from drivetrain.models import code_consent
+from drivetrain.supervisor import provenance, run_folder, same_conditions, supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system.console import say
+from drivetrain.system.files import sha256
+from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, METRICS_FILE, PLAN_FILE, RunFiles
+from drivetrain.system.version import VERSION
+
+
+@dataclass(frozen=True)
+class ReproduceRequest:
+    """The options of `drivetrain reproduce`."""
+
+    run: Path
+    runs: Path = Path("runs")
+    run_code: bool = False
+    """Whether the user code of a run that was not trained here may be run."""
+
+
+def reproduce(request: ReproduceRequest) -> int:
+    """Train again under the recorded spec and plan; returns 0 if the result has the same bits.
+
+    Raises:
+        CheckpointError: if the run cannot be trained again from its records, or the result differs.
+        DrivetrainError: as `train`.
+    """
+    run = request.run
+    _check_finished(run)
+    folder = original_folder(run)
+    job = job_spec.load(run / JOB_FILE, folder=folder, locate=fetch)
+    # The folder that the run names may be anybody's: only the code that is in the run, after the same question as of
+    # `evaluate`, runs from there.
+    digests = code_consent.digests_with_consent(run / "model", consent=request.run_code) if any(parts(job)) else None
+    if digests is not None:
+        say(f"running the run's own code: {', '.join(digests)} in {folder}")
+    _check_inputs(run, job)
+    unlike = list(_differences(run, request.runs))
+    for line in unlike:
+        say(f"warning: {line}")
+    name = f"{job.name[:52]}-reproduced"
+    code = supervisor.train(
+        TrainRequest(
+            run / JOB_FILE,
+            (f"name={name}", "track=null", "checkpoint.copy_to=null"),
+            request.runs,
+            plan=run / PLAN_FILE,
+            batch_size=_batch_size(run, job),
+            folder=folder,
+            code=digests,
+            baselines=False,
+        )
+    )
+    if code:
+        say("the same command resumes it")
+        return code
+    repetition = run_folder.list_numbered(request.runs, name)[-1]
+    if difference := _first_difference(run, repetition):
+        raise CheckpointError(
+            f"{repetition} has not the same bits as {run}: {difference}",
+            "the same bits on the same chip, with the same libraries, threads and files",
+            f"drivetrain compare {run} {repetition}" + "".join(f"; {line}" for line in unlike),
+        )
+    say(f"reproduced: {repetition} has the weights and the metrics of {run}, bit for bit")
+    return 0
+
+
+def _check_finished(run: Path) -> None:
+    if run_folder.status(run) != "done" or not (run / JOB_FILE).is_file():
+        raise CheckpointError(
+            f"{run} is not a finished run (status: {run_folder.status(run) or 'not recorded'})",
+            "a run that was trained to its end by `drivetrain train`",
+            "train it to its end first",
+        )
+    if extension_record := extension.read(run):
+        raise CheckpointError(
+            f"{run} continues {extension_record.run}, and began with its weights",
+            "a run that began with its first epoch",
+            f"drivetrain reproduce {run.parent / extension_record.run}, then extend the result in the same way",
+        )
+    if not (run / PLAN_FILE).is_file():
+        raise CheckpointError(
+            f"{run} has no plan.json, so its settings are unknown", "the file as the run wrote it", "restore it"
+        )
+
+
+def _check_inputs(run: Path, job: Job) -> None:
+    if changed := same_conditions.find_changed_file(run, job):
+        raise CheckpointError(
+            f"{changed} is not the file that {run} was trained with",
+            "the files with the digests in its data.json and code.json",
+            "restore the file",
+        )
+
+
+def _differences(run: Path, runs: Path) -> Iterator[str]:
+    """What is not as it was, and can change the last bits."""
+    before: dict[str, Any] = RunFiles(run).read_object(HARDWARE_FILE)
+    now: dict[str, Any] = detect(runs).to_json()
+    provenance_record: dict[str, Any] = RunFiles(run).read_object("provenance.json")
+    for subject, old, new in (
+        ("drivetrain", provenance_record.get("drivetrain", VERSION), VERSION),
+        ("the image", (provenance_record.get("image") or {}).get("id"), (provenance.image() or {}).get("id")),
+        ("torch", *((machine.get("torch") or {}).get("version") for machine in (before, now))),
+        ("the processor", *(machine.get("cpu", {}).get("model") for machine in (before, now))),
+        ("the instruction set", *(" ".join(machine.get("cpu", {}).get("flags", [])) for machine in (before, now))),
+        ("the GPUs", *(", ".join(gpu["name"] for gpu in machine.get("gpus", [])) for machine in (before, now))),
+    ):
+        if old != new:
+            yield f"{subject} was {old or 'none'} and is {new or 'none'}"
+
+
+def _batch_size(run: Path, job: Job) -> int | None:
+    """The number that was measured for `train.batch_size: auto`."""
+    if job.train.batch_size != "auto":
+        return None
+    stored = RunFiles(run).read_object("batch_size.json")
+    size = stored.get("batch_size")
+    return size if isinstance(size, int) else None
+
+
+def _first_difference(run: Path, repetition: Path) -> str:
+    """The first row of the metrics that differs, or else the weights; empty if all is the same."""
+    for old, new in zip_longest(
+        *(RunFiles(folder).read_rows(METRICS_FILE) for folder in (run, repetition)), fillvalue={}
+    ):
+        if "batch" not in old:  # an older run has no digests of its batches
+            new.pop("batch", None)
+        if old != new and not _equal_with_nan(old, new):
+            names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            values = ", ".join(f"{name} {old.get(name)} and {new.get(name)}" for name in names[:3])
+            return f"step {old.get('step', new.get('step'))}: {values}"
+    weights = [folder / "model" / "model.safetensors" for folder in (run, repetition)]
+    missing = next((path for path in weights if not path.is_file()), None)
+    if missing:
+        return f"{missing} is missing"
+    return "" if sha256(weights[0]) == sha256(weights[1]) else "the metrics are equal, the weights are not"
+
+
+def _equal_with_nan(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    return str(old) == str(new)

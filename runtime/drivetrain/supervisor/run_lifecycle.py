@@ -1,0 +1,106 @@
+"""Records the lifecycle of a run in its folder: hardware and state when it starts, state and report when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from drivetrain.errors import Stopped
+from drivetrain.hardware.facts import Hardware
+from drivetrain.supervisor import provenance, started_runs
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.system.console import say
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.run_files import HARDWARE_FILE, METRICS_FILE, STATE_FILE, RunFiles
+
+STATUS = {0: "done", Stopped.exit_code: "stopped"}
+"""By exit code; every other one has failed."""
+
+
+class RunLifecycle:
+    """The only writer of a run's state.json."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        source: str,
+        assignments: Sequence[str] = (),
+        requested: Mapping[str, object] | None = None,
+    ) -> None:
+        """
+        Args:
+            run: the run folder.
+            source: the spec, or the program that trains.
+            assignments: values that override the spec.
+            requested: what a resumed run must request again, for state.json.
+        """
+        before = run.state()
+        self.run = run
+        self.state: dict[str, Any] = {
+            "status": "running",
+            "exit_code": None,
+            "source": source,
+            "set": list(assignments),
+            "started": before.get("started") or _now(),
+            "ended": None,
+            "attempts": before.get("attempts", 0) + 1,
+            "commits": provenance.add_commit(before.get("commits"), source, run.path),
+            **(requested or {}),
+        }
+
+    def begin(self, machine: Hardware) -> None:
+        """Record that an attempt starts on this machine."""
+        RunFiles(self.run.path).write_json(HARDWARE_FILE, machine.to_json())
+        RunFiles(self.run.path).write_json(STATE_FILE, self.state)
+        started_runs.announce(self.run.path)
+        how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
+        say(f"run {self.run.path} {how}")
+
+    def end(self, code: int) -> None:
+        """Record that the attempt has ended with this exit code."""
+        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
+        RunFiles(self.run.path).write_json(STATE_FILE, self.state)
+        if code == 0:
+            provenance.write(self.run.path, self.state["commits"])
+
+    def saved(self) -> str:
+        """What was saved of a run that ended at once, and where the same command goes on."""
+        names = (path.name.removeprefix("step-") for path in self.run.path.glob("checkpoints/step-*"))
+        steps = [int(name) for name in names if name.isdigit()]
+        if steps:
+            return f"saved up to step {max(steps):,}, where the same command resumes"
+        return "nothing was saved yet; the same command begins at the first step"
+
+    def report(
+        self, seconds: float | None = None, *, output: int | None = None, begin: Callable[[], None] | None = None
+    ) -> None:
+        """Write the report if anything was trained; in a separate process, because it imports large libraries.
+
+        Args:
+            seconds: at most so long; None for no limit.
+            output: what the process prints goes to this file; None for ours.
+            begin: called in the new process before anything else.
+        """
+        fault_point("report")
+        run = self.run.path
+        if not (run / METRICS_FILE).exists():
+            return
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-m", "drivetrain.report", str(run)]
+        try:
+            done = subprocess.run(
+                command, env=environment, check=False, timeout=seconds, stdout=output, preexec_fn=begin
+            )
+            reason = f"its process ended with exit code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            reason = f"it took more than the {seconds:g} s that a stopped run takes for it"
+        hint = f"`drivetrain report {run}` writes it"
+        say(f"warning: the report was not written: {reason}; {hint}" if reason else f"report: {run}/report.html")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

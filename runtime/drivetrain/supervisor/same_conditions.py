@@ -1,0 +1,142 @@
+"""Whether a finished run counts as one that a command would train: the same spec is not enough.
+
+Its data, the code of the user, the number of processes and the precision count, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data import fingerprint
+from drivetrain.data.custom import code_files, user_code
+from drivetrain.distributed import world
+from drivetrain.errors import CheckpointError
+from drivetrain.hardware import gpu_selection
+from drivetrain.hardware.detect import detect
+from drivetrain.job import Job
+from drivetrain.job.formatting import dot_key
+from drivetrain.plan import plan as plans
+from drivetrain.system.files import sha256
+from drivetrain.system.run_files import PLAN_FILE, RunFiles
+
+
+def processes(job: Job, runs: Path) -> int:
+    """How many processes a command would train a job with on this machine.
+
+    Raises:
+        DeviceError: if a GPU that the job names does not exist.
+    """
+    return world.local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
+
+
+def difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:
+    """In what a finished run was trained otherwise than the command asks, in words; empty if in nothing.
+
+    Args:
+        run: its folder.
+        processes: processes with which the command would train.
+        other_runs: runs that are counted together with it.
+        plain: whether the command has all optimizations off.
+    """
+    if not (run / PLAN_FILE).is_file():
+        return "has no plan.json"
+    plan = plans.load(run / PLAN_FILE)
+    if plan.is_plain != plain:
+        return "was trained with --plain" if plan.is_plain else "was trained without --plain"
+    count = 1 + len(list((run / "ranks").glob("*")))
+    if count != processes:
+        return f"was trained by {count} processes, now {processes}"
+    for other in other_runs[:1]:
+        formats = [plan.value("precision"), plans.load(other / PLAN_FILE).value("precision")]
+        if formats[0] != formats[1]:
+            return f"was trained in {formats[0]}, and {other.name} in {formats[1]}"
+    return ""
+
+
+def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
+    """A file of the data or of the user's code that was another one when a run was trained; empty if there is none.
+
+    Args:
+        run: a finished run.
+        job: the present spec.
+        free: spec keys of data that may differ.
+    """
+    recorded = _data(run)
+    for path, text in job.data_paths():
+        target, key = job.resolve(text), dot_key(path)
+        if key in recorded and key not in free:
+            base = target if recorded[key]["folder"] else target.parent
+            name = next((name for name, _ in fingerprint.list_changed(base, recorded[key]["rows"])), None)
+            if name:
+                return str(base / name)
+    if shard := _find_changed_shard(run, job, free):
+        return shard
+    for name, digest in _code(run).items():
+        file = code_files.find_original(job.folder, name)
+        if not file.is_file() or sha256(file) != digest:
+            return str(file)
+    return ""
+
+
+def _find_changed_shard(run: Path, job: Job, free: Collection[str]) -> str:
+    """A streamed shard that is another one now, or gone; empty if there is none."""
+    for path, text in job.data_paths():
+        key = dot_key(path)
+        recorded = _record(run, "shards").get(key)
+        if recorded is None or key in free:
+            continue
+        from drivetrain.data.streaming import open_stream
+
+        present = {shard.name: shard.recorded() for shard in open_stream.open_store(job, text, key).shards()}
+        if name := next(
+            (name for name in sorted(recorded.keys() | present) if recorded.get(name) != present.get(name)), None
+        ):
+            return f"{text}/{name}"
+    return ""
+
+
+def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
+    """Check that all runs had the same files: one that was added to a folder is found by the runs that read it.
+
+    Raises:
+        CheckpointError: if they had not; comparing or averaging them would mean nothing.
+    """
+    contents = {run: _contents(run, free) for run in runs.values()}
+    first, *other_contents = contents
+    for other in other_contents:
+        kinds = [kind for kind in contents[first] if contents[other][kind] != contents[first][kind]]
+        if kinds:
+            raise CheckpointError(
+                f"{first} and {other} were trained with other {kinds[0]}",
+                f"one set of {kinds[0]} for all runs",
+                f"move the runs with the earlier {kinds[0]} away, such as {first}; the same command then trains them again",
+            )
+
+
+def _contents(run: Path, free: Collection[str]) -> dict[str, object]:
+    data = {
+        key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
+        for key, entry in _data(run).items()
+        if key.startswith("data.") and key not in free
+    }
+    data |= {key: row for key, row in _record(run, "arrays").items() if key.startswith("data.") and key not in free}
+    return {"data": data, "code": _code(run)}
+
+
+def _data(run: Path) -> dict[str, Any]:
+    """The files that a run was trained with, by spec key; empty if they are not recorded."""
+    return _record(run, "files")
+
+
+def _record(run: Path, part: str) -> dict[str, Any]:
+    record = RunFiles(run).read_json("data.json")
+    part_of_record = record.get(part) if isinstance(record, dict) else None
+    return part_of_record if isinstance(part_of_record, dict) else {}
+
+
+def _code(run: Path) -> dict[str, str]:
+    """The digests of the user's code by file name; empty without such code."""
+    record = RunFiles(run).read_json(user_code.RECORD)
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,316 @@
+"""The supervisor: a light parent process without torch that checks the job, makes the plan and runs the trainer.
+
+Threads, OpenMP runtime and allocator are fixed when a process starts. So the plan is made first, and the trainer is a
+child that starts under it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drivetrain.distributed import local_processes, world
+from drivetrain.distributed.placement import ALONE, Options, Placement, find_placement
+from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
+from drivetrain.hardware import cgroup, device_check
+from drivetrain.hardware.cgroup import is_killed_as_one
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.environment import check_environment
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import effective_plan, evidence, show_plan
+from drivetrain.plan import plan as plans
+from drivetrain.supervisor import baseline_run, extended_run, hub_revisions, run_folder, trainer_death
+from drivetrain.supervisor.extended_run import ExtendRequest
+from drivetrain.supervisor.remote_copy import remote_runs
+from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
+from drivetrain.supervisor.trainer_death import avoidable
+from drivetrain.system import child_process, signals
+from drivetrain.system.console import say, say_aside, say_error
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.named_folder import NamedFolder
+from drivetrain.system.run_files import PLAN_FILE, RunFiles
+from drivetrain.system.signals import KILLED
+from drivetrain.tracking import tracker_child
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.tuning import batch_size, kernel_crash
+from drivetrain.tuning.calibration import calibrate
+
+TRAINER = "drivetrain.supervisor.trainer_process"
+"""The program that trains; tests start one of their own instead."""
+STOPPED_REPORT = 4.0
+"""Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The options of `drivetrain train`."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    plain: bool = False
+    plan: Path | None = None
+    new: bool = False
+    extend: ExtendRequest | None = None
+    """The finished run that this one continues."""
+    trace: bool = False
+    """Whether a few steps are profiled."""
+    place: Options = ALONE
+    """The options about several machines."""
+    batch_size: int | None = None
+    """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
+    folder: Path | None = None
+    """Where relative paths of the spec start; its own folder if None."""
+    code: Mapping[str, str] | None = None
+    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
+    shown: Path | None = None
+    """The plan of another run, which the same command has printed; then only the differences are."""
+
+    baselines: bool = True
+    """Whether simple models are fitted beside the network; the runs of one experiment would all fit the same."""
+    copy: Path | None = None
+    """Copies of the job file and the user's code, which are read instead."""
+    content: bytes | None = None
+    """What the job file says; None until it is read."""
+
+    def source(self) -> SpecSource:
+        """The spec, for this process and its children."""
+        return SpecSource(
+            self.spec,
+            self.assignments,
+            self.batch_size,
+            self.folder,
+            self.code,
+            copy=self.copy,
+            content=self.content,
+        )
+
+
+def train(request: TrainRequest) -> int:
+    """Train or resume; returns the exit code.
+
+    Raises:
+        DrivetrainError: for every problem found before the trainer starts.
+    """
+    signals.stop_early()
+    request = replace(request, content=request.source().read().content)
+    job = request.source().load()
+    placement = find_placement(request.place, os.environ, job)
+    if placement:
+        say(f"placement: {placement.words()}")
+    leads = placement is None or placement.leads
+    with remote_runs.open_runs(request.runs, job, new=request.new, leads=leads) as copies:
+        return _train(request, job, placement, copies)
+
+
+def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
+    extended = request.extend.run if request.extend else None
+    if fixed := hub_revisions.keep_revisions(request.runs, job, extended, new=request.new):
+        request = replace(request, assignments=[*request.assignments, *fixed])
+        job = request.source().load()
+    check_environment(job, os.environ)
+    if job.sweep:
+        say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
+    fault_point("detect")
+    machine = world.share_hardware(detect(request.runs), placement)
+    machine = device_check.select_devices(machine, world.own_gpus(job.limits.gpus, machine, placement))
+    world.check_world_size(job, machine)
+    world.check_parts(job, world.trainers(job, machine) * (placement.supervisors if placement else 1))
+    plan_request = effective_plan.PlanRequest(
+        request.plain, plans.load(request.plan).values() if request.plan else None
+    )
+    if placement and not placement.leads:
+        run = run_folder.open_follower(request.runs, job, placement.index)
+    else:
+        run = _open_folder(request, job, plan_request, copies)
+    request = replace(request, copy=request.source().copy_to(run.path, job).copy)
+    if placement and job.train.batch_size == "auto":
+        batch_size.refuse_auto(job, "a run of several processes")
+    if job.train.batch_size == "auto":
+        code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
+        if size is None:
+            return code
+        request = replace(request, batch_size=size)
+        job = request.source().load()
+    stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.has_begun(run.path) else None
+    if stored:
+        instead = [extended_run.under_another_plan(request.extend)] if request.extend else []
+        plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
+    if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
+        machine = calibrate.for_job(machine, job, run.path)
+    # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
+    replay = stored.values() if stored else plan_request.plan
+    plan = plans.resolve(
+        job,
+        machine,
+        plain=plan_request.plain,
+        replay=replay,
+        measured=None if placement else evidence.load_started(machine, job),
+    )
+    if stored:
+        plan = plans.carry_reasons(plan, stored)
+    show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
+    return _run(request, job, machine, plan, run, plan_request, placement, copies)
+
+
+def _open_folder(
+    request: TrainRequest, job: Job, plan_request: effective_plan.PlanRequest, copies: RemoteRuns | None
+) -> run_folder.RunFolder:
+    """The run folder that the command trains in; its copy begins."""
+    after = copies.last_number() if copies else 0
+    if request.extend:
+        run = extended_run.open_extended(request.runs, job, request.extend, plan_request, new=request.new, after=after)
+    else:
+        run = run_folder.open_run(request.runs, job, new=request.new, after=after)
+    if copies:
+        copies.begin(run.path)
+    if request.extend:
+        return run
+    command_words = [
+        "drivetrain",
+        "train",
+        child_process.path_word(request.spec),
+        *(w for assignment in request.assignments for w in ("--set", assignment)),
+    ]
+    if not run.resumes and (line := extended_run.offer(request.runs, job, shlex.join(command_words))):
+        say(line)
+    return run
+
+
+def _run(
+    request: TrainRequest,
+    job: Job,
+    machine: Hardware,
+    plan: plans.Plan,
+    run: run_folder.RunFolder,
+    plan_request: effective_plan.PlanRequest,
+    placement: Placement | None,
+    copies: RemoteRuns | None,
+) -> int:
+    requested = {"plain": plan_request.plain, "plan": plan_request.plan}
+    size = [] if request.batch_size is None else [f"train.batch_size={request.batch_size}"]
+    spec = request.folder / request.spec.name if request.folder else request.spec
+    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *size], requested)
+    lifecycle.begin(machine)
+    if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
+        EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE)
+    leads = placement is None or placement.leads
+    tracker = tracker_child.start_child(run.path, job.track) if leads else None
+    code = _attempts(request, job, machine, plan, run, placement)
+    kernel_crash.tidy(run.path)
+    lifecycle.end(code)
+    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
+    if extended_run.is_refused(run, code):
+        if tracker:
+            tracker.cancel()
+        extended_run.discard(run)
+    elif code in signals.AT_ONCE:
+        say(f"ended at once by another {signals.signal_name(code - 128)}: {lifecycle.saved()}")
+    elif leads:
+        if code == 0 and request.baselines:
+            baseline_run.compare(request.source(), job, run.path)
+        seconds = STOPPED_REPORT if code == Stopped.exit_code else None
+        lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
+        if tracker:
+            tracker.finish(stopped=code == Stopped.exit_code)
+    # Last, so that the copy has the report, too.
+    copied = copies.finish(run.path, code) if copies else code
+    if copied != code:
+        lifecycle.end(copied)
+    return copied
+
+
+def _attempts(
+    request: TrainRequest,
+    job: Job,
+    machine: Hardware,
+    plan: plans.Plan,
+    run: run_folder.RunFolder,
+    placement: Placement | None = None,
+) -> int:
+    """Run the trainer, and again from its last checkpoint for as long as another plan may avoid its death."""
+    fault_point("first attempt")
+    arguments: list[str] = []
+    count, folder = world.trainers(job, machine), NamedFolder(run.path)
+    start = functools.partial(run_trainers, placement=placement) if placement else run_trainers
+    with signals.forwarding() as forward:
+        while True:
+            RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
+            before = cgroup.oom_kills(Path("/"))
+            code = start(request, count, plan.environment(machine), forward, run, arguments)
+            if other := folder.restore():
+                EventLog(run.path).add("storage", NamedFolder.WORDS.format(other, run.path))
+            # The trainer has finalized the plan since, and may have measured.
+            plan = effective_plan.plan_of(run.path)
+            # Threads, OpenMP runtime and allocator of the measured plan need a new process.
+            if code == Replanned.exit_code:
+                arguments = ["--measured"]
+                continue
+            # One of several supervisors leaves a new start to its starter, which starts all of them again.
+            death = None if placement else avoidable(code, run.path, machine, before, was_signalled=bool(forward.sent))
+            if death is None:
+                if code == RestartSmaller.exit_code:
+                    return OutOfMemory.exit_code  # its message has said what to set
+                if code == KILLED:
+                    say_aside(signals.explain_kill("the trainer"))
+                return code
+            # Measuring itself may have needed too much, so first without it, under the same plan.
+            if not arguments and not effective_plan.has_begun(run.path) and evidence.measures(job):
+                EventLog(run.path).add(death.kind, f"{death.why} before its first step; restarting without measuring")
+                arguments = ["--measured"]
+                continue
+            # Half the micro-batch after a kill at the memory limit, no optimizations after a death inside a kernel.
+            reduced_plan = death.avoid(plan, -(-job.train.batch // count))
+            if reduced_plan is None:
+                error = death.final()
+                say_error(error)
+                return error.exit_code
+            EventLog(run.path).add(death.kind, death.consequence(plan, reduced_plan))
+            plan = reduced_plan
+
+
+def run_trainers(
+    request: TrainRequest,
+    count: int,
+    environment: dict[str, str],
+    forward: signals.SignalForwarder,
+    run: run_folder.RunFolder,
+    arguments: Sequence[str] = (),
+    placement: Placement | None = None,
+) -> int:
+    """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
+
+    def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        with signals.waiting():
+            return child_process.start(
+                [*trainer_command(request, folder), *arguments], environment | variables, output=log
+            )
+
+    with (
+        local_processes.local(count, placement) as local,
+        local_processes.start_others(local, run.path, start) as followers,
+    ):
+        return child_process.child(
+            [*trainer_command(request, run.path), *arguments],
+            environment | local.environment(0),
+            forward,
+            [run.lock, *local.open_files()],
+            followers,
+            functools.partial(local_processes.wait, followers=followers, together=placement is not None),
+        )
+
+
+def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
+    paths = map(child_process.path_word, (folder, request.spec))
+    command = [sys.executable, "-m", TRAINER, *paths]
+    command += request.source().options()
+    return [*command, "--trace"] if request.trace else command

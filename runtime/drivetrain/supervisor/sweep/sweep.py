@@ -1,0 +1,293 @@
+"""`drivetrain sweep`: trains a job with the values that Optuna suggests, one trial after the other, and reports on all of them.
+
+Every trial is an ordinary run in the sweep's folder. The same command goes on where a sweep was stopped or killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import NumericsError, OutOfMemory, SpecError, Stopped
+from drivetrain.job import Job
+from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.values import duration_seconds
+from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
+from drivetrain.plan import show_plan
+from drivetrain.report import swept
+from drivetrain.report.summary import exit_meaning
+from drivetrain.supervisor import baseline_run, run_folder
+from drivetrain.supervisor.sweep import folder as folders
+from drivetrain.supervisor.sweep.study import check_installed
+from drivetrain.system import child_process, signals
+from drivetrain.system.console import say
+from drivetrain.system.files import parse_row
+from drivetrain.system.run_files import METRICS_FILE, PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.signals import SignalForwarder
+from drivetrain.tuning import batch_size
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
+"""Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can go on."""
+WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
+"""What trials do without: their names begin anew in each sweep, so copies in one place would meet."""
+SHOW_EVERY = 30.0
+"""Seconds between two versions of the page; trials can be shorter than drawing it."""
+EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
+POLL_SECONDS = 0.2
+"""Seconds between two looks at the metrics of the running trial."""
+Note = Callable[[int, float], bool]
+"""Takes an epoch, from 0 on, and the metric after it; returns whether the trial is to be ended."""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The options of `drivetrain sweep`."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    trials: int | None = None
+    """In place of `sweep.trials`."""
+    plain: bool = False
+    new: bool = False
+
+    def all_assignments(self) -> tuple[str, ...]:
+        """The values over the file, with those of the options."""
+        return (*self.assignments, *([f"sweep.trials={self.trials}"] if self.trials is not None else []))
+
+
+def sweep(request: SweepRequest) -> int:
+    """Train all trials that are not done; returns 0, or the exit code of what ended the sweep before.
+
+    Raises:
+        SpecError: if the job has no sweep.
+        DeviceError: if Optuna is not installed.
+        CheckpointError: if the sweep that goes on had another spec, other data or other code.
+        DrivetrainError: for every problem of a trial that is found before its trainer starts.
+    """
+    signals.stop_early()
+    source = SpecSource(request.spec, request.all_assignments()).read()
+    job = source.load()
+    if job.sweep is None:
+        raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
+    check_installed()
+    sweep_folder = folders.open_sweep(
+        request.runs, job, job.sweep.metric or job.best(), plain=request.plain, new=request.new
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
+            return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder).run()
+    finally:
+        os.close(sweep_folder.lock)
+
+
+class _Sweep:
+    """One command's part of a sweep."""
+
+    def __init__(self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder) -> None:
+        assert job.sweep is not None
+        self.request, self.source, self.job, self.spec, self.place = request, source, job, job.sweep, sweep_folder
+        self.study, self.metric = sweep_folder.study, job.sweep.metric or job.best()
+        self.began = self.shown = time.monotonic()
+
+    def run(self) -> int:
+        """Train until all trials are done, or something ends the sweep; returns the exit code."""
+        done = len(self.study.finished())
+        say(
+            f"sweep {self.place.path} "
+            + (f"goes on: {done} of {self.spec.trials} trials are done" if done else "starts")
+        )
+        with signals.forwarding() as forward:
+            while len(self.study.finished()) < self.spec.trials:
+                if forward.sent or self._late():
+                    return self._record_stopped(Stopped.exit_code)
+                code = self._trial(self.study.running() or self.study.begin(), forward)
+                if code:
+                    return self._record_stopped(code)
+                if time.monotonic() - self.shown > SHOW_EVERY:
+                    self._report()
+        return self._end()
+
+    def _trial(self, running: FrozenTrial, forward: SignalForwarder) -> int:
+        """Train one trial to its end; returns 0 if it is recorded, the exit code otherwise."""
+        number, values = running.number, self.study.values(running)
+        values_text = ", ".join(f"{key} {swept.format_value(value)}" for key, value in values.items())
+        say(f"trial {number} ({number + 1} of {self.spec.trials}): {values_text}")
+        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
+        try:
+            job = replace(self.source, assignments=assignments).load()
+            if size := batch_size.pin(job, folders.trial_folders(self.place.path, number)):
+                assignments = (*assignments, *size)
+                job = replace(self.source, assignments=assignments).load()
+        except SpecError as error:
+            return self._record_failed(number, "; ".join(str(error).splitlines()[0:1]))
+        options = [word for assignment in assignments for word in ("--set", assignment)]
+        options += ["--runs", str(self.place.path), *(["--plain"] if self.request.plain else [])]
+
+        def note(epoch: int, value: float) -> bool:
+            return self.study.note(number, epoch, value) and epoch + 1 < job.train.epochs
+
+        if self._was_ended(number, job, note):
+            return self._record_pruned(number)
+        run = run_folder.find_finished(self.place.path, job)
+        code, ended = 0, False
+        if run is None:
+            shown_plan = (self._folder(0) or self.place.path) / PLAN_FILE
+            code, ended = train_trial(
+                self.source, options, forward, lambda: self._folder(number), self.metric, note, shown_plan
+            )
+        if ended:
+            return self._record_pruned(number)
+        if code in TRIAL_FAILURES and not forward.sent:
+            return self._record_failed(number, f"exit code {code}: {exit_meaning(code)}")
+        return code or self._complete(number)
+
+    def _was_ended(self, number: int, job: Job, note: Note) -> bool:
+        """Whether the rows of a killed attempt decide that the trial is to be ended."""
+        folder = self._folder(number)
+        reader = EpochReader(folder / METRICS_FILE, self.metric) if folder else None
+        return any(note(epoch, value) for epoch, value in (reader.new() if reader else ()))
+
+    def _complete(self, number: int) -> int:
+        folder = self._folder(number)
+        result = (RunFiles(folder).read_json(RESULT_FILE) if folder else None) or {}
+        try:
+            value = result["best"]["metrics"][self.metric]
+        except (TypeError, LookupError):
+            value = None
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return self._record_failed(number, f"{self.metric} is not a number")
+        self.study.end(number, "complete", float(value))
+        best = self.study.study.best_trial.number
+        say(f"trial {number}: {self.metric} {value:.4g}" + (", the best so far" if best == number else ""))
+        return 0
+
+    def _record_pruned(self, number: int) -> int:
+        self.study.end(number, "pruned")
+        epochs = len(self.study.trials()[number].intermediate_values)
+        say(f"trial {number}: ended early after epoch {epochs}, worse than the median of the finished trials")
+        return 0
+
+    def _record_failed(self, number: int, reason: str) -> int:
+        self.study.end(number, "fail", reason=reason)
+        say(f"trial {number} failed: {reason}")
+        return 0
+
+    def _folder(self, number: int) -> Path | None:
+        return folders.trial_folder(self.place.path, number)
+
+    def _late(self) -> bool:
+        limit = self.spec.max_time
+        is_over = limit is not None and time.monotonic() - self.began > duration_seconds(limit)
+        if is_over:
+            say(f"sweep.max_time of {limit} has passed")
+        return is_over
+
+    def _record_stopped(self, code: int) -> int:
+        done = len(self.study.finished())
+        say(f"sweep: {done} of {self.spec.trials} trials are done; the same command goes on")
+        if done and code == Stopped.exit_code:
+            self._report()
+        return code
+
+    def _report(self) -> swept.SweepResult:
+        result = folders.write_result(self.place, self.source, self.request.assignments, self.job, self.metric)
+        self.shown = time.monotonic()
+        return result
+
+    def _end(self) -> int:
+        result = self._report()
+        say(result.words())
+        say(f"sweep: {self.place.path}/sweep.html")
+        return 0 if result.best else 1
+
+
+@dataclass
+class EpochReader:
+    """Reads the metric of each epoch once from a metrics.jsonl that is being written."""
+
+    path: Path
+    metric: str
+    seen: int = -1
+    """The last epoch that was read."""
+    offset: int = 0
+    inode: int = 0
+
+    def new(self) -> Iterator[tuple[int, float]]:
+        """Epochs that were evaluated since the last call, with their metric."""
+        try:
+            with self.path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self.inode:  # a resumed run writes the file anew, with the same rows up to its checkpoint
+                    self.inode, self.offset = inode, 0
+                file.seek(self.offset)
+                lines = file.readlines()
+        except OSError:
+            return
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        self.offset += sum(map(len, lines))
+        for line in lines:
+            row = parse_row(line) or {}
+            epoch, value = row.get("epoch"), row.get(self.metric)
+            if isinstance(epoch, int) and isinstance(value, int | float) and epoch > self.seen:
+                self.seen = epoch
+                yield epoch, float(value)
+
+
+def train_trial(
+    source: SpecSource,
+    options: Sequence[str],
+    forward: SignalForwarder,
+    path: Callable[[], Path | None],
+    metric: str,
+    note: Note,
+    shown_plan: Path,
+) -> tuple[int, bool]:
+    """Train, or resume; returns the exit code, and whether the trial was ended early.
+
+    Args:
+        source: the job file, and the copy from which all trials are trained.
+        options: those of `drivetrain train`.
+        forward: forwards signals to the training.
+        path: its run folder, once there is one.
+        metric: to watch.
+        note: decides after each epoch.
+        shown_plan: the plan of the first trial, which is not shown again.
+    """
+    reader: EpochReader | None = None
+    ended = False
+
+    def look() -> bool:
+        nonlocal reader
+        if reader is None and (folder := path()):
+            reader = EpochReader(folder / METRICS_FILE, metric)
+        return any(note(epoch, value) for epoch, value in (reader.new() if reader else ()))
+
+    def wait(child: subprocess.Popen[bytes]) -> int:
+        nonlocal ended
+        while True:
+            try:
+                return child.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if not ended and look():
+                    ended = True
+                    child.send_signal(signal.SIGTERM)
+
+    command = [sys.executable, "-m", "drivetrain", "train", child_process.path_word(source.spec), *options]
+    # All trials would fit the same simple models.
+    environment = {show_plan.SHOWN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
+    code = child_process.child(command, environment, forward, wait=wait)
+    return code, ended or look()

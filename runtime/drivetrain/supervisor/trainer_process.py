@@ -1,0 +1,112 @@
+"""The trainer: the supervisor's child that imports torch, assembles the run and trains it.
+
+python -m drivetrain.supervisor.trainer_process RUN SPEC [--set key=value ...] [--batch-size N] [--trace] [--measured]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+
+from drivetrain.distributed import world
+from drivetrain.errors import DrivetrainError, Replanned
+from drivetrain.job import Job
+from drivetrain.job_spec import spec_source
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan as plans
+from drivetrain.supervisor import preemption
+from drivetrain.system import interpreter
+from drivetrain.system.console import describe_lost_output, guard_output, report_if_slow, say_error
+from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.training.phase_timer import PhaseTimer, since_start
+from drivetrain.tuning import kernel_crash, process_settings
+
+
+def main() -> int:
+    """Train; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    spec_source.add_options(parser)
+    parser.add_argument("--trace", action="store_true")
+    # Given when a process has measured already and this one takes its place, so that it measures nothing again.
+    parser.add_argument("--measured", action="store_true")
+    options = parser.parse_args()
+    guard_output()
+    kernel_crash.listen(options.run)
+    try:
+        with stopping(), ending():
+            signals = Signals(scheduled=_is_scheduled())
+            source = SpecSource.from_arguments(options)
+            return train(
+                options.run,
+                source.load(),
+                signals,
+                source,
+                trace=options.trace,
+                is_measured=options.measured,
+            )
+    except Replanned:
+        return Replanned.exit_code
+    except DrivetrainError as error:
+        say_error(error)
+        return error.exit_code
+    finally:
+        if lost_text := describe_lost_output():
+            EventLog(options.run).keep("output", lost_text)
+
+
+def _is_scheduled() -> bool:
+    """Whether SIGTERM arrives twice, once from the scheduler and once from the supervisor; the second is no new request."""
+    return world.NODES in os.environ or "SLURM_STEP_ID" in os.environ
+
+
+def train(
+    folder: Path,
+    job: Job,
+    signals: Signals,
+    source: SpecSource,
+    *,
+    trace: bool = False,
+    is_measured: bool = False,
+) -> int:
+    """Assemble and train one run; returns 0, or raises the error that ended it."""
+    clock = PhaseTimer()
+    is_leader = os.environ.get(world.RANK, "0") == "0"
+    slow_note = report_if_slow("importing torch") if is_leader else contextlib.nullcontext()
+    with clock.phase("import"), slow_note, interpreter.importing():
+        from drivetrain.models.networks.user_network import blame_job_code
+        from drivetrain.system import torch_errors
+        from drivetrain.system.console import say
+        from drivetrain.training import handshake
+        from drivetrain.training.train import train as train_run
+        from drivetrain.tuning import prepare
+    clock.phases["import"] = since_start()  # the start of the interpreter counts, too
+    plan_at_start = plans.load(folder / "plan.json")
+    try:
+        with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):
+            # In another process than the leader's, the leader's plan arrives here.
+            handshake.introduce(folder, job, say)
+            _check_process_settings(folder, plan_at_start)
+            run = prepare.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
+            train_run(run, trace=trace)
+    except RuntimeError as error:
+        raise torch_errors.translate(error) from None
+    return 0
+
+
+def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
+    """Start again if the leader's plan has other settings than this process was started under.
+
+    Raises:
+        Replanned: if it has.
+    """
+    plan_of_leader = plans.load(folder / "plan.json")
+    if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.names()):
+        raise Replanned("the leader's plan needs a new process")
+
+
+if __name__ == "__main__":
+    interpreter.leave(main())

@@ -1,0 +1,206 @@
+"""Standard output: unbuffered lines, and colors or live pictures if it is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+from drivetrain.errors import DrivetrainError, StorageError
+from drivetrain.system.printable import printable_json, printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SILENT_SECONDS = 5.0
+"""Seconds after which `report_if_slow` prints a line: on a busy machine an import can take a minute."""
+
+
+def say(text: str) -> None:
+    """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words.
+
+    Lines after the first one must be indented: any other line break is taken for one of data, and shown as `\\n`.
+    """
+    text = printable_lines(text)
+    _write("\n".join(map(_wrap, text.split("\n"))) if sys.stdout.isatty() else text, sys.stdout)
+
+
+def say_aside(text: str) -> None:
+    """Print a line to stderr, for commands whose output goes to another program."""
+    _write(printable_lines(text), sys.stderr)
+
+
+def say_error(error: DrivetrainError) -> None:
+    """Print the parts of an error to stderr; the further lines of one, such as an engine's message, are indented."""
+    for part in error.lines():
+        say_aside(re.sub("\n(?! )", "\n    ", part))
+
+
+def say_json(value: object, *, ascii_only: bool = True) -> None:
+    """Print a value for another program."""
+    _write(printable_json(json.dumps(value, indent=1, ensure_ascii=ascii_only)), sys.stdout)
+
+
+class GuardedStream:
+    """A standard stream whose failure, by a closed pipe, a lost terminal or a full disk, ends no run.
+
+    Args:
+        stream: the stream.
+        needed: whether its text is what the command was called for. Else what cannot be written is dropped.
+    """
+
+    def __init__(self, stream: IO[str], *, needed: bool) -> None:
+        self.stream, self.needed = stream, needed
+        self.failure = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length.
+
+        Raises:
+            BrokenPipeError: if it is needed, and nobody reads it any more.
+            StorageError: if it is needed, and cannot be written.
+        """
+        self._try(lambda: self.stream.write(text))
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write several texts."""
+        for text in texts:
+            self.write(text)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system; raises as `write` does."""
+        self._try(self.stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and not self.stream.closed:
+                raise
+            if not self.failure:
+                self.failure = (error.strerror if isinstance(error, OSError) else None) or str(error)
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        """Say that the text is lost, or raise the error, once: Python tries the same text again at its end."""
+        if self.needed:
+            if isinstance(error, BrokenPipeError):
+                raise error
+            raise StorageError(
+                f"standard output cannot be written: {self.failure}",
+                "a terminal, a program that reads it, or a file on a disk with free space",
+                "free space or choose another file, and run the same command again",
+            )
+        if self is sys.stdout:
+            say_aside(f"output: {describe_lost_output()}")
+
+
+def guard_output(*, needed: bool = False) -> None:
+    """Let this process outlive its standard streams.
+
+    Args:
+        needed: whether what it prints to stdout is its result, without which it fails.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by our starter: what is opened next would be printed into
+            handle = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(handle, True)
+            setattr(sys, name, os.fdopen(handle, "w" if number else "r"))
+    sys.stdout = _guard_stream(sys.stdout, needed=needed)
+    sys.stderr = _guard_stream(sys.stderr, needed=False)
+
+
+def _guard_stream(stream: TextIO, *, needed: bool) -> TextIO:
+    _accept_any(stream)
+    inner = stream.stream if isinstance(stream, GuardedStream) else stream
+    return cast(TextIO, GuardedStream(inner, needed=needed))
+
+
+@contextlib.contextmanager
+def guard_block() -> Iterator[None]:
+    """A block that outlives the standard streams, in a program that is not ours."""
+    before = sys.stdout, sys.stderr
+    guard_output()
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def describe_lost_output() -> str:
+    """What cannot be written to stdout any more, for a message; empty if nothing was lost."""
+    failure = getattr(sys.stdout, "failure", "")
+    return f"stdout cannot be written ({failure}); the run goes on, and its folder has everything" if failure else ""
+
+
+def _accept_any(stream: IO[str]) -> None:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _write(text: str, stream: IO[str]) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def _wrap(line: str) -> str:
+    """The line, continued with an indent if it is wider than the terminal."""
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
+    from drivetrain.system.clean_console import CleanConsole
+
+    stream = file or sys.stdout
+    _accept_any(stream)
+    terminal = stream.isatty() and not os.environ.get("NO_COLOR")
+    width = None if stream.isatty() else 100
+    # In a notebook rich shows a table beside stdout, even where stdout is redirected to be silent.
+    notebook = None if type(getattr(stream, "stream", stream)).__module__.startswith("ipykernel") else False
+    return CleanConsole(
+        file=stream,
+        width=width,
+        force_terminal=terminal,
+        force_jupyter=notebook,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+
+
+def live_terminal() -> bool:
+    """Whether stdout is a terminal that can be painted on."""
+    # A notebook gives its `!commands` a terminal, and then shows what they print, codes that move the cursor included.
+    notebook = "JPY_PARENT_PID" in os.environ
+    return sys.stdout.isatty() and not (os.environ.get("NO_COLOR") or notebook) and os.environ.get("TERM") != "dumb"
+
+
+@contextlib.contextmanager
+def report_if_slow(activity: str, seconds: float | None = None) -> Iterator[None]:
+    """Print one line if the block takes longer than `seconds`; SILENT_SECONDS if None."""
+    timer = threading.Timer(SILENT_SECONDS if seconds is None else seconds, say, (f"{activity} ...",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

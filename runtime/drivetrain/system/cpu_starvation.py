@@ -1,0 +1,33 @@
+"""CPU starvation: how long threads were ready to run without a CPU, as counted by the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def seconds_waited(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
+    """Total seconds for which all threads of some processes (default: this one) were ready without a CPU.
+
+    The time of threads that have ended is not included. None if the kernel does not count.
+    """
+    is_known, total = False, 0
+    for process in [os.getpid()] if processes is None else processes:
+        # A thread may end meanwhile.
+        for path in (root / str(process) / "task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                total += int(path.read_text(encoding="ascii").split()[1])
+                is_known = True
+    return total / 1e9 if is_known else None
+
+
+def seconds_stolen(root: Path = Path("/proc")) -> float | None:
+    """Seconds of CPU time that a hypervisor has given to other machines since boot (steal time); None if not
+    counted.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        first = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(first[8]) / os.sysconf("SC_CLK_TCK")
+    return None

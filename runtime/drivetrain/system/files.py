@@ -1,0 +1,223 @@
+"""Atomic file writes (temporary file, fsync, rename), and tolerant reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shlex
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from drivetrain.errors import StorageError
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder belongs to this user and nobody else can write to it.
+
+    Raises:
+        OSError: if it does not exist.
+    """
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+PRIVATE = 0o700
+"""The mode of a folder that only its owner may enter: runs quote samples, and repeat paths and addresses."""
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder and its parents, if they do not exist.
+
+    Args:
+        path: of the folder.
+        mode: of the folder itself, less the bits of the process's umask.
+
+    Raises:
+        StorageError: if that fails.
+    """
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old or the new content, never a part.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+    """
+    write_beside(lambda: (os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), path.name), path, text)
+
+
+def write_beside(open_parent: Callable[[], tuple[int, str]], path: Path, text: str) -> None:
+    """Write a text to a new file in an open folder, and rename that to the file's name.
+
+    Args:
+        open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
+        path: the file, for the error message.
+        text: the content.
+
+    Raises:
+        StorageError: if that fails.
+    """
+    try:
+        folder, name = open_parent()
+    except OSError as error:
+        raise storage_error(path, error) from None
+    temporary = f".{name}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        # It must be new: a link of this name would lead elsewhere.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise storage_error(path, error) from None
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write indented JSON atomically; NaN becomes null."""
+    write_text(path, to_json(data))
+
+
+def to_json(data: object) -> str:
+    """Indented JSON with a line break at its end; NaN becomes null."""
+    text = json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Bytes of file names that are not UTF-8 become escapes of JSON, which read back as they were.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON text.
+
+    Raises:
+        ValueError: if it is invalid, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_row(line: str | bytes) -> dict[str, object] | None:
+    """A JSON object, such as a line of a JSON-lines file; None if it is incomplete, or no object."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_json(path: Path) -> Any:
+    """The data of a JSON file; None if it is missing or invalid."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power loss."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file survive a power loss."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def reserve(file: IO[bytes], size: int, folder: Path) -> None:
+    """Allocate disk space for a file that will be memory-mapped: once it is mapped, a full disk kills the process.
+
+    Raises:
+        StorageError: if there is not enough.
+    """
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS
+            _write_zeros(file, size)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+
+
+def _write_zeros(file: IO[bytes], size: int) -> None:
+    block = bytes(1 << 20)
+    file.seek(0)
+    for start in range(0, size, len(block)):
+        file.write(block[: size - start])
+    file.flush()
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """The StorageError for a failed write; it names the owner of a folder that belongs to another user."""
+    # In our containers runs/ is a mount, and no other folder can be used.
+    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+        owner = existing.stat()
+        if owner.st_uid == os.getuid():
+            return StorageError(
+                f"{path}: {error.strerror}: {existing} is yours, but closed for writing",
+                "a folder that this user can write to",
+                f"chmod u+rwx {shlex.quote(str(existing))}{elsewhere}",
+            )
+        return StorageError(
+            f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, but this process runs as uid {os.getuid()}",
+            "a folder that this user can write to",
+            f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
+            f"trainer; or once `make setup`){elsewhere}",
+        )
+    if error.errno == errno.EROFS:
+        return StorageError(
+            f"{path}: {error.strerror}",
+            "a folder on a file system that can be written",
+            f"mount it for writing{elsewhere}"
+            if elsewhere
+            else "runs/, or a folder in it: a container writes there, and where --output is",
+        )
+    if error.errno == errno.EIO:
+        return StorageError(
+            f"{path}: {error.strerror}",
+            "a disk that works: `dmesg` names one that fails",
+            f"replace the disk{elsewhere}",
+        )
+    return StorageError(
+        f"{path}: {error.strerror or error}",
+        "a folder with free space that this user can write to",
+        f"free some space{elsewhere}",
+    )

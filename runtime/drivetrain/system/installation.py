@@ -1,0 +1,43 @@
+"""Whether this program runs from a checkout or was installed, and the commands that messages name in either case."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[3]
+"""The checkout, or a folder above that of installed packages."""
+CHECKOUT = _ROOT if all((_ROOT / part).is_file() for part in ("scripts/image", "compose/base.yaml")) else None
+"""The checkout that this program runs from; None if it was installed, and in our images."""
+
+# In a container nobody knows what is on its host, and most of our containers are started in a checkout.
+_MAKE = CHECKOUT is not None or "DRIVETRAIN_IMAGE" in os.environ
+SETUP = "make setup" if _MAKE else "pip install 'drivetrain[train,text,tables]'"
+"""Installs torch and all that training needs into the local environment."""
+HOST = "make setup" if _MAKE else "pip install 'drivetrain[host]'"
+"""Installs what starts containers."""
+SWEEP = "make setup" if _MAKE else "pip install 'drivetrain[sweep]'"
+"""Installs what chooses the values of a sweep."""
+STORAGE = "make setup" if _MAKE else "pip install 'drivetrain[storage]'"
+"""Installs what reads and writes object stores."""
+ENGINE = "make engine" if _MAKE else "install Docker Engine or Docker Desktop (docs.docker.com/get-docker)"
+"""Installs a Docker engine."""
+TRAIN_CPU = "make train-cpu" if _MAKE else "drivetrain launch JOB"
+"""Trains on the CPU in a container."""
+TRAIN_GPU = "make train-gpu" if _MAKE else "drivetrain launch JOB --device gpu"
+"""Trains on the GPU in a container."""
+
+
+def train_cpu(job: Path) -> str:
+    """The command that trains a job on the CPU, in a container where an engine answers."""
+    word = shlex.quote(str(job))
+    # make would keep the quotes as part of the path.
+    if Path.cwd() == CHECKOUT and word == str(job):
+        return f"make train-cpu JOB={word}"
+    return f"drivetrain launch {word}"
+
+
+def stop(container: str) -> str:
+    """The command that stops a container after it has saved a checkpoint."""
+    return "make stop" if _MAKE else f"docker stop -t 60 {container}"

@@ -1,0 +1,49 @@
+"""A folder that keeps its name while it is used: processes find its files by its path."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import weakref
+from pathlib import Path
+
+from drivetrain.errors import StorageError
+
+
+class NamedFolder:
+    """An existing folder, held open so that it is found under any name."""
+
+    WORDS = "{} is called {} again: a run that trains finds its files by that name; rename it when it has ended"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.handle)
+
+    def restore(self) -> str:
+        """Give the folder its name again if somebody has renamed it; returns its other name, or an empty text.
+
+        Raises:
+            StorageError: if it is gone, or another one has its name.
+        """
+        try:
+            if os.path.samestat(os.stat(self.path), os.fstat(self.handle)):
+                return ""
+        except FileNotFoundError:
+            pass
+        other = self._current()
+        try:
+            os.rename(other, self.path)  # never over a folder that has files
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: the folder was moved to {other} while the run trains: {error.strerror}",
+                "a run folder that keeps its name until the run has ended",
+                f"move it back to {self.path}, and run the same command again; what was saved is in it",
+            ) from None
+        return other
+
+    def _current(self) -> str:
+        if sys.platform == "darwin":
+            return os.fsdecode(fcntl.fcntl(self.handle, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+        return os.readlink(f"/proc/self/fd/{self.handle}")

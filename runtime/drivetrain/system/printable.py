@@ -1,0 +1,65 @@
+"""Escapes text of data, for a terminal and for the cells of a spreadsheet.
+
+A class name, a file name or a message of a server may hold anything. Printed raw, `\\x1b]0;...` changes a terminal, and a line
+break prints a line that looks like one of ours. A spreadsheet runs a cell that begins like a formula, so such a cell gets an
+apostrophe; numbers stay numbers, also negative ones written as text, and JSON lines are not changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_ALWAYS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+"""Control characters, separators of lines, changes of direction, and halves of characters, which no encoding has."""
+_CONTROL = re.compile(f"[{_ALWAYS}]")
+_DATA = re.compile(f"[{_ALWAYS}\t\n]")
+_LINES = re.compile(f"[{_ALWAYS}]|\n(?! |$)")
+_BEGINS = tuple(
+    "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+)
+"""Characters with which a formula can start."""
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def printable(text: str) -> str:
+    """Data for a message: on one line, with `\\n` for a line break and `\\x1b` for an escape."""
+    return _DATA.sub(_escape, text)
+
+
+def printable_lines(text: str) -> str:
+    """A message, whose lines after the first one are indented; a line break before anything else is from data."""
+    return _LINES.sub(_escape, text)
+
+
+def printable_as_long(text: str) -> str:
+    """A message as `printable_lines` lets it be, with as many characters as before, for text with styles in it."""
+    return _LINES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable_text(text: str) -> str:
+    """A whole text with the line breaks and tabs that it has, such as a page of a report."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable_json(text: str) -> str:
+    """JSON whose strings mean the same, with what a terminal must not get as `\\u001b`."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+def escape_cell(value: object) -> Any:
+    """A value for a CSV writer."""
+    if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
+        return value
+    # Some spreadsheets strip spaces before they look at the first character.
+    return f"'{value}" if value.startswith(_BEGINS) or value.lstrip().startswith(_BEGINS) else value
+
+
+def escape_row(values: Iterable[object]) -> list[object]:
+    """A row for a CSV writer."""
+    return [escape_cell(value) for value in values]

@@ -1,0 +1,238 @@
+"""Signal handling: the first signal ends the run at the next safe point, the second one at once.
+
+`Signals` is for the trainer; `stop_early` and `forwarding` are for the supervisor. `explain_kill` explains exit code 137,
+after which a process cannot explain itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from drivetrain.errors import Stopped
+
+REPEATED = (signal.SIGTERM, signal.SIGINT)
+"""A second one of these ends the trainer at once."""
+SCHEDULED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Sent by schedulers before a limit. They, and SIGHUP, may come several times and before SIGTERM: none counts as second."""
+WATCHED = (*REPEATED, signal.SIGHUP, *SCHEDULED)
+IGNORED = frozenset(number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN)
+"""Our starter ignores these, as `nohup` and a shell's `&` do: they stay without effect, also in our children."""
+TOGETHER = 0.3
+"""Seconds in which signals count as one: who ends a session or a service sends them to every process, us and our starter."""
+AT_ONCE = tuple(128 + number for number in REPEATED)
+"""Exit codes after a second signal."""
+CRASHES = {
+    128 + number: number.name
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+}
+"""Signals raised by a fault inside a kernel, by exit code."""
+POLLED = signal.SIGURG
+"""Sent by the thread that polls for a preemption notice. It has no effect in any other process, and nobody else sends it."""
+NOTICE = "a notice that this machine will be shut down"
+KILLED = 137
+"""128 plus the number of SIGKILL."""
+
+
+def signal_name(number: int) -> str:
+    """A signal's name, and its usual cause."""
+    inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
+    origin = {
+        signal.SIGINT: "Ctrl-C",
+        signal.SIGHUP: "the terminal is closed",
+        signal.SIGUSR1: "a notice of the scheduler",
+        signal.SIGUSR2: "a notice of the scheduler",
+        signal.SIGXCPU: "the limit of CPU time",
+        signal.SIGTERM: "make stop, docker stop, or Ctrl-C in docker compose" if inside else "",
+    }.get(signal.Signals(number))
+    return signal.Signals(number).name + (f" ({origin})" if origin else "")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has arrived. Not an Exception, so that other code, above all compilers, does not handle it as a
+    failure.
+    """
+
+
+class Signals:
+    """Turns the first signal into `Interrupted`, raised only at safe points.
+
+    Args:
+        scheduled: whether a scheduler sends the signals: it repeats SIGTERM, which then is no second wish to stop.
+    """
+
+    scheduled = False
+    first: float | None = None
+    """When the first of REPEATED came."""
+
+    def __init__(self, *, scheduled: bool = False) -> None:
+        self.scheduled = scheduled
+        self.received: str | None = None
+        self.depth = 0
+        install(self._handle)
+        signal.signal(POLLED, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number in REPEATED:
+            now = time.monotonic()
+            self.first = self.first or now
+            if now - self.first > TOGETHER and not (self.scheduled and number == signal.SIGTERM):
+                self._end_at_once(number)
+        if self.received is None:
+            self.received = NOTICE if number == POLLED else signal_name(number)
+            self.check()
+
+    def _end_at_once(self, number: int) -> None:
+        os._exit(128 + number)
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal has arrived and no section is protected."""
+        interruption = self.pending()
+        if interruption is not None and self.depth == 0:
+            raise interruption
+
+    def pending(self) -> Interrupted | None:
+        """What `check` would raise if no section were protected."""
+        return None if self.received is None else Interrupted(f"stopped by {self.received}")
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A section that no signal interrupts, such as an update or a save. Call `check` after it."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """A part of a protected section that may be interrupted after all, since its effects can be undone."""
+        depth, self.depth = self.depth, 0
+        try:
+            self.check()
+            yield
+        finally:
+            self.depth = depth
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """A block that a signal ends with `Stopped`.
+
+    Raises:
+        Stopped: if a signal arrived.
+    """
+    try:
+        yield
+    except Interrupted as interruption:
+        raise Stopped(str(interruption), "", "run the same command again") from None
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ignore signals after the block: all work is done, and Python would let one kill the process during its exit."""
+    try:
+        yield
+    finally:
+        ignore()
+
+
+def forget() -> None:
+    """Handle signals as a loader worker does, which the trainer ends: by SIGTERM, the only one that has an effect."""
+    faulthandler.disable()  # the trainer's file is not for its workers
+    for number in WATCHED:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to send SIGKILL when our parent dies; an orphan would continue unnoticed."""
+    pr_set_pdeathsig = 1
+    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+        prctl(pr_set_pdeathsig, signal.SIGKILL)
+    else:  # macOS
+        threading.Thread(target=_end_without, args=[parent], daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+def _end_without(parent: int) -> None:
+    """End this process within a second of its parent's death, where the kernel does not."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(137)
+
+
+@dataclass
+class SignalForwarder:
+    """Forwards signals to children and records them; without children they are only recorded."""
+
+    children: Sequence[subprocess.Popen[bytes]] = ()
+    sent: list[int] = field(default_factory=list)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal and forward it."""
+        self.sent.append(number)
+        for child in self.children:
+            child.send_signal(number)
+
+
+def stop_early() -> None:
+    """Until there is a child, a signal ends this process with `Stopped`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(f"stopped by {signal_name(number)}", "", "run the same command again")
+
+    install(stop)
+
+
+@contextlib.contextmanager
+def forwarding() -> Iterator[SignalForwarder]:
+    """Forward signals to the children that the block starts; afterwards ignore them, as little work is left."""
+    forward = SignalForwarder()
+    install(forward.handle)
+    try:
+        yield forward
+    finally:
+        ignore()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Block signals; a child that is started in the block receives them once it creates `Signals`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+
+def install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    """Handle the signals that end a run, except those that our starter ignores."""
+    for number in WATCHED:
+        if number not in IGNORED:
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """From now on, let no signal end this process but those that cannot be ignored."""
+    install(signal.SIG_IGN)
+
+
+def explain_kill(victim: str) -> str:
+    """The message, in three parts, about a process or container that was killed, but not at its memory limit."""
+    return (
+        f"{victim} was killed (exit {KILLED}, SIGKILL), but not because of its memory limit\n"
+        "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "
+        "`dmesg | grep -i kill` names what its kernel killed\n"
+        "  do:       run the same command again; it resumes from the last checkpoint"
+    )

@@ -1,0 +1,37 @@
+"""The best value of a metric: the rule by which a training picks its model, and `watch` names the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drivetrain.job import lower_is_better
+
+
+@dataclass
+class BestValue:
+    """The best value of one metric, and the number of evaluations since."""
+
+    metric: str
+    min_delta: float = 0.0
+    best: float | None = None
+    step: int = 0
+    epoch: int = 0
+    waited: int = 0
+    loss: float | None = None
+    """The loss of the best evaluation, if it decides between equal values."""
+
+    def update(self, value: float, step: int, epoch: int, loss: float | None = None) -> bool:
+        """Add an evaluation; returns whether it is the best so far, which NaN never is.
+
+        Of two equal values the one with the lower `loss` is better: on few samples an accuracy is soon as high as it
+        gets, while the network still improves.
+        """
+        sign = -1 if lower_is_better(self.metric) else 1
+        improved = value == value and (self.best is None or sign * (value - self.best) > self.min_delta)
+        if value == self.best and loss is not None and self.loss is not None:
+            improved = loss < self.loss
+        if improved:
+            self.best, self.step, self.epoch, self.waited, self.loss = value, step, epoch, 0, loss
+        else:
+            self.waited += 1
+        return improved

@@ -1,0 +1,188 @@
+"""Renders the state of a run as a dashboard of 60 to 100 columns, or as a single line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from drivetrain.job.formatting import format_metric
+from drivetrain.system.units import format_bytes
+from drivetrain.tracking.live.run_reader import RunView
+from drivetrain.tracking.live.sparkline import Sparkline
+from drivetrain.tracking.live.time_left import clock_time
+from drivetrain.tracking.rank_record import RankRecord, slowest
+
+WIDEST = 100
+"""Columns; longer lines are hard to read."""
+CROWDED = 0.1
+"""Share of the CPUs used by others from which on it is shown."""
+HEADS = 6
+"""Largest number of rows for scores of heads."""
+RANKS = 8
+"""Largest number of rows for processes."""
+_LABEL, _VALUE = 11, 21
+_STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
+
+
+def screen(view: RunView, width: int) -> RenderableType:
+    """Render the dashboard.
+
+    Args:
+        view: the state of the run.
+        width: columns of the terminal.
+    """
+    width = min(width, WIDEST)
+    rows = [_title(view, width), _plan(view), Text(), *_rows(view, width)]
+    rows += [Text(f"{event}", style="yellow") for event in view.events]
+    for row in rows:
+        row.no_wrap, row.overflow = True, "ellipsis"
+        row.truncate(width, overflow="ellipsis")
+    return Group(*rows)
+
+
+def line(view: RunView) -> str:
+    """The state of the run in a single line."""
+    remaining = "" if view.status != "running" else f"  {format_time_left(view.left, view.at_most)}"
+    total = f"/{view.total}" if view.total else ""
+    loss = "" if view.loss.last is None else f"  loss {format_metric(view.loss.last)}"
+    speed = "" if view.speed.last is None else f"  {view.speed.last:.0f} samples/s"
+    last = slowest(view.ranks)
+    slow = f"  slowest: rank {last.rank} on {last.node}" if last else ""
+    return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{remaining}{slow}"
+
+
+def format_time_left(seconds: float | None, at_most: bool) -> str:
+    """`1:20 left`; with `at most` if the training may end earlier."""
+    if seconds is None:
+        return "estimating time left"
+    return f"{'at most ' if at_most else ''}{clock_time(seconds)} left"
+
+
+def _title(view: RunView, width: int) -> Text:
+    right = f"{view.status} {clock_time(view.elapsed)}"
+    text = Text(view.job, style="bold")
+    text.append(f"  {view.task}  {view.folder}", style="not bold dim")
+    text.truncate(max(0, width - len(right) - 2), overflow="ellipsis", pad=True)
+    text.append(f"  {right}", style=f"not bold {_STYLES.get(view.status, '')}".strip())
+    return text
+
+
+def _plan(view: RunView) -> Text:
+    return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
+
+
+def _rows(view: RunView, width: int) -> list[Text]:
+    shape = max(8, min(28, width - _LABEL - _VALUE - 25))
+    rows = [_bar(view, width), _row("loss", _number(view.loss.last), view.loss.shape(shape), _from(view.loss), shape)]
+    head, _, kind = view.metric.partition("/")[2].rpartition("/")
+    if view.score.last is not None:
+        best = f"best {_number(view.best[0])}, epoch {view.best[1]}" if view.best else ""
+        name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")
+        rows.append(_row(name, start + _number(view.score.last), view.score.shape(shape), best, shape))
+    other_heads = [(name, score) for name, score in view.heads.items() if name != head]
+    rows += [
+        _row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
+        for name, (of, curve) in other_heads[:HEADS]
+    ]
+    if len(other_heads) > HEADS:
+        rows.append(Text(f"{'':<{_LABEL}}and {len(other_heads) - HEADS} more heads", style="dim"))
+    return [*rows, *_sensors(view, shape), *_ranks(view.ranks, shape)]
+
+
+def _bar(view: RunView, width: int) -> Text:
+    """Epoch, step, a progress bar that fills the width, and the time left."""
+    share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
+    text = Text(f"{'epoch':<{_LABEL}}", style="dim")
+    text.append(f"{view.epoch} of {view.epochs or '?'}".ljust(8) + "  ", style="not dim bold")
+    text.append(f"step {view.step:,}" + (f" of {view.total:,}  " if view.total else "  "), style="not dim")
+    end = format_time_left(view.left, view.at_most) if view.status == "running" else f"{share:.0%}"
+    room = max(4, width - len(text) - len(end) - 2)
+    full = int(room * share)
+    text.append("━" * full, style="not dim cyan")
+    text.append("━" * (room - full), style="dim")
+    text.append(f"  {end}", style="not dim bold")
+    return text
+
+
+def _sensors(view: RunView, shape: int) -> list[Text]:
+    sample, rows = view.sample, []
+    if view.speed.last is not None:
+        wait = sample.get("input_wait")
+        remark = "" if wait is None else f"input wait {wait:.0%}"
+        rows.append(
+            _row(
+                "speed",
+                f"{view.speed.last:,.0f} samples/s",
+                view.speed.shape(shape),
+                remark,
+                shape,
+                warn=(wait or 0) > 0.1,
+            )
+        )
+    if sample.get("cpu_percent") is not None:
+        busy, allowed = sample["cpu_percent"] / 100, view.cpus
+        text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"
+        crowded = f"others use {view.crowded:.0%}" if view.crowded > CROWDED else ""
+        warning = f"throttled {view.throttled:.0%}" if view.throttled > 0.005 else crowded
+        rows.append(
+            _row("CPU", text, _meter(busy / allowed if allowed else 0, shape), warning, shape, warn=bool(warning))
+        )
+    rows += _memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
+    if sample.get("gpu_percent") is not None:
+        heat = sample.get("gpu_temperature")
+        remark = "" if heat is None else f"{heat:.0f} °C"
+        busy = sample["gpu_percent"] / 100
+        rows.append(_row("GPU", f"{busy:.0%} busy", _meter(busy, shape), remark, shape, warn=(heat or 0) >= 80))
+    return rows + _memory("GPU memory", sample.get("gpu_memory"), sample.get("gpu_memory_limit"), shape)
+
+
+def _memory(label: str, used: float | None, limit: float | None, shape: int) -> list[Text]:
+    if used is None:
+        return []
+    if not limit:
+        return [_row(label, format_bytes(int(used)), "", "no limit", shape)]
+    share, value = used / limit, f"{format_bytes(int(used))} of {format_bytes(int(limit))}"
+    return [_row(label, value, _meter(share, shape), f"{share:.0%}", shape, warn=share > 0.9)]
+
+
+def _ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
+    """A row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
+    if len(records) < 2:
+        return []
+    last = slowest(records)
+    listed = records if len(records) <= RANKS else sorted(records, key=lambda record: record.speed)[:RANKS]
+    rows = []
+    for record in listed:
+        waits = f"waits {record.share(record.data):.0%} data, {record.share(record.others):.0%} others"
+        remark = f"{'slowest, ' if record is last else ''}{waits}, {format_bytes(record.memory)}, {record.node}"
+        busy = _meter(record.share(record.computing), shape)
+        rows.append(
+            _row(f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, remark, shape, warn=record is last)
+        )
+    if len(records) > RANKS:
+        rows.append(Text(f"{'':<{_LABEL}}the slowest of {len(records)} processes", style="dim"))
+    return rows
+
+
+def _row(label: str, value: str, shape: str, remark: str, width: int, *, warn: bool = False) -> Text:
+    name = label if len(label) < _LABEL else f"{label[: _LABEL - 2]}…"
+    text = Text(f"{name:<{_LABEL}}", style="dim")
+    text.append(f"{value:<{_VALUE - 1}} ", style="not dim")
+    text.append(f"{shape:<{width}}  ", style="not dim cyan")
+    text.append(remark, style="not dim yellow" if warn else "dim")
+    return text
+
+
+def _meter(share: float, width: int) -> str:
+    full = min(width, round(width * share))
+    return "━" * full + "·" * (width - full)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
+
+
+def _from(curve: Sparkline) -> str:
+    return f"from {_number(curve.first)}" if curve.first is not None and curve.each * len(curve.means) > 1 else ""

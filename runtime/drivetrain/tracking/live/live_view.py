@@ -1,0 +1,143 @@
+"""The live view: a thread that paints a run from its folder during the training, at a limited rate.
+
+The picture stays at the bottom of the terminal; text that is printed meanwhile appears above it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from rich.console import Console, RenderableType
+
+from drivetrain.system.console import console, say
+from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.run_reader import RunReader
+
+LINE_EVERY = 5.0
+"""Seconds between two lines."""
+PAINT_EVERY = 1.0
+"""Seconds between two refreshes, the interval at which sensors are read."""
+PAINT_SHARE, PAINT_LEAST = 0.005, 10.0
+"""Largest share of a CPU that painting may use, and the longest interval in seconds that follows from it."""
+Picture = Callable[[int], RenderableType]
+"""Makes the picture for the given number of columns."""
+
+
+class LiveView:
+    """A thread that reads a run folder and paints it until closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.follower, self.painter = RunReader(folder), Painter(console())
+        self.spent = 0.0
+        """CPU seconds of the painting thread so far."""
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="live view", daemon=True)
+        self.painter.start()
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            wait_seconds = PAINT_EVERY
+            while not self.stop.wait(wait_seconds):
+                before = self.spent
+                self._paint()
+                wait_seconds = pause(self.spent - before)
+            self._paint()
+        except Exception as error:
+            # A failing view must not end the run, which continues with plain lines.
+            say(f"the live view has stopped: {error}")
+
+    def _paint(self) -> None:
+        self.painter.paint(partial(screen, self.follower.read()))
+        self.spent = time.thread_time()
+
+    def close(self) -> None:
+        """Paint a last time, and leave the text on the screen."""
+        self.stop.set()
+        self.thread.join()
+        self.painter.leave()
+
+
+def pause(cost: float) -> float:
+    """Seconds until the next refresh, given the CPU seconds of the last: on a busy machine the view refreshes less
+    often.
+    """
+    return min(PAINT_LEAST, max(PAINT_EVERY, cost / PAINT_SHARE))
+
+
+class Painter:
+    """Repaints its last picture. The cursor stays visible, so that a killed process does not leave it hidden."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.lines, self.size = console, 0, console.size
+        self.said = _CapturedStream()
+        self.lock = threading.Lock()
+        self.streams: tuple[Any, Any] | None = None
+
+    def start(self) -> None:
+        """Redirect stdout and stderr."""
+        self.streams = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = cast(TextIO, self.said)
+
+    def leave(self) -> None:
+        """Restore the streams; the last picture stays on the screen."""
+        if self.streams:
+            sys.stdout, sys.stderr = self.streams
+            self.streams = None
+        with self.lock:
+            self.lines = 0
+            self._put("")
+
+    def paint(self, picture: Picture) -> None:
+        """Replace the last picture."""
+        with self.lock:
+            size = self.console.size
+            with self.console.capture() as capture:
+                self.console.print(picture(size.width - 1))
+            # Lines beyond the top of the terminal could never be repainted.
+            lines = capture.get().splitlines(keepends=True)[: max(1, size.height - 1)]
+            self._put("".join(lines))
+            self.lines = len(lines)
+
+    def _put(self, text: str) -> None:
+        """Erase the last picture, write the text printed since, then `text`, in a single write."""
+        size = self.console.size
+        if self.lines and size.width < self.size.width:
+            # A narrower terminal has rewrapped the lines in an unknown way: clear the screen.
+            away = "\x1b[2J\x1b[H"
+        else:
+            away = f"\x1b[{self.lines}F\x1b[J" if self.lines else ""
+        self.size, self.lines = size, 0
+        self.console.file.write(away + self.said.take() + text)
+        self.console.file.flush()
+
+
+class _CapturedStream(io.TextIOBase):
+    """Replaces a standard stream while a picture is shown; buffers lines until the next repaint."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.text.append(text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def take(self) -> str:
+        """All text since the last call, completed to whole lines."""
+        count = len(self.text)
+        said = "".join(self.text[:count])
+        del self.text[:count]
+        return said if not said or said.endswith("\n") else said + "\n"

@@ -1,0 +1,158 @@
+"""Estimates how long a training still takes, from the times at which its steps were done.
+
+An evaluation at the end of an epoch takes time but no step, so the two are estimated separately: the step time from
+intervals within epochs; what exceeds it in an interval across the end of an epoch is an evaluation.
+`report_progress` shows how long a pass over samples takes.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import TypeVar
+
+MIN_INTERVAL = 0.5
+"""Smallest length of an interval in seconds; shorter ones are merged."""
+HALF_LIFE = 90.0
+"""Half-life of an interval's weight in seconds: a machine's speed changes, but a minute is more reliable than a
+second.
+"""
+OUTLIER = 4.0
+"""An interval slower than so many times the median counts as exactly that slow, since stalls are rarely the rule."""
+MAX_INTERVALS = 2000
+LINE_EVERY, PAINT_EVERY = 5.0, 0.5
+"""Seconds between two lines in a log, and between updates on a terminal. A shorter pass shows nothing."""
+
+Ids = TypeVar("Ids", bound=Sized)
+Rest = TypeVar("Rest")
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """An interval: its end, seconds, steps done, and evaluations in between."""
+
+    end: float
+    seconds: float
+    steps: int
+    evaluations: int
+
+
+class TimeLeft:
+    """Call `add` after steps; `left` gives the estimate at any time.
+
+    Args:
+        total: optimizer steps of the whole run.
+        per_epoch: steps per epoch; an evaluation follows each epoch, and the last step.
+        evaluation_steps: assumed cost of an evaluation in steps, until one was timed.
+    """
+
+    def __init__(self, total: int, per_epoch: int, evaluation_steps: float = 0.0) -> None:
+        self.total, self.per_epoch, self.evaluation_steps = total, max(1, per_epoch), evaluation_steps
+        self.stretches: deque[_Stretch] = deque(maxlen=MAX_INTERVALS)
+        self.last: tuple[float, int] | None = None
+        self.latest: tuple[float, int] | None = None
+
+    def add(self, seconds: float, step: int) -> None:
+        """Step number `step` was done at `seconds` on a monotonic clock; a repeated step starts anew."""
+        if self.latest is None or self.last is None or step < self.latest[1]:
+            self.last = self.latest = seconds, step
+            return
+        if step == self.latest[1]:
+            return
+        ends = (self.latest[1] - 1) // self.per_epoch < (step - 1) // self.per_epoch
+        if ends and self.latest != self.last:
+            self._close(self.latest)
+        self.latest = seconds, step
+        if ends or seconds - self.last[0] >= MIN_INTERVAL:
+            self._close(self.latest)
+
+    def _close(self, point: tuple[float, int]) -> None:
+        assert self.last is not None
+        (before, first), (now, step) = self.last, point
+        crossed = (step - 1) // self.per_epoch - (first - 1) // self.per_epoch if first else 0
+        self.stretches.append(_Stretch(now, now - before, step - first, crossed))
+        self.last = point
+
+    def step_seconds(self) -> float | None:
+        """Present seconds per step; None until there are a few intervals."""
+        if len(self.stretches) < 3:
+            return None
+        every, newest = list(self.stretches), self.stretches[-1].end
+        counts = [s.steps * 0.5 ** ((newest - s.end) / HALF_LIFE) for s in every]
+        inside = sum(count for count, s in zip(counts, every, strict=True) if not s.evaluations)
+        # If epochs are shorter than an interval, steps and evaluations cannot be told apart, and need not be. A few
+        # intervals within epochs, from a slow phase, must not stand for all.
+        excludes_evaluations = inside >= sum(counts) / 2
+        weighted = [
+            (s, count) for s, count in zip(every, counts, strict=True) if not (excludes_evaluations and s.evaluations)
+        ]
+        most = OUTLIER * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in weighted])
+        seconds = sum(count * min(s.seconds / s.steps, most) for s, count in weighted)
+        return float(seconds / sum(count for _, count in weighted))
+
+    def evaluation_seconds(self) -> float:
+        """Seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
+        step = self.step_seconds() or 0.0
+        if sum(not s.evaluations for s in self.stretches) < 3:
+            return 0.0 if any(s.evaluations for s in self.stretches) else self.evaluation_steps * step
+        measured = [(s.seconds - s.steps * step) / s.evaluations for s in self.stretches if s.evaluations]
+        return max(0.0, statistics.median(measured)) if measured else self.evaluation_steps * step
+
+    def left(self, now: float) -> float | None:
+        """Seconds left at `now`, evaluations included; None while there is too little data."""
+        step = self.step_seconds()
+        if step is None or self.latest is None:
+            return None
+        moment, done = self.latest
+        evaluations = -(-self.total // self.per_epoch) - max(0, done - 1) // self.per_epoch
+        total_seconds = (self.total - done) * step + evaluations * self.evaluation_seconds()
+        return max(0.0, total_seconds - max(0.0, now - moment))
+
+
+def _median(weighted: list[tuple[float, float]]) -> float:
+    """The weighted median."""
+    half, weight_so_far = sum(weight for _, weight in weighted) / 2, 0.0
+    for value, weight in sorted(weighted):
+        weight_so_far += weight
+        if weight_so_far >= half:
+            return value
+    return 0.0
+
+
+def clock_time(seconds: float) -> str:
+    """`0:42`, `12:05`, `1:02:03`."""
+    whole_seconds = int(seconds)
+    hours, minutes = divmod(whole_seconds // 60, 60)
+    return f"{hours}:{minutes:02}:{whole_seconds % 60:02}" if hours else f"{minutes}:{whole_seconds % 60:02}"
+
+
+def report_progress(batches: Iterable[tuple[Ids, Rest]], total: int, doing: str) -> Iterator[tuple[Ids, Rest]]:
+    """The batches, with progress shown meanwhile.
+
+    Args:
+        batches: (ids, anything); the number of ids is the number of samples.
+        total: samples of the whole pass.
+        doing: name of the pass, such as `evaluate`.
+    """
+    moves = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    start = said = time.monotonic()
+    done, every, width = 0, PAINT_EVERY if moves else LINE_EVERY, 0
+    try:
+        for batch in batches:
+            yield batch
+            done += len(batch[0])
+            now = time.monotonic()
+            if now - said < every or done >= total:
+                continue
+            said = now
+            text = f"{doing}: {done:,} of {total:,} samples  {clock_time((total - done) * (now - start) / done)} left"
+            width = max(width, len(text))
+            print(f"\r{text:<{width}}" if moves else text, end="" if moves else "\n", file=sys.stderr, flush=True)
+    finally:
+        if moves and width:
+            print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)

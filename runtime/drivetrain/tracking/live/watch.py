@@ -1,0 +1,100 @@
+"""`drivetrain watch RUN`: shows the dashboard of a run from its folder alone until it ends, or once if it has ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from drivetrain.job.formatting import format_metric
+from drivetrain.system.console import console, live_terminal, say
+from drivetrain.system.run_files import JOB_FILE, STATE_FILE, RunFiles
+from drivetrain.tracking.live.dashboard import line, screen
+from drivetrain.tracking.live.live_view import LINE_EVERY, PAINT_EVERY, Painter
+from drivetrain.tracking.live.run_reader import RunReader, RunView
+
+ENDED = ("done", "stopped", "failed", "killed")
+QUIET = 5.0
+"""Seconds without a change after which the run's lock is checked; the sensors write every second."""
+
+
+def watch(folder: Path) -> int:
+    """Show the run until it ends, or until Ctrl-C, which does not stop the run. Returns 0.
+
+    Raises:
+        CheckpointError: if there is no such run.
+    """
+    follower = RunReader(folder)
+    try:
+        if live_terminal():
+            _paint(follower)
+        else:
+            _print(follower)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def show_copied(folder: Path) -> int:
+    """Show once the copy of a run elsewhere. Returns 0."""
+    view = RunReader(folder).read()
+    say(line(view))
+    say(f"{view.status} at step {view.step} when it was copied last")
+    return 0
+
+
+def _paint(follower: RunReader) -> None:
+    painter = Painter(console())
+    try:
+        while True:
+            view = look(follower)
+            painter.paint(partial(screen, view))
+            if view.status in ENDED:
+                return
+            time.sleep(PAINT_EVERY)
+    finally:
+        painter.leave()
+
+
+def _print(follower: RunReader) -> None:
+    say(f"watching {follower.view.folder}")
+    while True:
+        view = look(follower)
+        say(line(view))
+        if view.status in ENDED:
+            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
+            say(f"{view.status} at step {view.step}{best}")
+            return
+        time.sleep(LINE_EVERY)
+
+
+def look(follower: RunReader) -> RunView:
+    """Read the state; a run whose supervisor was killed could not record its end."""
+    view = follower.read()
+    # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
+    if view.status not in ENDED and quiet(view.folder) > QUIET and not alive(view.folder):
+        view.status = "killed"
+    return view
+
+
+def quiet(folder: Path) -> float:
+    """Seconds since supervisor or sensors last wrote."""
+    times = map(RunFiles(folder).modified, (JOB_FILE, STATE_FILE, "telemetry.jsonl"))
+    return time.time() - max(moment or 0.0 for moment in times)
+
+
+def alive(folder: Path) -> bool:
+    """Whether a supervisor or trainer holds the run's lock; works across containers, which share the file."""
+    try:
+        handle = RunFiles(folder).open_handle(".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

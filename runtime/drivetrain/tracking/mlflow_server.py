@@ -1,0 +1,201 @@
+"""Requests to an MLflow server: plain REST, version 2.0 of its API, and what its refusals mean."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from drivetrain.system import web
+from drivetrain.system.files import parse_json
+from drivetrain.system.secrets import mask
+from drivetrain.system.version import VERSION
+from drivetrain.tracking.tracker import TrackerError
+
+LOCATION = "MLFLOW_TRACKING_URI"
+"""Names the user's own server; a job may name another, which gets no credentials."""
+VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+"""From which MLflow's own client takes the same."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds to wait for an answer."""
+LARGEST = 8 << 20
+"""Bytes of an answer."""
+_PASSING = (408, 425, 429)
+
+
+class MlflowServer:
+    """The way to one server.
+
+    Args:
+        address: such as http://127.0.0.1:5000.
+        identity: the file that keeps which run on the server is ours, for messages.
+        environ: where user and password, or the token, come from.
+    """
+
+    def __init__(self, address: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self.address = address.rstrip("/")
+        self.identity = identity
+        self.until: float | None = None
+        self.authorization = _authorization(environ)
+        self.withheld, self.cure = _withheld(self.address, environ) if self.authorization else ("", "")
+        if self.withheld:
+            self.authorization = ""
+        self.opener: OpenerDirector = build_opener(
+            ProxyHandler(web.proxies(self.address)), HTTPSHandler(context=web.certificates()), _NoRedirects()
+        )
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a POST request.
+
+        Raises:
+            TrackerError: as all methods.
+        """
+        return self.request("POST", path, json.dumps(body).encode())
+
+    def request(self, method: str, path: str, data: bytes | None = None) -> dict[str, Any]:
+        """The JSON object that answers a request."""
+        headers = {"Content-Type": "application/json"} if data else {}
+        text = self._open(Request(f"{self.address}/api/2.0/mlflow/{path}", data, headers, method=method))
+        try:
+            document = parse_json(text or b"{}")
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise self.stranger()
+        return document
+
+    def put(self, path: str, content: bytes) -> None:
+        """Send a file."""
+        address = f"{self.address}/api/2.0/mlflow-artifacts/artifacts/{quote(path)}"
+        self._open(Request(address, content, {"Content-Type": "application/octet-stream"}, method="PUT"))
+
+    def _open(self, request: Request) -> bytes:
+        request.add_header("User-Agent", f"drivetrain/{VERSION}")
+        if self.authorization:
+            request.add_header("Authorization", self.authorization)
+        try:
+            with self.opener.open(request, timeout=self._patience()) as answer:
+                content: bytes = answer.read(LARGEST + 1)
+                if len(content) > LARGEST:
+                    raise self.stranger()
+                return content
+        except HTTPError as error:
+            with error:
+                raise self._refusal_error(error) from None
+        except URLError as error:
+            raise self._silent(error.reason) from None
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+        except ValueError:  # its text has the header
+            raise TrackerError(
+                f"track.mlflow: a request to {self.address} cannot be written",
+                f"a host name, and credentials in {', '.join(VARIABLES)} without line breaks",
+                "correct the address or the variable",
+                passing=False,
+            ) from None
+
+    def _patience(self) -> float:
+        return REQUEST_TIMEOUT if self.until is None else max(0.2, min(REQUEST_TIMEOUT, self.until - time.monotonic()))
+
+    def _refusal_error(self, error: HTTPError) -> TrackerError:
+        try:
+            document = parse_json(error.read(1 << 20))
+        except (ValueError, OSError, HTTPException):
+            document = {}
+        document = document if isinstance(document, dict) else {}
+        text = mask(str(document.get("message", ""))[:300])
+        if document.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+            return Missing(
+                f"track.mlflow: {self.address}: {text}",
+                "an experiment and a run that exist there",
+                f"remove {self.identity} to begin a new run on the server",
+                passing=False,
+            )
+        if error.code in (401, 403):
+            return TrackerError(
+                f"track.mlflow: {self.address} answers {error.code}: "
+                + ("the user or the token is refused" if self.authorization else "it wants a user or a token")
+                + (f", and {self.withheld}" if self.withheld else ""),
+                "a user who may write there",
+                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}" + (f"; {self.cure}" if self.cure else ""),
+                passing=False,
+            )
+        if 300 <= error.code < 400:
+            return TrackerError(
+                f"track.mlflow: {self.address} redirects to another address",
+                "the address of the server itself",
+                f"use the address that it names: {mask(error.headers.get('Location', ''))[:200]}",
+                passing=False,
+            )
+        if error.code == 404 and not document:
+            return self.stranger()
+        return TrackerError(
+            f"track.mlflow: {self.address} answers {error.code}{f': {text}' if text else ''}",
+            "an MLflow server that is well",
+            "see its log",
+            passing=error.code >= 500 or error.code in _PASSING,
+        )
+
+    def stranger(self) -> TrackerError:
+        """The error for an answer that no MLflow server gives."""
+        return TrackerError(
+            f"track.mlflow: what answers at {self.address} is no MLflow server",
+            "the address that `mlflow server` prints",
+            "correct it; a proxy or a login page may answer instead",
+            passing=False,
+        )
+
+    def _silent(self, cause: object) -> TrackerError:
+        is_timeout = isinstance(cause, TimeoutError)
+        reason = "no answer in time" if is_timeout else str(getattr(cause, "strerror", None) or cause)
+        return TrackerError(
+            f"track.mlflow: {self.address} cannot be reached: {mask(reason)[:200]}",
+            "a server that answers",
+            "check the address, and whether the server runs",
+            passing=True,
+        )
+
+
+class Missing(TrackerError):
+    """The server does not know what was named."""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirected POST would become a GET, and another host would get the token."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _authorization(environ: Mapping[str, str]) -> str:
+    token, user, password = (environ.get(name, "").strip() for name in VARIABLES)
+    if token:
+        return f"Bearer {token}"
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
+
+
+def _withheld(address: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Why a server gets no credentials, and what to do if it should; empty if it gets them.
+
+    A job names the server, and the job may be a stranger's.
+    """
+    named_address, consequence = environ.get(LOCATION, "").strip(), "the credentials of this machine are not sent"
+    try:
+        named = bool(named_address) and web.origin(named_address) == web.origin(address)
+    except ValueError:
+        named = False
+    if not named:
+        cause = f"{LOCATION} names another server" if named_address else f"{LOCATION} does not name this server"
+        return f"{consequence}, since {cause}", f"if it is your server, export {LOCATION}={address}"
+    scheme, host, _ = web.origin(address)
+    if scheme != "https" and not web.is_loopback(host):
+        return f"{consequence}, since the address is not encrypted (http)", "use the https address of the server"
+    return "", ""

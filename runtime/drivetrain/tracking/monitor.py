@@ -1,0 +1,242 @@
+"""A thread that samples memory, CPU, GPUs and progress into telemetry.jsonl, by default once a second.
+
+with Monitor(folder) as monitor: ...
+monitor.latest(), monitor.history()
+
+GPUs are read from the driver's management library (NVML).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.hardware.facts import Gpu
+from drivetrain.system import cpu_starvation, process_tree
+from drivetrain.system.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Sample = dict[str, float | int | str | None]
+FILE = "telemetry.jsonl"
+SHOWN_EVERY = 5
+"""One in so many samples goes to TensorBoard."""
+Reading = dict[str, float | int | str | None]
+
+REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+"""Reasons for a reduced clock, by bit; idling and clocks that a user has set are no throttling."""
+
+
+class Monitor:
+    """Samples this process and its children until closed.
+
+    Args:
+        folder: gets telemetry.jsonl.
+        interval: seconds between samples.
+        gpus: GPUs to record.
+        progress: returns what a run adds to every sample, such as its step and speed.
+        show: called with the hardware metrics of every few samples, by their TensorBoard tags.
+        sampled: called with every sample.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        interval: float = 1.0,
+        gpus: Sequence[Gpu] = (),
+        *,
+        progress: Callable[[], Mapping[str, Any]] = dict,
+        show: Callable[[Mapping[str, float]], None] | None = None,
+        sampled: Callable[[Sample], None] | None = None,
+    ) -> None:
+        self.files, self.interval = RunFiles(folder), interval
+        self.progress, self.show, self.sampled = progress, show, sampled
+        self.start = time.monotonic()
+        self.peak = 0
+        self.spent = 0.0
+        """CPU seconds of the sampling thread so far."""
+        self.samples: list[Sample] = []
+        self.process, self.group = psutil.Process(), ProcessCgroup()
+        self.sensors = Sensors(gpus)
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="monitor", daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self.process.cpu_percent()
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.sensors.close()
+
+    def latest(self) -> Sample | None:
+        """The last sample."""
+        return self.samples[-1] if self.samples else None
+
+    def history(self) -> list[Sample]:
+        """All samples."""
+        return list(self.samples)
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            ended = self.stop.wait(self.interval)
+            sample = self._sample()
+            self.samples.append(sample)
+            if self.show and len(self.samples) % SHOWN_EVERY == 1:
+                self.show(_readable_units(sample))
+            if self.sampled:
+                self.sampled(sample)
+            # A full disk may lose a sample, but must not affect the run.
+            with contextlib.suppress(OSError):
+                self.files.append(FILE, json.dumps(sample) + "\n")
+            self.spent = time.thread_time()
+
+    def _sample(self) -> Sample:
+        rss = process_tree.resident_bytes()
+        self.peak = max(self.peak, rss)
+        limit, used = self.group.memory()
+        return {
+            "seconds": round(time.monotonic() - self.start, 3),
+            "rss": rss,
+            # Without a limit the group is that of the whole machine, whose memory is not the run's.
+            "memory_used": used if limit else None,
+            "memory_limit": limit,
+            "cpu_percent": self.process.cpu_percent(),
+            "throttled_seconds": self.group.throttled(),
+            "waited_seconds": cpu_starvation.seconds_waited(process_tree.process_ids()),
+            "stolen_seconds": cpu_starvation.seconds_stolen(),
+            **self.sensors.read(),
+            **self.progress(),
+        }
+
+
+def _readable_units(sample: Sample) -> dict[str, float]:
+    """The hardware's values, in readable units."""
+    units = {
+        "rss": ("processes GiB", 2.0**30),
+        "memory_used": ("container GiB", 2.0**30),
+        "cpu_percent": ("CPUs busy", 100.0),
+        "throttled_seconds": ("throttled s", 1.0),
+        "samples_per_second": ("samples per s", 1.0),
+        "input_wait": ("input wait", 1.0),
+        "gpu_percent": ("GPU busy", 100.0),
+        "gpu_memory": ("GPU GiB", 2.0**30),
+        "gpu_allocated": ("GPU tensors GiB", 2.0**30),
+        "gpu_reserved": ("GPU reserved GiB", 2.0**30),
+        "gpu_temperature": ("GPU C", 1.0),
+        "gpu_power": ("GPU W", 1.0),
+        "gpu_clock": ("GPU MHz", 1.0),
+        "gpu_throttled": ("GPU throttled", 1.0),
+    }
+    return {
+        f"hardware/{name}": value / unit
+        for key, (name, unit) in units.items()
+        if isinstance(value := sample.get(key), int | float)
+    }
+
+
+class Sensors:
+    """Reads some GPUs. Values that a GPU does not support are missing from the reading.
+
+    Args:
+        gpus: those of the run, in its order.
+        nvml: a module with pynvml's functions; None imports pynvml if there is a GPU.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], nvml: ModuleType | None = None) -> None:
+        self.handles: dict[str, Any] = {}
+        self.open = False
+        if not gpus:
+            return
+        self.nvml = nvml or importlib.import_module("pynvml")
+        try:
+            self.nvml.nvmlInit()
+            self.open = True
+            self.handles = {f"gpu{number or ''}_": self._handle(gpu) for number, gpu in enumerate(gpus)}
+        except self.nvml.NVMLError:
+            self.handles = {}
+
+    def read(self) -> Reading:
+        """Read all supported values.
+
+        The first GPU is `gpu_...`, the next `gpu1_...`: `percent` of the time busy, `memory` in use by all processes
+        and `memory_limit` in bytes, `temperature` in degrees Celsius, `power` in watts, `clock` in MHz, `throttled` 1
+        while the clock is reduced, and then `throttle_reasons` as text.
+        """
+        values: Reading = {}
+        for start, handle in self.handles.items():
+            for names, ask in self._questions(handle).items():
+                try:
+                    answers = ask()
+                except self.nvml.NVMLError:  # a MIG instance has no clock, an old card no power meter
+                    continue
+                values |= {start + name: value for name, value in zip(names, answers, strict=False)}
+        return values
+
+    def close(self) -> None:
+        """Shut the library down."""
+        if self.open:
+            self.open = False
+            self.nvml.nvmlShutdown()
+
+    def _handle(self, gpu: Gpu) -> Any:
+        nvml = self.nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        if not gpu.mig:
+            return handle
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            except nvml.NVMLError:  # slots are numbered, and most are empty
+                continue
+            # By its id: equal instances have the same name, and the first of them may be a neighbour's.
+            if _text(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
+                return part
+        return handle
+
+    def _questions(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
+        nvml = self.nvml
+
+        def memory() -> tuple[int, int]:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return int(info.used), int(info.total)
+
+        def throttle() -> tuple[int | str, ...]:
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            reasons = ", ".join(word for bit, word in REASONS.items() if bits & bit)
+            return (1, reasons) if reasons else (0,)
+
+        return {
+            ("percent",): lambda: (nvml.nvmlDeviceGetUtilizationRates(handle).gpu,),
+            ("memory", "memory_limit"): memory,
+            ("temperature",): lambda: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
+            ("power",): lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,),
+            ("clock",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
+            ("throttled", "throttle_reasons"): throttle,
+        }
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,120 @@
+"""What each process of a run does: rank 0 writes it to ranks.json, the live view and the report read it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import StorageError
+from drivetrain.system.files import parse_json
+from drivetrain.system.run_files import RunFiles
+
+FILE = "ranks.json"
+SLOWER = 1.15
+"""So many times slower than the others is worth a word; less is noise."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One process of the present attempt. Times in seconds of training without evaluations, memory in bytes."""
+
+    rank: int
+    node: str = ""
+    chip: str = ""
+    """Its GPU, or the processor."""
+    threads: int = 0
+    """Threads with which it computes on the CPU."""
+    samples: int = 0
+    """Samples that it has trained on itself."""
+    computing: float = 0.0
+    data: float = 0.0
+    """Waiting for data."""
+    others: float = 0.0
+    """Waiting for the other processes, and sending."""
+    memory: int = 0
+    """Resident memory of the process and its workers."""
+    peak_memory: int = 0
+    gpu_memory: int = 0
+    """Largest memory of its tensors on a GPU; 0 on a CPU."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of training."""
+        return self.computing + self.data + self.others
+
+    @property
+    def speed(self) -> float:
+        """Samples per second that it would train if it never waited for others; 0 before the first step."""
+        return self.samples / max(1e-9, self.computing + self.data)
+
+    def share(self, seconds: float) -> float:
+        """A part of the time of training, as a share."""
+        return seconds / max(1e-9, self.seconds)
+
+    def since(self, before: RankRecord) -> RankRecord:
+        """The same process, from an earlier record on."""
+        lasted = {name: getattr(self, name) - getattr(before, name) for name in _SUMS}
+        return RankRecord(**asdict(self) | lasted)
+
+
+_SUMS = ("samples", "computing", "data", "others")
+_TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
+
+
+def slowest(records: Sequence[RankRecord]) -> RankRecord | None:
+    """The process for which the others wait; None if all are about equally fast, or nothing is known yet."""
+    if len(records) < 2 or not all(record.samples > 0 for record in records):
+        return None
+    last = min(records, key=lambda record: record.speed)
+    return last if usual_speed(records, last) > SLOWER * last.speed else None
+
+
+def usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float:
+    """The median speed of all processes but one."""
+    return statistics.median(record.speed for record in records if record.rank != but.rank)
+
+
+def exchange_share(records: Iterable[RankRecord]) -> float:
+    """Share of the time that even the process with the shortest waits spends in the exchange: what that costs by itself."""
+    return min((record.share(record.others) for record in records if record.seconds), default=0.0)
+
+
+def to_text(record: RankRecord) -> str:
+    """A record as the other processes get it."""
+    return json.dumps(asdict(record))
+
+
+def from_text(text: str) -> RankRecord | None:
+    """The record of another process; None if there is none yet."""
+    try:
+        return _record(parse_json(text))
+    except ValueError:
+        return None
+
+
+def write(folder: Path, records: Iterable[RankRecord]) -> None:
+    """Replace the file; a full disk may lose it, but must not affect the run."""
+    with contextlib.suppress(StorageError):
+        RunFiles(folder).write_text(FILE, json.dumps([asdict(record) for record in records]))
+
+
+def read(folder: Path) -> tuple[RankRecord, ...]:
+    """The records of a run; empty if one process trained it alone."""
+    document = RunFiles(folder).read_json(FILE)
+    records = map(_record, document) if isinstance(document, list) else ()
+    return tuple(record for record in records if record is not None)
+
+
+def _record(data: Any) -> RankRecord | None:
+    if not isinstance(data, dict) or not isinstance(data.get("rank"), int):
+        return None
+    kinds = {field.name: _TYPES[str(field.type)] for field in fields(RankRecord)}
+    try:
+        return RankRecord(**{name: kind(data[name]) for name, kind in kinds.items() if name in data})
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,71 @@
+"""Tracks metrics: the best evaluation, early stopping, and drops of a plateau schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from drivetrain.data import class_balance
+from drivetrain.data.dataset import Dataset
+from drivetrain.job import Job
+from drivetrain.job.job import SCALED_RMSE
+from drivetrain.job.train import EarlyStopping, Plateau
+from drivetrain.tracking.best_value import BestValue
+
+
+def choose_metric(job: Job, dataset: Dataset) -> str:
+    """The metric of the best checkpoint; of several columns that only the data has, as of those that the spec names."""
+    several = any(len(head.columns) > 1 for head in dataset.heads.values())
+    if several and not job.checkpoint.best and job.best() == "validation/rmse":
+        return f"validation/{SCALED_RMSE}"
+    return class_balance.choose_best_metric(job, dataset)
+
+
+class BestMetric:
+    """All decisions that depend on the course of metrics."""
+
+    def __init__(self, best: str, stopping: EarlyStopping | None, schedule: Any) -> None:
+        self.best = BestValue(best)
+        self.stopping = BestValue(stopping.metric, stopping.min_delta) if stopping else None
+        self.patience = stopping.patience if stopping else 0
+        self.plateau = BestValue(schedule.metric) if isinstance(schedule, Plateau) else None
+        self.schedule = schedule
+        self.drops = 0
+
+    def update(self, metrics: Mapping[str, float], step: int, epoch: int) -> bool:
+        """Add an evaluation; returns whether it is the best so far."""
+        if self.stopping:
+            self.stopping.update(metrics[self.stopping.metric], step, epoch)
+        if self.plateau:
+            self.plateau.update(metrics[self.plateau.metric], step, epoch)
+            if self.plateau.waited > self.schedule.patience:
+                self.drops += 1
+                self.plateau.waited = 0
+        return self.best.update(metrics[self.best.metric], step, epoch, metrics.get("validation/loss"))
+
+    def factor(self) -> float:
+        """Factor of a plateau schedule on the learning rate."""
+        return float(self.schedule.factor**self.drops) if self.plateau else 1.0
+
+    def stop(self) -> str | None:
+        """The reason to stop early, or None."""
+        watched = self.stopping
+        if watched is None or watched.waited < self.patience:
+            return None
+        best = (
+            f"best {watched.best:.4g} after epoch {watched.epoch + 1}" if watched.best is not None else "never a number"
+        )
+        return f"{watched.metric} has not improved for {self.patience} evaluations ({best})"
+
+    def state(self) -> dict[str, Any]:
+        """The whole state as plain values."""
+        trackers = {"best": self.best, "stopping": self.stopping, "plateau": self.plateau}
+        return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`. A tracker that it has no values for starts anew: an extended run may watch something else."""
+        self.best = BestValue(**state["best"])
+        self.stopping = BestValue(**state["stopping"]) if self.stopping and state["stopping"] else self.stopping
+        self.plateau = BestValue(**state["plateau"]) if self.plateau and state["plateau"] else self.plateau
+        self.drops = state["drops"]

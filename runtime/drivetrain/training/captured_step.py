@@ -1,0 +1,151 @@
+"""Whole optimizer steps on fixed tensors, recorded once and replayed: the host launches one graph instead of each kernel.
+
+Random numbers are those of a step that is not recorded: a replay takes seed and offset of torch's generator, which is
+seeded before. Rates are float32 numbers on the device, in all steps of such a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import Batch
+from drivetrain.training.step_result import StepResult
+
+if TYPE_CHECKING:
+    from drivetrain.training.step import Step
+    from drivetrain.training.step_options import SeededPart
+
+MAX_RECORDINGS = 4
+"""Recordings of one run: mixed batches have other targets than those that are not mixed."""
+WARMUP_STEPS = 2
+"""Steps of a shape before it is recorded: libraries choose kernels and memory in the first ones."""
+
+
+class Recorder(Protocol):
+    """Records work of a device."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What does the work again, on the same tensors; the work itself may not have been done when this returns."""
+        ...
+
+
+class CudaGraphs:
+    """Records CUDA graphs, which share their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A function that replays the kernels of `work`, which are not computed now."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may pin memory at the same time.
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+
+@dataclass
+class _Recording:
+    """A step of one shape."""
+
+    batch: Batch
+    """The tensors that a replay reads."""
+    rates: Tensor
+    """Learning rates by parameter group, float32."""
+    values: Tensor
+    """Loss and gradient norm, float64."""
+    finite: Tensor
+    replay: Callable[[], None] | None = None
+
+
+class CapturedStep:
+    """Records and replays steps of whole batches; all others are computed as usual.
+
+    Args:
+        recorder: records work of the device.
+        follow: called within a step with whether its update was made: the average of the weights follows.
+        report: says, once, that recording has failed.
+    """
+
+    def __init__(self, recorder: Recorder, follow: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
+        self.recorder, self.follow, self.report = recorder, follow, report
+        self.failure: str | None = None
+        """Why nothing is recorded any more."""
+        self.recordings: dict[object, _Recording] = {}
+        self.step_counts: dict[object, int] = {}
+        """Steps that were computed as usual, by shape."""
+
+    def drop(self) -> None:
+        """Forget all recordings: tensors that they know have been replaced."""
+        self.recordings, self.step_counts = {}, {}
+
+    def __call__(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> StepResult | None:
+        """The result of a step that was replayed; None if it must be computed as usual."""
+        if self.failure is not None or not self._takes(step, batch, parts):
+            return None
+        key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _tensors(batch)), *batch.targets, step.dtype)
+        if key not in self.recordings:
+            self.step_counts[key] = self.step_counts.get(key, 0) + 1
+            if self.step_counts[key] <= WARMUP_STEPS or len(self.recordings) == MAX_RECORDINGS:
+                return None
+            self.recordings[key] = _recording(step, batch)
+        recording = self.recordings[key]
+        for fixed, present in zip(_tensors(recording.batch), _tensors(batch), strict=True):
+            fixed.copy_(present)
+        recording.rates.copy_(step.rates())
+        step.seed(parts[0].seed)
+        if recording.replay is None and not self._recorded(step, recording):
+            return None
+        assert recording.replay is not None, "it has been recorded"
+        recording.replay()
+        # The next replay overwrites them.
+        return StepResult(recording.values.clone(), recording.finite.clone(), on_device=True, then=step.scaler.update)
+
+    def _takes(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
+        """Whether a step has the usual size, and no decision of the host."""
+        last = step.state.last
+        if last is None or not last.on_device:
+            self.drop()
+            return False
+        usual_size = step.options.batch_size
+        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.updates_on_device()
+
+    def _recorded(self, step: Step, recording: _Recording) -> bool:
+        def work() -> None:
+            values, finite = step.whole(recording.batch, recording.rates)
+            self.follow(finite)
+            recording.values.copy_(values)
+            recording.finite.copy_(finite)
+
+        try:
+            recording.replay = self.recorder.record(work)
+        except RuntimeError as error:
+            # Nothing of the step has been computed: it follows as usual.
+            self.failure = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.drop()
+            step.optimizer.zero_grad(set_to_none=True)
+            self.report(f"a step could not be recorded, training continues without it: {self.failure}")
+            return False
+        return True
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [*batch.inputs, *batch.targets.values()]
+
+
+def _recording(step: Step, batch: Batch) -> _Recording:
+    fixed = Batch(
+        batch.ids, tuple(x.clone() for x in batch.inputs), {name: y.clone() for name, y in batch.targets.items()}
+    )
+    return _Recording(
+        batch=fixed,
+        rates=step.rates().clone(),
+        values=torch.zeros(2, dtype=torch.float64, device=step.device),
+        finite=torch.zeros((), dtype=torch.bool, device=step.device),
+    )

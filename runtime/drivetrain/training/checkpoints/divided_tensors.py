@@ -1,0 +1,136 @@
+"""The tensors of a checkpoint whose weights are divided among processes: each writes and reads its own parts.
+
+torch.distributed.checkpoint writes them in its safetensors format, which notes where in the whole tensor each part lies.
+So another number of processes, or a single one, reads what it needs. Names are `model/NAME`, `optimizer/NAME/KEY` and
+`ema/NAME`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.distributed.sharded_tensor import is_sharded, local
+from drivetrain.errors import StorageError
+from drivetrain.models.safetensors_file import Tensors
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.files import storage_error, sync_file
+from drivetrain.training.checkpoints.manifest import Entry, entry_of
+
+
+def write(ranks: Ranks, folder: Path, tensors: Mapping[str, Tensors]) -> None:
+    """Write the parts of all processes into a folder; all call it together.
+
+    Args:
+        ranks: the processes.
+        folder: that all of them see.
+        tensors: by file of a whole checkpoint, divided or whole.
+
+    Raises:
+        StorageError: in all processes, if one cannot write.
+        PeerError: if another process is gone.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    flat = {f"{group}/{name}": value.detach() for group, by_name in tensors.items() for name, value in by_name.items()}
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        with ranks.watched():
+            save(flat, storage_writer=writer)
+    except CheckpointException as error:
+        rank, (wrong, _) = next(iter(error.failures.items()))
+        if isinstance(wrong, OSError):
+            raise storage_error(folder, wrong) from None
+        raise StorageError(f"{folder}: process {rank + 1} of {ranks.count} cannot write its part: {wrong}") from None
+
+
+def describe_written(ranks: Ranks, folder: Path) -> dict[str, Entry]:
+    """Size and SHA-256 of the files that this process has written, once they are on disk.
+
+    Raises:
+        OSError: if one cannot be read.
+    """
+    fault_point("tensors written")
+    entries: dict[str, Entry] = {}
+    for path in sorted(folder.glob(f"shard-{ranks.number + 1:05d}-*.safetensors")):
+        sync_file(path)
+        entries[path.name] = entry_of(path)
+    return entries
+
+
+def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """All tensors, as one process would have saved them, by file.
+
+    Raises:
+        ValueError: if they cannot be read.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _entries(folder).items()}
+    with _alone():
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return _group_by_file(tensors)
+
+
+def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """This process's parts of all tensors, by file; all processes call it together.
+
+    Args:
+        ranks: the processes.
+        folder: that all of them see.
+        model: the divided network.
+
+    Raises:
+        PeerError: if another process is gone.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    like = model.state_dict()
+    tensors = {name: _target(name, entry, like) for name, entry in _entries(folder).items()}
+    with ranks.watched():
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
+    return _group_by_file({name: local(value) for name, value in tensors.items()})
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    """Shape and dtype of the whole tensors by name, as torch describes them."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
+
+
+def _target(name: str, entry: Any, like: Mapping[str, Tensor]) -> Tensor:
+    """An empty tensor for one of the checkpoint, divided as the parameter that it belongs to."""
+    group, _, key = name.partition("/")
+    owner = like.get(key.rpartition("/")[0] if group == "optimizer" else key)
+    dtype = entry.properties.dtype
+    if owner is not None and is_sharded(owner) and owner.shape == entry.size:
+        return torch.empty_like(owner, dtype=dtype)
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _group_by_file(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    groups: dict[str, dict[str, Tensor]] = {"optimizer": {}}  # empty before the first step
+    for name, value in flat.items():
+        group, _, key = name.partition("/")
+        groups.setdefault(group, {})[key] = value
+    return groups
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's warning that one process reads what several have written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield

@@ -1,0 +1,138 @@
+"""The state of a run in a checkpoint: collected when it is saved, put back when the run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from drivetrain.distributed.sharded_tensor import load_local_state, local, local_state
+from drivetrain.errors import CheckpointError
+from drivetrain.training.checkpoints import checkpoint, resume
+from drivetrain.training.run import Run
+from drivetrain.training.user_parts import group_settings, load_group_settings
+
+
+def collect_state(run: Run) -> dict[str, object]:
+    """Everything needed to resume, except tensors."""
+    return {
+        "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},
+        "watch": run.watch.state(),
+        "scaler": run.step.scaler.state(),
+        "ema_updates": run.ema.updates if run.ema else None,
+        "last": run.last,
+        "numerics": run.numerics.state(),
+        "micro_batch": run.step.micro_batch,
+        "identity": _without_usual_parts(run.identity),
+        **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
+        # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
+        **({"frozen": _list_frozen(run)} if run.job.task == "python" else {}),
+        "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
+    }
+
+
+def _list_frozen(run: Run) -> list[str]:
+    return [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
+
+
+def restore(run: Run, loaded: checkpoint.Loaded) -> None:
+    """Resume a run from a verified checkpoint.
+
+    Raises:
+        CheckpointError: if it does not contain what this run needs.
+    """
+    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": local_state(run.model)}
+    stored = loaded.state.get("identity")
+    comparable = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
+    expected = collect_state(run) | {"identity": comparable}
+    resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
+    identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
+    _keep_parts(run, resume.whole_number(loaded, "parts", identity["parts"]))
+    for line in resume.changes(identity, run.identity):
+        run.events.add("resume", line, loaded.state["counters"]["step"])
+    load_local_state(run.model, loaded.tensors["model"])
+    run.optimizer.state.clear()
+    load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
+    state = loaded.state
+    run.counters.restore(state["counters"])
+    if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
+        # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
+        run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
+    if run.parts.optimizer:
+        load_group_settings(run.optimizer, state["groups"])
+    run.rates.restart(run.counters)
+    run.samples_before = run.counters.samples
+    run.watch.load(state["watch"])
+    run.step.forget()
+    run.step.scaler.load(state["scaler"])
+    if run.step.scaler.fallen:
+        run.step.fall_back()
+    if run.ema:
+        average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
+        run.ema.restore(average, state["ema_updates"])
+    run.last = state["last"]
+    run.numerics.load(state["numerics"])
+    for name, parameter in run.model.named_parameters() if "frozen" in state else ():
+        parameter.requires_grad_(name not in state["frozen"])
+    if state["micro_batch"] is not None:
+        # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
+        run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
+
+
+def _without_usual_parts(identity: Mapping[str, str]) -> dict[str, str]:
+    """One part for each process is not stored: earlier versions knew nothing else."""
+    return {key: text for key, text in identity.items() if key != "parts" or text != identity["processes"]}
+
+
+def _keep_parts(run: Run, parts: int) -> None:
+    """Cut batches as the run has begun, if there are no more processes than parts and the job does not say how."""
+    if run.job.train.parts is None:
+        run.batch_parts.count = max(parts, run.ranks.count)
+        if run.step.options.batch_size is not None:
+            run.configure_step(batch_size=run.batch_parts.own(run.job.train.batch)[0].samples)
+        run.identity["parts"] = str(run.batch_parts.count)
+
+
+def count_evaluated_epochs(run: Run) -> int:
+    """The first epoch whose evaluation is still to come. One that `train.steps` once ended early was evaluated there."""
+    return run.counters.epoch + (0 < run.counters.batch < run.batches.per_epoch)
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: `weight/exp_avg`."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        f"{names[id(p)]}/{key}": torch.as_tensor(value)
+        for p, entry in optimizer.state.items()
+        for key, value in entry.items()
+        if value is not None
+    }
+
+
+def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load optimizer state by parameter name; of divided parameters, the parts of this process.
+
+    Raises:
+        CheckpointError: if a name is unknown.
+    """
+    parameters = dict(model.named_parameters())
+    for full, value in tensors.items():
+        name, _, key = full.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(
+                f"the optimizer state names {name!r}, which does not exist in the network",
+                "the network that was saved",
+                "undo the change of the model, or use --new",
+            )
+        parameter = parameters[name]
+        device = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
+        value = value.to(device)
+        # Moments take the memory format of their parameter, as fused kernels require.
+        if value.ndim == 0 or value.shape != local(parameter).shape:
+            optimizer.state[parameter][key] = value.clone()
+            continue
+        state = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+        local(state).copy_(value)
+        optimizer.state[parameter][key] = state

@@ -1,0 +1,106 @@
+"""The forward pass under torch.compile, with a fallback to the plain one that is reported once.
+
+By default torch recompiles a network for new shapes and modes eight times, and then silently stops. Here the limit is
+higher, and reaching it is reported like any other failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.system import torch_errors
+
+MAX_COMPILATIONS = 32
+"""Limit of compilations of one network; texts of many lengths, in training and evaluation, need about ten."""
+_before: dict[str, Any] = {}
+"""The compiler's settings before they were changed here."""
+
+
+class CompiledForward:
+    """A compiled forward pass; if the compiler fails, the plain one continues, and that is reported once.
+
+    Args:
+        plain: the forward pass to compile.
+        graphs: whether to record CUDA graphs.
+        report: called with what has failed.
+    """
+
+    def __init__(self, plain: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
+        self.plain, self.graphs, self.report = plain, graphs, report
+        self.failure: str | None = None
+        """Why the plain forward pass is used instead."""
+        self.compiled = torch.compile(plain)
+        self.recorded = torch.compile(plain, mode="reduce-overhead") if graphs else None
+        _raise_recompile_limit()
+        self.failures = (
+            torch._dynamo.exc.TorchDynamoException,
+            torch._dynamo.exc.FailOnRecompileLimitHit,
+            torch._inductor.exc.InductorError,
+        )
+
+    def __call__(self, *inputs: Tensor, replay: bool) -> Any:
+        """The outputs.
+
+        Args:
+            inputs: of the network.
+            replay: whether a CUDA graph may be replayed: only in training, and only for whole batches, since a replay
+                overwrites gradients that are still being accumulated. An evaluation would be recorded into the same
+                memory.
+        """
+        if self.failure is not None:
+            return self.plain(*inputs)
+        try:
+            return self._replay(inputs) if replay and self.graphs else self.compiled(*inputs)
+        except self.failures as error:
+            self.failure = _cause(error)
+            self.report(f"compile failed, training continues without it: {self.failure}")
+            return self.plain(*inputs)
+
+    def _replay(self, inputs: tuple[Tensor, ...]) -> Any:
+        assert self.recorded is not None
+        try:
+            return _copy_outputs(self.recorded(*inputs))
+        except self.failures:
+            raise
+        except RuntimeError as error:
+            if torch_errors.is_out_of_memory(error):
+                raise
+            outputs = self.compiled(*inputs)  # an error of the network itself is raised again here
+            self.graphs = False
+            self.report(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
+            return outputs
+
+
+def undo() -> None:
+    """Restore the compiler's settings from before the first compilation."""
+    for name, value in _before.items():
+        setattr(torch._dynamo.config, name, value)
+    _before.clear()
+
+
+def _raise_recompile_limit() -> None:
+    config = torch._dynamo.config
+    for name, value in (("recompile_limit", MAX_COMPILATIONS), ("fail_on_recompile_limit_hit", True)):
+        _before.setdefault(name, getattr(config, name))
+        setattr(config, name, value)
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+        return f"recompiled {MAX_COMPILATIONS} times because input shapes or modes keep changing"
+    return _line(error)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _copy_outputs(outputs: Any) -> object:
+    """Copy the outputs, which the next replay would overwrite."""
+    if isinstance(outputs, Mapping):
+        return {name: value.clone() for name, value in outputs.items()}
+    return outputs.clone()

@@ -1,0 +1,116 @@
+"""Reads back effective settings after assembly and at the end of a run, and compares them with the plan."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_info
+
+from drivetrain import optimizations
+from drivetrain.hardware.facts import Hardware
+from drivetrain.models import strided_convolution
+from drivetrain.system import torch_settings
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.units import format_bytes
+from drivetrain.training import trained_layers
+from drivetrain.training.run import Run
+
+CAUSES = {
+    "cpu_threads": "other code changed the number of threads",
+    "openmp_runtime": "LD_PRELOAD was removed, or another OpenMP runtime was loaded first",
+    "allocator": "LD_PRELOAD was removed",
+    "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
+    "cuda_graphs": "it needs compile, which is off or failed",
+    "feature_cache": "what was frozen has been unfrozen, or there is no more room; see events.jsonl",
+    "gpu_resident_data": "the samples did not fit; see events.jsonl",
+    "compile": "the compiler failed; see events.jsonl",
+    "step_graph": "a step could not be recorded; see events.jsonl",
+    "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
+    "sharding": "this run has one process now",
+    "precision": "values were not finite, or no layer used it; see events.jsonl",
+}
+
+
+def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
+    """By decision: planned value, effective value, whether they agree, and the likely cause if not."""
+    rows: dict[str, dict[str, Any]] = {}
+    for optimization in optimizations.every():
+        planned, real = run.plan.value(optimization.name), optimization.effective(run)
+        # `off` leaves the decision to torch, so any effective value is right.
+        same = real == planned or (planned == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
+        cause = None if same else CAUSES.get(optimization.name, "the network or torch ignored the setting")
+        rows[optimization.name] = {"asked": planned, "seen": real, "same": same, "cause": cause}
+    return rows
+
+
+def record(run: Run, say: Callable[[str], None]) -> None:
+    """Report the effective settings, and write them to the run's plan.json."""
+    run.seen = compare_with_plan(run)
+    say(first_line(run, run.hardware))
+    for line in trained_layers.lines(run):
+        say(line)
+    if names := strided_convolution.rewritten(run.model):
+        run.events.add(
+            "convolution",
+            f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
+            "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)",
+        )
+    _warn(run.seen, say)
+    _write(run)
+
+
+def record_changes(run: Run, say: Callable[[str], None]) -> None:
+    """Report and write settings that have changed since; causes are the network's code, the compiler or memory."""
+    before, now = run.seen, compare_with_plan(run)
+    changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
+    if changed:
+        run.seen = before | changed
+        _warn(changed, say)
+        _write(run)
+
+
+def _write(run: Run) -> None:
+    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+
+
+def _warn(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:
+    for name, row in rows.items():
+        if not row["same"]:
+            say(f"warning: {name}: requested {row['asked']}, effective {row['seen']}: {row['cause']}")
+
+
+def libraries() -> dict[str, str]:
+    """Library versions and thread counts of this process, and torch's settings."""
+    config = torch.__config__.show()
+    versions = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
+    for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
+        if match := re.search(pattern, config):
+            versions[name] = match[1]
+    for pool in threadpool_info():
+        name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))
+        versions[str(pool["prefix"])] = f"{name}, {pool['num_threads']} threads"
+    versions["torch settings"] = "; ".join(f"{name}: {value}" for name, value in torch_settings.state().items())
+    return versions
+
+
+def first_line(run: Run, hardware: Hardware) -> str:
+    """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    values = {o.name: o.effective(run) for o in optimizations.every()}
+    openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
+    limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
+    device = hardware.gpu.name if hardware.gpu else "cpu"
+    kernels = "cuDNN" if hardware.gpu else _cpu_kernels()
+    threads = f"{values['cpu_threads']} thread{'' if values['cpu_threads'] == 1 else 's'}"
+    return f"{device}: {threads}, {values['precision']}, {kernels}, {openmp}, {limit}"
+
+
+def _cpu_kernels() -> str:
+    """The library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
+    name = "oneDNN" if torch._C._has_mkldnn else "torch's own kernels"
+    name += " with the Arm Compute Library" if getattr(torch._C, "_has_mkldnn_acl", False) else ""
+    instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
+    return name if instructions == "default" and platform.machine() != "x86_64" else f"{name} {instructions}"

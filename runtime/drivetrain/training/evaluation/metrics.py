@@ -1,0 +1,136 @@
+"""Accumulates losses and scores of all heads, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import NO_LABEL, Head, Targets
+from drivetrain.data.stateless_random import Ids
+from drivetrain.system.console import say
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.units import format_bytes
+from drivetrain.training.evaluation.scores import ClassScores, LabelScores, scores
+from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
+from drivetrain.training.losses import HeadLoss, Objective
+
+TOGETHER = 256 * 2**20
+"""Bytes of outputs that are kept for a loss that can only be computed of all samples together."""
+
+
+class MetricAccumulator:
+    """The counts of an evaluation.
+
+    Args:
+        heads: the outputs by name.
+        objective: the loss; None if there are no targets for it.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
+        self.heads, self.objective = heads, objective
+        self.scores = {name: scores(head) for name, head in heads.items()}
+        self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
+        self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
+        self.waiting: list[tuple[str, Tensor, Tensor]] = []
+        """Outputs and targets of a loss that can only be computed of all samples together."""
+
+    def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
+        """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
+
+        With the sample ids, `ids`, the worst mistakes are collected, too.
+        """
+        fault_point("evaluation batch")
+        for name in self.heads:
+            raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
+            target, numbers = targets[name], ids
+            if name in self.worst and target.ndim == 1 and not bool((labelled := target != NO_LABEL).all()):
+                raw, target = raw[labelled], target[labelled]
+                numbers = None if ids is None else ids[labelled.cpu().numpy()]
+            self.scores[name].update(raw, target)
+            if numbers is not None and name in self.worst:
+                self.worst[name].update(numbers, raw, target)
+            if self.objective is not None:
+                self._add_loss(name, raw, target)
+
+    def _add_loss(self, name: str, outputs: Tensor, targets: Tensor) -> None:
+        assert self.objective is not None
+        loss = self.objective.losses[name]
+        if loss.custom:
+            loss.custom.divide(outputs, targets)
+        if not loss.custom or not loss.custom.division.obstacle:
+            self.sums[name] += _loss_sums(loss, outputs, targets)
+            return
+        self.waiting.append((name, outputs, targets))
+        if sum(outputs.nbytes for _, outputs, _ in self.waiting) > TOGETHER:
+            self._sum_waiting()
+
+    def _sum_waiting(self) -> None:
+        """Add the loss of all samples that wait for it, as of one batch."""
+        names, outputs, targets = zip(*self.waiting, strict=True) if self.waiting else ((), (), ())
+        self.waiting = []
+        if names and self.objective is not None:
+            sums = _loss_sums(self.objective.losses[names[0]], torch.cat(outputs), torch.cat(targets))
+            if bool(self.sums[names[0]].any()):
+                say(
+                    f"loss: the evaluation has more than {format_bytes(TOGETHER)} of outputs: its loss is the mean of pieces"
+                )
+            self.sums[names[0]] += sums
+
+    def add_up(
+        self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int] = (0, 1)
+    ) -> None:
+        """Sum the counts over all processes; `rank_of_count` is (i, n) for the i-th of n."""
+        self._sum_waiting()
+        local_sums = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
+        tables = [worst.table(*rank_of_count) for worst in self.worst.values()]
+        summed = total([*local_sums, *tables])
+        for mine, all_of_them in zip(local_sums, summed, strict=False):
+            mine.copy_(all_of_them)
+        for worst, table in zip(self.worst.values(), summed[len(local_sums) :], strict=True):
+            worst.read(table)
+        for score in self.scores.values():
+            if isinstance(score, LabelScores | ClassScores):
+                score.gather(total, rank_of_count)
+
+    def metrics(self, over: str = "validation/") -> dict[str, float]:
+        """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`; none of a head
+        for which no sample has a label.
+        """
+        self._sum_waiting()
+        by_name: dict[str, float] = {}
+        total = 0.0
+        for name, head in self.heads.items():
+            if name in self.worst and not self.scores[name].counts()[0].any():
+                continue
+            start = f"{over}{name}/" if name else over
+            if self.objective is not None:
+                below = 1.0 if self.objective.losses[name].is_summed else self.sums[name][1]
+                by_name[f"{start}loss"] = float(self.sums[name][0] / below)
+                total += head.weight * by_name[f"{start}loss"]
+            by_name |= {start + metric: value for metric, value in self.scores[name].compute().items()}
+        weighted = {f"{over}loss": total} if self.objective is not None and "" not in self.heads else {}
+        return weighted | by_name
+
+    def confusion(self) -> dict[str, object]:
+        """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
+        mistakes, else the counts of each label.
+        """
+        by_head: dict[str, object] = {}
+        for name, score in self.scores.items():
+            classes = {"classes": list(self.heads[name].classes)}
+            if isinstance(score, ClassScores):
+                by_head[name] = classes | {
+                    "matrix": score.matrix.tolist(),
+                    "mistakes": self.worst[name].to_json(),
+                    "calibration": score.calibration(),
+                }
+            elif isinstance(score, LabelScores):
+                by_head[name] = classes | score.to_json()
+        return by_head
+
+
+def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:
+    sums = (loss.weigh(outputs, targets).sum(), loss.weights(targets).sum())
+    return torch.stack([value.double() for value in sums]).cpu()

@@ -1,0 +1,114 @@
+"""Collects the worst mistakes of an evaluation: samples with the most confident wrong predictions.
+
+An evaluation keeps their ids. At the end of the run, those of the best evaluation are written with a name and, for
+images, a small picture, so that the report needs no data.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.stateless_random import Ids
+from drivetrain.system.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from drivetrain.data.dataset import Split
+    from drivetrain.training.run import Run
+
+FILE = "mistakes.json"
+MAX_MISTAKES = 12
+"""Mistakes per head."""
+PICTURE_SIDE = 96
+"""Pixels of the longer side of a picture."""
+
+
+class WorstMistakes:
+    """The most confident wrong predictions of one head with exclusive classes."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, int, int, int]] = []
+        """Probability of the predicted class, sample id, true class, predicted class; most confident first."""
+
+    def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes), samples `ids` (N,)."""
+        truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        sure, guess = outputs.softmax(dim=1).max(dim=1)
+        sure = torch.where(guess == truth, -1.0, sure.nan_to_num(0.0))
+        values, places = sure.topk(min(MAX_MISTAKES, len(sure)))
+        for value, row in zip(values.tolist(), places.tolist(), strict=True):
+            if value >= 0:
+                self.rows.append((value, int(ids[row]), int(truth[row]), int(guess[row])))
+        self._sort()
+
+    def _sort(self) -> None:
+        # Ties are broken by sample id, so that the batch size does not matter.
+        self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MAX_MISTAKES]
+
+    def table(self, number: int, count: int) -> Tensor:
+        """The rows as one of `count` slices, (count, MAX_MISTAKES, 5) float64, zero elsewhere; the sum over all processes has
+        all rows.
+        """
+        slices = torch.zeros(count, MAX_MISTAKES, 5, dtype=torch.float64)
+        for index, row in enumerate(self.rows):
+            slices[number, index] = torch.tensor([1.0, *row], dtype=torch.float64)
+        return slices
+
+    def read(self, table: Tensor) -> None:
+        """Read the rows from such a sum."""
+        rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
+        self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
+        self._sort()
+
+    def to_json(self) -> list[dict[str, object]]:
+        """Plain JSON data."""
+        return [
+            {"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
+            for sure, sample, truth, guess in self.rows
+        ]
+
+
+def write(run: Run, confusion: Mapping[str, Any]) -> None:
+    """Write the mistakes of an evaluation; a mistake that cannot be shown is only recorded as an event."""
+    try:
+        document = {
+            head: [_describe_mistake(run, one["classes"], row) for row in one.get("mistakes", [])]
+            for head, one in confusion.items()
+        }
+        RunFiles(run.folder).write_json(FILE, document)
+    except Exception as error:
+        # The run is done and its model is written; only a part of the report is missing.
+        run.events.add("report", f"the worst misclassified samples were not saved: {error}", run.counters.step)
+
+
+def _describe_mistake(run: Run, classes: list[str], row: dict[str, Any]) -> dict[str, Any]:
+    split = run.readable.validation
+    names = {key: classes[row[key]] for key in ("truth", "answer")}
+    mistake = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
+    if run.job.task.startswith("image"):
+        mistake["picture"] = picture(split, row["sample"])
+    return mistake
+
+
+def picture(split: Split, sample: int) -> str:
+    """A validation image as a small PNG or JPEG, whichever is shorter, in base64."""
+    from PIL import Image
+
+    pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
+    if pixels.dtype != torch.uint8:
+        low, high = pixels.min(), pixels.max()
+        pixels = ((pixels.float() - low) / (high - low).clamp_min(1e-9) * 255).to(torch.uint8)
+    pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels[:3]
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    files = []
+    for kind in ("png", "jpeg"):
+        data = io.BytesIO()
+        image.save(data, kind)
+        files.append(data.getvalue())
+    return base64.b64encode(min(files, key=len)).decode()

@@ -1,0 +1,172 @@
+"""Ends a training: chooses its best weights, writes them into `model/`, and tests them once on `data.test`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.data.dataset import Head, mark_partial
+from drivetrain.errors import CheckpointError
+from drivetrain.job.data import Data
+from drivetrain.job.formatting import format_metric, format_metrics
+from drivetrain.models import code_consent, forward, saved_model
+from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.system.console import say
+from drivetrain.training import losses
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.checkpoints.checkpoint import Loaded
+from drivetrain.training.evaluation import temperature
+from drivetrain.training.evaluation.metrics import MetricAccumulator
+from drivetrain.training.run import Run
+
+
+@dataclass(frozen=True)
+class FinalWeights:
+    """A checkpoint, and the evaluation that selected it."""
+
+    loaded: Loaded
+    metric: str
+    value: float | None
+    """None if the weights are those of the last step."""
+    step: int
+    epoch: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    confusion: dict[str, Any] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """A description of the weights for messages."""
+        if self.value is None:
+            return f"the weights of the last step, {self.step}"
+        return f"best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
+
+
+def choose_weights(run: Run) -> FinalWeights:
+    """Load the weights of the best evaluation; else of an earlier best one, else of the last step.
+
+    An event is recorded if they are not those of the best evaluation.
+
+    Raises:
+        CheckpointError: if no checkpoint of the run can be read.
+    """
+    metric, wrong = run.watch.best.metric, []
+    if run.watch.best.best is None:
+        wrong.append(f"no evaluation gave {metric} a value that is a number")
+    for path in _candidates(run):
+        try:
+            final = _read(checkpoint.load(path), metric)
+        except CheckpointError as error:
+            wrong.append(error.given)
+            continue
+        if wrong:
+            which = f"an older best: {final.words()}" if final.value is not None else final.words()
+            run.events.add("checkpoint", f"{'; '.join(wrong)}; the model has {which}", run.counters.step)
+        return final
+    raise CheckpointError(
+        f"no checkpoint can be read: {'; '.join(wrong)}",
+        "a disk that stores files reliably",
+        "check the disk of the run folder, and start again with --new",
+    )
+
+
+def _candidates(run: Run) -> Iterator[Path]:
+    """Checkpoints that may be used, best first."""
+    best = run.watch.best
+    if best.best is not None:
+        first = run.checkpoints / f"best-{best.step}"
+        yield first
+        yield from (path for path in reversed(checkpoint.steps(run.checkpoints, "best")) if path != first)
+    yield from reversed(checkpoint.steps(run.checkpoints))
+
+
+def _read(loaded: Loaded, metric: str) -> FinalWeights:
+    state = loaded.state
+    if loaded.path.name.startswith("best-"):
+        best = state["watch"]["best"]
+        return FinalWeights(
+            loaded, best["metric"], best["best"], best["step"], best["epoch"] + 1, state["metrics"], state["confusion"]
+        )
+    counters = state["counters"]
+    return FinalWeights(loaded, metric, None, counters["step"], counters["epoch"], state["last"])
+
+
+def save_model(run: Run, final: FinalWeights) -> Path:
+    """Write the `model/` folder of a run with the chosen weights.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    source = final.loaded
+    groups = {"model": source.tensors.get("ema", source.tensors["model"])}
+    if "ema" in source.tensors:
+        groups["raw"] = source.tensors["model"]
+    config: dict[str, object] = {
+        "task": run.job.task,
+        "builder": run.network.builder,
+        "arguments": run.network.arguments,
+        "heads": [asdict(_with_temperature(_with_weights(run, head), final)) for head in run.dataset.heads.values()],
+        "preprocessing": run.dataset.preprocessing,
+        "trained": {"run": run.folder.name, "step": final.step, "epoch": final.epoch, final.metric: final.value},
+    }
+    code = run.network.code
+    if code is None:
+        return saved_model.commit(run.folder / "model", groups, config, {})
+    folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
+    if obstacle := code_consent.keep(folder / CONFIG):
+        say(
+            f"model: its code cannot be recorded as yours because {obstacle}; predict, evaluate and export will ask for "
+            "--run-code"
+        )
+    return folder
+
+
+def _with_weights(run: Run, head: Head) -> Head:
+    """The head with the class weights of the training as numbers: `balanced` would need the training data."""
+    weights = run.step.objective.losses[head.name].class_weights
+    return (
+        head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
+    )
+
+
+def _with_temperature(head: Head, final: FinalWeights) -> Head:
+    """The head with the temperature that fits the validation samples of the chosen weights; unchanged without one."""
+    chosen = temperature.of_evaluation(final.confusion, head.name)
+    return replace(head, temperature=chosen.value) if chosen else head
+
+
+def describe_calibration(final: FinalWeights) -> list[str]:
+    """What the temperatures change, for each head with classes."""
+    lines = []
+    for name in final.confusion:
+        if chosen := temperature.of_evaluation(final.confusion, name):
+            of_head = f" of {name}" if name else ""
+            lines.append(
+                f"calibration: probabilities{of_head} are those of outputs / {chosen.value:.3g}; validation log loss "
+                f"{format_metric(chosen.log_loss)} -> {format_metric(chosen.scaled_log_loss)}"
+            )
+    return lines
+
+
+def test_model(run: Run) -> dict[str, Any]:
+    """Metrics and confusion of the model that the run has written; empty without test data.
+
+    The network is built anew from its folder and computes in fp32, as in `predict` and `evaluate`.
+    """
+    data = run.readable
+    if data.test is None:
+        return {}
+    train, split = run.job.train, data.test.split
+    saved = saved_model.load(run.folder, consent=True)
+    heads = mark_partial(data.heads, [split.targets])
+    objective = losses.objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
+    tally = MetricAccumulator(saved.heads, objective)
+    for ids, outputs in forward.outputs(saved.network, data.heads, split, data.test.prepare, run.device):
+        index = torch.from_numpy(ids)
+        tally.add(outputs, {name: y[index] for name, y in split.targets.items()})
+    metrics = tally.metrics("test/")
+    path = run.job.data.test if isinstance(run.job.data, Data) else run.job.task
+    say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.watch.best.metric, ', ')}")
+    return {"data": path, "samples": len(split), "metrics": metrics, "confusion": tally.confusion()}

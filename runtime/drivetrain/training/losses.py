@@ -1,0 +1,258 @@
+"""Losses as per-sample terms and weights, so that a batch split into micro-batches has exactly the loss of the whole.
+
+    loss = sum over heads of head weight * (sum of terms / sum of weights)
+
+with both sums over the samples of the optimizer's whole batch that have a label for the head. Terms include class weights; for soft targets, each class by its
+probability, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for soft targets the mean over
+classes: torch divides by the weights for class indices only, and by the number of samples for soft targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drivetrain.data.custom.user_loss import CustomTerms
+from drivetrain.data.dataset import NO_LABEL, Head, Targets
+from drivetrain.data.to_device import onto
+from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+
+Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
+NO_TARGETS = torch.empty(0, dtype=torch.int64)
+Terms = Callable[..., Tensor]
+"""(outputs (N, C), targets) -> one term per sample (N,); class weights (C,) are a third argument, if there are any."""
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """The loss of one head."""
+
+    terms: Terms
+    class_weights: Tensor | None
+    """Shape (C,); None for equal weights and for regression."""
+    several: bool = False
+    """Whether a sample can have several classes: the weights are those of samples that have the class, and no sample
+    counts more than another, as with `pos_weight` of torch's BCEWithLogitsLoss.
+    """
+    partial: bool = False
+    """Whether some samples have no label: their class is NO_LABEL, and they count nothing."""
+    custom: CustomTerms | None = None
+    """The user's loss, if these are its terms."""
+
+    def weigh(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The weighted term of each sample, 0 without a label; shape (N,)."""
+        weights = () if self.class_weights is None else (onto(outputs.device, self.class_weights).to(outputs.dtype),)
+        if not self.partial:
+            return self.terms(outputs, targets, *weights)
+        return torch.where(targets == NO_LABEL, 0.0, self.terms(outputs, targets.clamp_min(0), *weights))
+
+    @property
+    def is_unweighted(self) -> bool:
+        """Whether each sample has the weight 1."""
+        if self.custom:
+            return self.custom.division.count is None and not self.custom.division.summed
+        return not self.partial and (self.class_weights is None or self.several)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether it is a sum over the samples, which nothing divides."""
+        return self.custom is not None and self.custom.division.summed
+
+    def weights(self, targets: Tensor) -> Tensor:
+        """The weight of each sample, 0 without a label; shape (N,), or of a user's loss their sum."""
+        if self.custom:
+            return self.custom.weights(targets)
+        if self.is_unweighted:
+            return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
+        if self.partial:
+            table = torch.ones(1, device=targets.device) if self.class_weights is None else self.class_weights
+            by_sample = onto(targets.device, table)[targets.clamp(0, len(table) - 1)]
+            return torch.where(targets == NO_LABEL, 0.0, by_sample)
+        assert self.class_weights is not None
+        table = onto(targets.device, self.class_weights)
+        # In float64 the sum of weights does not depend on how the batch is split.
+        return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
+
+
+class Objective:
+    """The loss of all heads.
+
+    Args:
+        heads: weight of each head by name.
+        losses: loss of each head by name.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], losses: Mapping[str, HeadLoss]) -> None:
+        self.heads, self.losses = heads, dict(losses)
+
+    def move(self, device: torch.device) -> None:
+        """Keep class weights on a device."""
+        for name, loss in self.losses.items():
+            if loss.class_weights is not None:
+                self.losses[name] = replace(loss, class_weights=onto(device, loss.class_weights))
+
+    def denominators(self, targets: Targets) -> dict[str, Tensor]:
+        """The sum of weights per head, 1 for a loss that is a sum; call it once, with the whole batch."""
+        return {
+            name: torch.ones((), dtype=torch.float64, device=targets[name].device)
+            if loss.is_summed
+            else loss.weights(targets[name]).sum(dtype=torch.float64)
+            for name, loss in self.losses.items()
+        }
+
+    def shared(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """The denominators of a process that computes this share of a batch: over all processes, those of a sum are 1."""
+        return {name: over * share if self.losses[name].is_summed else over for name, over in denominators.items()}
+
+    @property
+    def indivisible(self) -> str:
+        """Why the loss of a batch cannot be put together from those of its parts; empty if it can."""
+        return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
+
+    def no_denominators(self) -> dict[str, Tensor]:
+        """Those of no samples."""
+        return {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
+
+    @property
+    def is_unweighted(self) -> bool:
+        """Whether each sample has the weight 1 in all heads, so that the denominators are the number of samples."""
+        return all(loss.is_unweighted for loss in self.losses.values())
+
+    def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
+        """The contribution of these samples to the loss; a scalar.
+
+        Args:
+            outputs: (N, C) for a single head, or a mapping by head name.
+            targets: of the same samples.
+            over: `denominators` of the whole batch.
+        """
+        total = None
+        for name, loss in self.losses.items():
+            raw = outputs[name] if isinstance(outputs, Mapping) else outputs
+            # A head without a label in the whole batch adds 0.
+            below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial or loss.custom else over[name]
+            # Half precision has too few digits for the sum of a loss.
+            scores = raw if raw.dtype == torch.float64 else raw.float()
+            terms = loss.weigh(scores, targets[name]).sum()
+            weight = self.heads[name].weight
+            share = (terms if weight == 1 else weight * terms) / below.to(scores.dtype)
+            total = share if total is None else total + share
+        assert total is not None
+        return total
+
+
+def terms(spec: Spec) -> Terms:
+    """The per-sample terms of a loss in the spec."""
+    match spec:
+        case CrossEntropy():
+            return partial(_cross_entropy, smoothing=spec.label_smoothing)
+        case Focal():
+            return partial(_focal, spec=spec)
+        case BinaryCrossEntropy():
+            return partial(_binary, smoothing=spec.label_smoothing)
+        case MeanSquaredError():
+            return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
+        case Huber():
+            return lambda outputs, targets: F.huber_loss(outputs, targets, reduction="none", delta=spec.delta).mean(
+                dim=1
+            )
+
+
+def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
+    return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
+    if targets.ndim == 2:
+        targets = targets.to(outputs.dtype)
+    return F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
+
+
+def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
+    """Focal loss (Lin et al. 2017); for soft targets, the expectation over classes."""
+    classes = outputs.shape[1]
+    expected = soft(targets, classes, outputs.dtype)
+    expected = expected * (1 - spec.label_smoothing) + spec.label_smoothing / classes
+    log_p = F.log_softmax(outputs, dim=1)
+    # With gamma below 1 the slope at 0, for a certain prediction, is infinite; times 0 it would be NaN.
+    remainder = (1 - log_p.exp()).clamp_min(torch.finfo(outputs.dtype).tiny)
+    terms = -expected * remainder**spec.gamma * log_p
+    if spec.alpha is not None:
+        terms = terms * onto(outputs.device, torch.tensor([1 - spec.alpha, spec.alpha], dtype=outputs.dtype))
+    return (terms if weights is None else terms * weights).sum(dim=1)
+
+
+def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
+    expected = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(outputs, expected, reduction="none", pos_weight=weights).mean(dim=1)
+
+
+def class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
+    """The weights of a head's classes, shape (C,); None for equal weights and for regression.
+
+    Args:
+        requested: `none`, `balanced`, or weights by class; a class that it does not name has 1.
+        head: the output.
+        targets: of all training samples.
+    """
+    if requested == "none" or not head.classes:
+        return None
+    if isinstance(requested, Mapping):
+        return torch.tensor([requested.get(name, 1.0) for name in head.classes], dtype=torch.float32)
+    return balance_labels(targets) if head.several else balance_classes(targets, len(head.classes))
+
+
+def balance_labels(targets: Tensor) -> Tensor:
+    """Weights of labels that can be true beside others, of targets (N, C): samples without it / samples with it, shape
+    (C,); 1 if one of the two is none.
+    """
+    true = (targets > 0.5).sum(dim=0).double()
+    return torch.where((true > 0) & (true < len(targets)), (len(targets) - true) / true.clamp_min(1), 1.0).float()
+
+
+def balance_classes(targets: Tensor, classes: int) -> Tensor:
+    """Class weights: samples / (classes * samples of the class), shape (C,); 0 for classes without samples."""
+    labels = targets[targets != NO_LABEL]
+    counts = torch.bincount(labels, minlength=classes).double()
+    weights = len(labels) / (classes * counts)
+    return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
+
+
+def weighs(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
+    """Whether class weights are computed from the targets."""
+    return any((head.class_weights or weighting) == "balanced" for head in heads.values())
+
+
+def objective(
+    spec: Spec | None,
+    heads: Mapping[str, Head],
+    targets: Targets,
+    weighting: str | Mapping[str, float],
+    custom: CustomTerms | None = None,
+) -> Objective:
+    """The objective of a job.
+
+    Args:
+        spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
+        heads: the outputs.
+        targets: all training targets, for class weights; may be empty if nothing `weighs`.
+        weighting: `none`, `balanced`, or weights by class, for heads that have none of their own.
+        custom: the terms of the user's loss, which replaces the job's.
+    """
+    if custom is not None:
+        return Objective(heads, {name: HeadLoss(custom, None, custom=custom) for name in heads})
+    losses = {}
+    for name, head in heads.items():
+        plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")
+        head_spec = spec or (plain if head.classes else MeanSquaredError(name="mse"))
+        if head.label_smoothing is not None:
+            head_spec = head_spec.model_copy(update={"label_smoothing": head.label_smoothing})
+        weights = class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
+        losses[name] = HeadLoss(terms(head_spec), weights, head.several, head.partial)
+    return Objective(heads, losses)

@@ -1,0 +1,184 @@
+"""Measures where the time of a training goes: by phase of a step, by operator, and relative to what the machine can do.
+
+Nothing here changes the computation, so the run stays bit-identical.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from drivetrain.data.loader.batches import in_order
+from drivetrain.errors import DrivetrainError
+from drivetrain.system.files import write_json
+from drivetrain.training.run import Run
+
+TRACE, OPERATORS = "trace.json.gz", "operators.json"
+WARMUP_STEPS = 10
+"""Steps before profiling: the first ones load kernels, fill caches and compile."""
+PROFILED_STEPS = 5
+"""Steps that are profiled."""
+MAX_OPERATORS = 20
+"""Operators that are recorded."""
+
+
+class Profiler:
+    """Counts steps, and profiles some of them.
+
+    Args:
+        folder: gets the files.
+        device: the type of the device that computes, cpu or cuda.
+        steps_left: steps until the run ends.
+        report: takes a line about the result.
+    """
+
+    def __init__(self, folder: Path, device: str, steps_left: int, report: Callable[[str], None]) -> None:
+        self.folder, self.device, self.report = folder, device, report
+        self.seen, self.start = 0, 0.0
+        self.profile: Any = None
+        # A short run is profiled from its second step on.
+        self.warm = min(WARMUP_STEPS, max(1, steps_left - PROFILED_STEPS))
+
+    def step(self) -> None:
+        """Call after every step."""
+        self.seen += 1
+        if self.seen == self.warm:
+            self._begin()
+        elif self.seen == self.warm + PROFILED_STEPS:
+            self.close()
+
+    def _begin(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
+        self.profile = profile(activities=kinds)
+        self.profile.start()
+        self.start = time.perf_counter()
+
+    def close(self) -> None:
+        """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""
+        if self.profile is None:
+            return
+        seconds = time.perf_counter() - self.start
+        ended, self.profile = self.profile, None
+        ended.stop()
+        steps = self.seen - self.warm
+        try:
+            ended.export_chrome_trace(str(self.folder / TRACE))
+            write_json(self.folder / OPERATORS, _operators(ended, steps, seconds, self.device))
+        except (OSError, DrivetrainError) as error:
+            self.report(f"the trace is incomplete: {error}")
+            return
+        self.report(f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)")
+
+
+def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
+    """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
+    self_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    rows = [
+        {"name": row.key, "seconds": getattr(row, self_time) / 1e6, "calls": row.count}
+        for row in profile.key_averages()
+        if getattr(row, self_time) > 0
+    ]
+    rows.sort(key=lambda row: -row["seconds"])
+    total = sum(row["seconds"] for row in rows)
+    return {
+        "steps": steps,
+        "wall_seconds": seconds,
+        "device": device,
+        "total": total,
+        "operators": rows[:MAX_OPERATORS],
+    }
+
+
+MATRIX_SIDE = 1024
+"""Rows and columns of the matrix product: large enough for every kernel, milliseconds on a CPU."""
+PRODUCT_REPEATS = 5
+COUNTED_SAMPLES = 64
+MIN_RUN_SECONDS = 20.0
+"""Seconds; shorter runs are not representative enough to be compared."""
+
+
+def measure_flops(run: Run) -> dict[str, float] | None:
+    """FLOPs per training sample, and FLOP/s of a large matrix product in the run's precision.
+
+    Matrix products, convolutions and attention are counted with torch's FLOP counter: three times a forward pass, once
+    for forward and twice for backward. Recurrent layers in a single library call are not counted.
+
+    None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
+    short; or if this process alone cannot compute the network.
+    """
+    if (
+        run.is_divided
+        or run.kept_in_eval_mode
+        or run.network.unfreezing.first
+        or run.replaced is not None
+        or run.clock.seconds < MIN_RUN_SECONDS
+    ):
+        return None
+    try:
+        operations = 3 * _count_forward_flops(run)
+        return (
+            {"operations": operations, "product": measure_product(run.device, run.step.dtype)} if operations else None
+        )
+    except Exception as error:
+        # The run is done and its model is written; only a line of the report is missing.
+        run.events.add("report", f"the efficiency could not be measured: {error}", run.counters.step)
+        return None
+
+
+def _count_forward_flops(run: Run) -> float:
+    """FLOPs per sample of a forward pass, averaged over a few."""
+    batch = next(iter(in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
+    run.model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run.step.options.forward(*run.preprocess(batch, None).inputs)
+    return float(counter.get_total_flops() / len(batch.ids))
+
+
+def measure_product(device: torch.device, dtype: torch.dtype | None) -> float:
+    """FLOP/s of a large matrix product, the best of a few."""
+    first, second = (torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=device).to(dtype or torch.float32) for _ in range(2))
+    best = float("inf")
+    for _ in range(PRODUCT_REPEATS + 1):
+        start = time.perf_counter()
+        (first @ second)[0, 0].item()  # also waits for a GPU
+        best = min(best, time.perf_counter() - start)
+    return 2 * MATRIX_SIDE**3 / best
+
+
+STEP_PHASES = ("forward", "train", "optimizer", "compile")
+"""The phases of a step. `train` holds all that is not listed: backward, loss, preprocessing, records."""
+
+
+def split_step_time(run: Run) -> None:
+    """Make the timer of a run split the time of its steps into forward, backward, update and compilation."""
+    # On a GPU calls return before the computation ends.
+    if run.device.type != "cpu":
+        return
+    run.configure_step(phase=StepPhases(run).phase)
+
+
+class StepPhases:
+    """Counts parts of a step as phases of their own during training; an evaluation stays one phase."""
+
+    def __init__(self, run: Run) -> None:
+        self.clock = run.clock
+        self.compiles = run.plan.value("compile") is True
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The context of a part of a step, by its name."""
+        if self.clock.open[-1:] != ["train"]:
+            return contextlib.nullcontext()
+        return self.clock.phase(self._name(name))
+
+    def _name(self, name: str) -> str:
+        """The phase to count; the first forward pass counts as compilation."""
+        first, self.compiles = self.compiles and name == "forward", self.compiles and name != "forward"
+        return "compile" if first else name

@@ -1,0 +1,128 @@
+"""Shows the progress of a run: a live view on a terminal, single lines everywhere else.
+
+The live view reads the run folder, as `drivetrain watch` does, and is painted by its own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.errors import DrivetrainError
+from drivetrain.job.formatting import format_metric, format_metrics
+from drivetrain.system.console import live_terminal, say
+from drivetrain.system.run_files import RunFiles
+from drivetrain.tracking.live.dashboard import format_time_left
+from drivetrain.tracking.live.live_view import LINE_EVERY, LiveView
+from drivetrain.tracking.live.run_reader import PROGRESS
+from drivetrain.tracking.live.time_left import TimeLeft
+
+if TYPE_CHECKING:
+    from drivetrain.training.run import Run
+
+COLUMNS_SHOWN = 4
+"""Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
+EVALUATION_SHARE = 1 / 3
+"""Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
+
+
+class Progress:
+    """Shows the progress of a run."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+        self.shown = -float("inf")
+        self.left: TimeLeft | None = None
+        self.live: LiveView | None = None
+        self.spent = 0.0
+        """CPU seconds of the live view, known after it is closed."""
+
+    def step(self, run: Run, step: int, loss: float) -> None:
+        """Report step number `step`."""
+        now = time.monotonic()
+        if self.left is None:
+            self.left = self._begin(run)
+        self.left.add(now, step)
+        if self.live or now - self.shown < LINE_EVERY:
+            return
+        self.shown = now
+        seconds = self.left.step_seconds()
+        head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
+        speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
+        say(f"{head}  step {step}/{self.total}  loss {format_metric(loss)}{speed}  {self._format_time_left(run, now)}")
+
+    def _begin(self, run: Run) -> TimeLeft:
+        """Write what `watch` needs to the run folder, and start the live view."""
+        batches = len(run.dataset.validation) / run.batches.batch_size
+        evaluation = batches * EVALUATION_SHARE
+        ahead = {
+            "steps": self.total,
+            "steps_per_epoch": run.batches.per_epoch,
+            "evaluation_steps": evaluation,
+            "best": run.watch.best.metric,
+        }
+        try:
+            RunFiles(run.folder).write_json(PROGRESS, ahead)
+        except DrivetrainError as error:
+            say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
+        if live_terminal():
+            self.live = LiveView(run.folder)
+        return TimeLeft(self.total, run.batches.per_epoch, evaluation)
+
+    def _format_time_left(self, run: Run, now: float) -> str:
+        assert self.left is not None
+        seconds_left, most = self.left.left(now), run.time_left()
+        at_most = run.job.train.early_stopping is not None or (seconds_left is not None and most < seconds_left)
+        return format_time_left(None if seconds_left is None else min(seconds_left, most), at_most)
+
+    def evaluation(self, run: Run, best: str) -> None:
+        """Report an evaluation; `best` says that it is the best so far, and why if that does not show."""
+        if self.live is None:
+            columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
+            hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
+            shown = {name: value for name, value in run.last.items() if not name.startswith(hidden)}
+            metrics_text = format_metrics(shown, run.watch.best.metric, "  ")
+            say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {metrics_text}{f'  {best}' if best else ''}")
+
+    def close(self) -> None:
+        """Close the live view, and leave its last state on the screen."""
+        if self.live:
+            self.live.close()
+            self.spent += self.live.spent
+            self.live = None
+
+
+def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
+    """A function that returns the samples per second and the share of waiting since its last call."""
+    before = [time.monotonic(), run.counters.samples, 0.0]
+    fetched = run.readable.fetched
+    previous: dict[str, int | float] = {}
+
+    def since() -> dict[str, Any]:
+        now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
+        span = max(1e-9, now - before[0])
+        values = {
+            "step": run.counters.step,
+            "samples_per_second": round((samples - before[1]) / span, 2),
+            "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
+            **_tensors(run.device),
+        }
+        if fetched:
+            counts = fetched.to_json()
+            values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
+            previous.update(counts)
+            values["shard_at_once"] = fetched.width.width
+        before[:] = [now, samples, waited]
+        return values
+
+    return since
+
+
+def _tensors(device: torch.device) -> dict[str, int]:
+    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
+    if device.type != "cuda":
+        return {}
+    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}

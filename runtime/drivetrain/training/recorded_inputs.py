@@ -1,0 +1,366 @@
+"""Records a run's inputs when it starts, and checks them when it is resumed.
+
+    data.json            fingerprints of data files, files of a pretrained network, and arrays passed in by a program
+    preprocessing.json   what was computed from the data: vocabulary, categories, scales, classes
+
+A resumed run, and an evaluation of it, preprocess their data as recorded: weights are never used with another
+preprocessing than in their training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.data import fingerprint
+from drivetrain.data.custom import code_files
+from drivetrain.data.dataset import Dataset, InputRecord, head
+from drivetrain.data.formats import shards
+from drivetrain.data.load_data import add_test, load
+from drivetrain.distributed import world
+from drivetrain.distributed.world import LOCAL_RANK, NODES
+from drivetrain.errors import CheckpointError, DataError, DrivetrainError
+from drivetrain.job import Job
+from drivetrain.job.custom import parts
+from drivetrain.job.embedded import EmbeddedJob
+from drivetrain.job.extension import describe_unfinished
+from drivetrain.job.formatting import dot_key
+from drivetrain.pretrained import earlier_run, hub_name
+from drivetrain.pretrained import folder as pretrained
+from drivetrain.system.files import sha256, write_json
+from drivetrain.system.run_files import RunFiles
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.run import Run
+from drivetrain.training.start_checks import first_difference
+
+if TYPE_CHECKING:
+    from drivetrain.training.run import Run
+
+RECORD, SETTLED = "data.json", "preprocessing.json"
+COPIED = ("model.arguments.", "train.loss.arguments.")
+"""Keys of files that are copied with the user's code if they are small."""
+MAX_LISTED_CHANGES = 5
+"""Largest number of changes that are listed."""
+SLOW_SECONDS = 1.0
+"""Seconds; if recording takes longer, a line is printed."""
+UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
+Refuse = Callable[[str], DrivetrainError]
+"""Makes the error for a change, given what has changed."""
+
+
+def read(job: Job, folder: Path) -> Dataset:
+    """Load the data of a run; if it is resumed, only unchanged data, preprocessed in the same way.
+
+    Raises:
+        DataError: if it cannot be used.
+        CheckpointError: if it has changed.
+    """
+    recorded = read_stored(folder) if checkpoint.resumes(folder) else None
+    if recorded is not None:
+        _fix_commit(job, RunFiles(folder).read_json(RECORD))
+    if os.environ.get(world.RANK, "0") != "0":
+        return load(job, recorded)
+    if recorded is None:
+        dataset = load(job)
+    else:
+        dataset = load_unchanged(job, folder, recorded, lambda changed: _unlike(folder, changed, "--new"))
+    # Now, so that a mistake in it does not come up after the training.
+    add_test(job, dataset)
+    return dataset
+
+
+def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: Refuse) -> Dataset:
+    """Load the data of a run, preprocessed as when the run started.
+
+    Args:
+        job: of the run.
+        folder: of the run.
+        recorded: the recorded preprocessing and heads.
+        refuse: makes the error for a change.
+
+    Raises:
+        DataError: if it cannot be used.
+        DrivetrainError: if a file was changed, removed or added since the run started.
+    """
+    record = RunFiles(folder).read_json(RECORD)
+    _fix_commit(job, record)
+    places = _places(job)
+    _check(_list_changed(record["files"], places), refuse)
+    dataset = load(job, recorded)
+    check_shards(record.get("shards", {}), dataset.shards)
+    _check([*_list_added(record["files"], places, dataset), *_differs(record, recorded, dataset)], refuse)
+    return dataset
+
+
+def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
+    """A pretrained network of the hub is the one that the run began with, whatever its branch means by now."""
+    if commit := record.get("pretrained_commit"):
+        job.fix_commit(str(commit))
+
+
+def read_stored(folder: Path) -> InputRecord | None:
+    """The recorded preprocessing and heads; None if the run was started with a version that did not record them.
+
+    Raises:
+        CheckpointError: if one of the two files is missing or damaged.
+    """
+    if not any((folder / name).exists() for name in (RECORD, SETTLED)):
+        return None
+    name = RECORD
+    try:
+        record = RunFiles(folder).read_json(RECORD)
+        {**record["files"], **record["arrays"]}
+        _check_kinds(record)
+        name = SETTLED
+        document = RunFiles(folder).read_json(SETTLED)
+        if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
+            raise ValueError(SETTLED)
+        return InputRecord({**document["preprocessing"]}, {row["name"]: head(row) for row in document["heads"]})
+    except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{folder / name} is missing, damaged or edited",
+            "the file as the run wrote it when it began",
+            "restore it, or start a new run with --new",
+        ) from None
+
+
+def _check_kinds(record: Mapping[str, Any]) -> None:
+    """Check that a record holds what a run writes there; its folder can be from anybody.
+
+    Raises:
+        TypeError: if not.
+        LookupError: if something is missing.
+    """
+    tables = [entry["rows"] for entry in record["files"].values()] + list(record.get("shards", {}).values())
+    for table in tables:
+        if not isinstance(table, dict) or not all(isinstance(row, str) for row in table.values()):
+            raise TypeError(RECORD)
+    if not all(isinstance(entry["folder"], bool) for entry in record["files"].values()):
+        raise TypeError(RECORD)
+
+
+def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
+    """Record the inputs of a new run; for a resumed one, check arrays that a program passed in.
+
+    Raises:
+        CheckpointError: if the arrays have changed.
+        StorageError: if the folder cannot be written.
+    """
+    recorded = read_stored(run.folder) if resumes else None
+    with run.clock.phase("data"):
+        if recorded is None:
+            _keep(run, say)
+        elif isinstance(run.job, EmbeddedJob):
+            _check(
+                _differs(RunFiles(run.folder).read_json(RECORD), recorded, run.readable),
+                lambda changed: _unlike(run.folder, changed, "new=True"),
+            )
+    if recorded is None and resumes:
+        say(f"data: {UNRECORDED}")
+
+
+def _keep(run: Run, say: Callable[[str], None]) -> None:
+    start, data = time.monotonic(), run.readable
+    files: dict[str, dict[str, Any]] = {
+        key: {"folder": path.is_dir(), "rows": fingerprint.of(_base(path, path.is_dir()), names)}
+        for key, path, names in _list_files(_places(run.job), data)
+    }
+    write_json(
+        run.folder / SETTLED,
+        {"heads": [asdict(entry) for entry in data.heads.values()], "preprocessing": data.preprocessing},
+    )
+    write_json(
+        run.folder / RECORD,
+        {
+            "files": files,
+            "arrays": data.content(),
+            "shards": data.shards,
+            "preprocessing": sha256(run.folder / SETTLED),
+            "pretrained_commit": run.job.pretrained_commit,
+        },
+    )
+    seconds = time.monotonic() - start
+    if seconds > SLOW_SECONDS:
+        count = sum(len(entry["rows"]) for entry in files.values())
+        say(f"data: {count:,} files fingerprinted in {seconds:.1f} s")
+
+
+def list_changes_since(job: Job, record: Mapping[str, Any]) -> list[str]:
+    """How the files of this machine differ from those in a record, perhaps of another machine."""
+    return _list_changed(record["files"], _places(job))[:MAX_LISTED_CHANGES]
+
+
+def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
+    return CheckpointError(
+        f"{describe_unfinished(folder)}, and its data has changed since it started: {changed}",
+        "the data that the run was started with",
+        f"restore it, or start a new run with {new}",
+    )
+
+
+def _check(changes: Sequence[str], refuse: Refuse) -> None:
+    if changes:
+        remainder = f" and {len(changes) - MAX_LISTED_CHANGES:,} more" if len(changes) > MAX_LISTED_CHANGES else ""
+        raise refuse(f"{'; '.join(changes[:MAX_LISTED_CHANGES])}{remainder}")
+
+
+def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:
+    """Recorded files that have changed, each with its key."""
+    changes = []
+    for key, entry in record.items():
+        if key not in places:
+            changes.append(f"{key}, which the job does not name, was read")
+            continue
+        base = _base(places[key], entry["folder"])
+        changes += [f"{base / name} {change} ({key})" for name, change in fingerprint.list_changed(base, entry["rows"])]
+    return changes
+
+
+def _list_added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
+    """Files that were not there when the run started, each with its key."""
+    return [
+        f"{_base(path, path.is_dir()) / name} was not there ({key})"
+        for key, path, names in _list_files(places, dataset)
+        for name in names
+        if key not in record or name not in record[key]["rows"]
+    ]
+
+
+def _differs(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset) -> list[str]:
+    """What else has changed: arrays passed in by a program, and what was computed from the data."""
+    before, now = record["arrays"], dataset.content()
+    differences = [
+        f"the {name} samples have other values (if a function uses random numbers, fix its seed)"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+    computed = _plain(dataset.preprocessing)
+    differences += [
+        f"{name} of the preprocessing" for name, value in recorded.preprocessing.items() if computed[name] != value
+    ]
+    return differences + [
+        f"the output {name!r}" if name else "the output"
+        for name in {*recorded.heads, *dataset.heads}
+        if recorded.heads.get(name) != dataset.heads.get(name)
+    ]
+
+
+def _plain(value: object) -> Any:
+    """A value as JSON gives it back: tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _places(job: Job) -> dict[str, Path]:
+    """Paths that the spec names and a run reads, by key."""
+    model: Any = getattr(job, "model", None)
+    paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
+    if name := hub_name.find_weights_name(job):
+        paths[dot_key(hub_name.key(job))] = pretrained.locate(job, name)[0]
+    if earlier := earlier_run.find(job):
+        paths["model.name"] = earlier.folder
+    if getattr(model, "weights", None):
+        paths["model.weights"] = job.resolve(model.weights)
+    for key, part, _ in parts(job):
+        paths |= {
+            dot_key(key_path): job.resolve(text) for key_path, text in _texts(part.arguments, (*key, "arguments"))
+        }
+    return paths
+
+
+def _texts(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """All strings among the arguments of a user function: each could be a path."""
+    if isinstance(value, str):
+        yield key_path, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _texts(inner, (*key_path, str(key)))
+
+
+def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
+    """Key, path and file names of what is read; a folder that only user code reads has no file names."""
+    for key, base in places.items():
+        names = list(dataset.files.get(key, ()))
+        if key in dataset.shards:  # they may be larger than this disk, and are told apart by size and stamp
+            continue
+        if key.startswith(COPIED) and code_files.list_copies(base, base.name):
+            continue  # copied with the code, and recorded there
+        if os.path.isfile(base):
+            names[:0] = [path.name for path in shards.files(base, key)]
+        elif key in ("model.name", "model.pretrained"):
+            names = sorted(
+                path.name for path in base.iterdir() if any(fnmatch(path.name, kind) for kind in pretrained.FILES)
+            )
+        if names:
+            yield key, base, names
+
+
+def _base(path: Path, folder: bool) -> Path:
+    """The folder that file names are relative to."""
+    return path if folder else path.parent
+
+
+def check_shards(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> None:
+    """Check that streamed shards are those that the run started with.
+
+    Raises:
+        DataError: if they are not; names them.
+    """
+    differences = []
+    for key, recorded in before.items():
+        present = now.get(key, {})
+        differences += [f"shard {name} is not there any more ({key})" for name in recorded if name not in present]
+        differences += [f"shard {name} was not there ({key})" for name in present if name not in recorded]
+        differences += [
+            f"shard {name} has changed ({key})"
+            for name in recorded
+            if present.get(name, recorded[name]) != recorded[name]
+        ]
+    if differences:
+        remainder = (
+            f" and {len(differences) - MAX_LISTED_CHANGES:,} more" if len(differences) > MAX_LISTED_CHANGES else ""
+        )
+        raise DataError(
+            f"the streamed data has changed since the run started: {'; '.join(differences[:MAX_LISTED_CHANGES])}{remainder}",
+            "shards with the size and the time, or ETag, that they had",
+            "restore them, or start a new run with --new",
+        )
+
+
+def check_data(run: Run) -> None:
+    """Refuse to train on different files; each machine reads its own.
+
+    Raises:
+        DataError: if a machine has another file than the leader's.
+    """
+    if NODES not in os.environ:
+        return
+    path = run.folder / RECORD
+    record = json.loads(run.ranks.text_from(0, path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""))
+    reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"
+    if difference := first_difference(run.ranks, "; ".join(_list_node_differences(run, record)) if reads else ""):
+        raise DataError(
+            f"other data than on the leader's machine: {difference}",
+            "the same files on all machines",
+            "copy the leader's data to that machine, or read it from a file system that all share",
+        )
+
+
+def _list_node_differences(run: Run, record: Mapping[str, Any]) -> list[str]:
+    """How the data of this machine differs from the leader's; shards may have other times, but not other rows."""
+    differences = list_changes_since(run.job, record)
+    if run.readable.shards:
+        local_shards, leaders = run.readable.content(), record["arrays"]
+        differences += [
+            f"the shards of {key} have other names, sizes or rows"
+            for key in local_shards
+            if local_shards[key] != leaders.get(key)
+        ]
+    return differences

@@ -1,0 +1,138 @@
+"""Checks before the first step: that all processes of a run have the same data, network and plan, and that its batches
+can be trained.
+
+Each process loads data and builds the network itself. User code that uses unseeded random numbers, or iterates over a
+set or a folder listing, can give other results in each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+
+from torch import nn
+
+from drivetrain.data.custom.loss_division import SPLITTABLE
+from drivetrain.data.dataset import Batch, Dataset
+from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.distributed.store import node_name
+from drivetrain.distributed.world import NODES
+from drivetrain.errors import DataError, SpecError
+from drivetrain.job import Job
+from drivetrain.plan.plan import Plan
+from drivetrain.training.step import Step
+
+SEED = (
+    "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
+)
+
+
+def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprint: str) -> None:
+    """Refuse to train different networks or different data.
+
+    Args:
+        fingerprint: of the samples, as recorded in a checkpoint.
+
+    Raises:
+        DataError: if samples, targets or preprocessing differ.
+        SpecError: if the networks differ.
+    """
+    if ranks.count == 1:
+        return
+    wrong = _differs(
+        ranks,
+        {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
+        | {"classes": repr(dataset.heads)},
+    )
+    if wrong:
+        raise DataError(f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED)
+    shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    wrong = _differs(ranks, {"weights or buffers": repr(shapes)})
+    if wrong:
+        raise SpecError(
+            [job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike", SEED)]
+        )
+
+
+def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
+    """The first of these things in which a process differs from rank 0, and which process."""
+    # Six bytes of a digest fit into a float64 exactly.
+    digests = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]
+    first, *other_rows = ranks.all_gather(digests)
+    for number, row in enumerate(other_rows, 2):
+        for name, one, two in zip(things, first, row, strict=True):
+            if one != two:
+                return f"process {number} of {ranks.count} has other {name}"
+    return None
+
+
+def check_plan(ranks: Ranks, plan: Plan) -> None:
+    """Refuse to train under different plans; there is nothing to compare on a single machine.
+
+    Raises:
+        SpecError: if a machine has decided otherwise.
+    """
+    if NODES not in os.environ:
+        return
+    local_values = plan.values()
+    first = json.loads(ranks.text_from(0, json.dumps(local_values)))
+    wrong = [
+        f"{name} is {local_values[name]}, there {value}" for name, value in first.items() if local_values[name] != value
+    ]
+    if difference := first_difference(ranks, "; ".join(wrong)):
+        raise SpecError(
+            f"another plan than on the leader's machine: {difference}",
+            "one plan for all machines",
+            "give the value in the job, under optimize, or use machines of one kind",
+        )
+
+
+def first_difference(ranks: Ranks, wrong: str) -> str:
+    """What the first process with a difference has found, and on which machine; empty if none has."""
+    has_problem = [int(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
+    if not any(has_problem):
+        return ""
+    return ranks.text_from(has_problem.index(1), f"rank {ranks.number} on node {node_name()}: {wrong}")
+
+
+SINGLE_SAMPLE = (
+    "this network cannot train on a single sample: one of its BatchNorm layers would have one value per channel, which "
+    "has no variance"
+)
+
+
+def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
+    """Refuse sizes that are too small for a network that needs two samples at once, if a batch has `parts` parts.
+
+    Raises:
+        SpecError: naming the key that makes them so small.
+    """
+    if step.options.least == 1:
+        return
+    if step.micro_batch == 1:
+        key, setting = ("optimize", "micro_batch"), "1"
+    elif job.train.batch < 2 * parts:
+        key, setting = ("train", "batch_size"), f"{job.train.batch}" + (f" in {parts} parts" if parts > 1 else "")
+    elif step.options.splitter is not Batch.split:
+        key, setting = ("optimize", "unpadding"), "a text may get a pass of its own"
+    else:
+        return
+    action = "use a larger size, or layers that need no batch, such as GroupNorm or LayerNorm"
+    raise SpecError([job.problem(key, f"{setting}, but {SINGLE_SAMPLE}", "two samples or more at a time", action)])
+
+
+def check_divisible(job: Job, dataset: Dataset, cut: BatchParts) -> None:
+    """Refuse several parts of a batch if the user's loss cannot be put together from those of parts.
+
+    Raises:
+        SpecError: naming the key that asks for parts.
+    """
+    if cut.count == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
+        return
+    path = ("train", "parts") if cut.ranks.count == 1 else ("limits", "processes")
+    description = f"a batch has {cut.count} parts for {cut.ranks.count} processes, and {obstacle}"
+    action = f"train in one process, on one GPU, without train.parts; {SPLITTABLE}"
+    raise SpecError([job.problem(path, description, "one process, which computes every batch as a whole", action)])

@@ -1,0 +1,59 @@
+"""Shows the plan and the first batch in TensorBoard when a run begins."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from drivetrain.data.dataset import Batch
+from drivetrain.data.loader.batches import fetch
+from drivetrain.plan.plan import Plan, format_value
+from drivetrain.tracking import tensorboard_images
+from drivetrain.tracking.tensorboard import Shown
+from drivetrain.training.run import Run
+
+SAMPLES = 16
+"""Images of the first batch that are shown."""
+
+
+def show_overview(run: Run) -> None:
+    """Show the plan, and for images the first batch. The run's random numbers are not affected."""
+    assert run.metrics is not None
+    entries: dict[str, Shown] = {"plan": plan_text(run.plan)}
+    try:
+        entries |= _batch(run)
+    except Exception as error:
+        # The training reports a sample that cannot be read; here only its picture is missing.
+        run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
+    run.metrics.board.put(run.counters.step, entries)
+
+
+def plan_text(plan: Plan) -> str:
+    """The decisions as a Markdown table."""
+    rows = [
+        (
+            row.name,
+            format_value(row.value),
+            row.source,
+            row.effect,
+            f"{row.reason}; {row.evidence}" if row.evidence else row.reason,
+        )
+        for row in plan.decisions
+    ]
+    lines = [("setting", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _batch(run: Run) -> dict[str, Shown]:
+    if run.counters.step or not run.job.task.startswith("image"):
+        return {}
+    data = run.readable
+    batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
+    with torch.no_grad():
+        ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
+        images = run.mix(ready).inputs[0][:SAMPLES].float().cpu()
+    scale = run.dataset.preprocessing
+    return {
+        "batch/as the network sees it": partial(tensorboard_images.grid, images, scale.get("mean"), scale.get("std"))
+    }

@@ -1,0 +1,102 @@
+"""What of a network is trained: takes a run to the stage of `model.unfreeze` of its epoch, and describes it for the user.
+
+The stage is a function of the epoch, so nothing is saved, and a resumed run is in the same one; a rollback goes back.
+The optimizer holds all parameters that are trained at any time; it has no state for a parameter before its first
+gradient.
+"""
+
+from __future__ import annotations
+
+from drivetrain import optimizations
+from drivetrain.data.labels import list_names
+from drivetrain.models import freeze, lr_groups
+from drivetrain.models.freeze import frozen_parts
+from drivetrain.training.run import Run
+
+STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step_graph")
+"""Optimizations of the forward pass, which depend on what is frozen; in the order in which they are applied."""
+
+
+def enter_stage(run: Run) -> bool:
+    """Freeze and unfreeze as in the present epoch; returns whether that changed anything."""
+    unfreezing, epoch = run.network.unfreezing, run.counters.epoch
+    if unfreezing.stage(epoch) == run.stage:
+        return False
+    run.stage = unfreezing.stage(epoch)
+    unfreezing.apply(run.model, epoch)
+    if not run.network.freeze.train_mode:
+        run.kept_in_eval_mode = list(frozen_parts(run.model))
+    _apply_again(run)
+    return True
+
+
+def announce_stage(run: Run) -> None:
+    """Record what is unfrozen, at the beginning of the epoch in which it is."""
+    unfreezing, epoch = run.network.unfreezing, run.counters.epoch
+    names = unfreezing.names(epoch)
+    if not names or run.counters.batch:
+        return
+    total = sum(p.numel() for p in run.model.parameters())
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    text = (
+        f"epoch {epoch + 1}: {list_names(freeze.list_layers(names), 6)} unfrozen, {trained:,} of {total:,} parameters"
+    )
+    if run.plan.value("feature_cache") is True:
+        text += f"; feature_cache: {run.cached}" if run.cached else "; feature_cache is off from here on"
+    run.events.add("unfreeze", text, run.counters.step)
+
+
+def _apply_again(run: Run) -> None:
+    """Apply what depends on the frozen layers to the whole network and its samples."""
+    if run.replaced is not None:
+        run.dataset, run.replaced, run.cached = run.replaced, None, ""
+        run.batches.split = run.dataset.train
+    failed = run.step.compile_error
+    run.configure_step(forward=run.model, packed_forward=getattr(run.model, "packed", None), packed=False)
+    for optimization in optimizations.every():
+        value = run.plan.value(optimization.name)
+        is_repeated = optimization.name in STAGE_DEPENDENT and value != optimization.off
+        if is_repeated and not (failed and optimization.stage is optimizations.Stage.COMPILE):
+            optimization.apply(run, value)
+    if failed:
+        run.configure_step(compiled=None)
+
+
+def lines(run: Run) -> list[str]:
+    """The lines about it, each beginning with its subject: `model: ...`, `learning rates: ...`."""
+    return [_describe_counts(run), *rates(run)]
+
+
+def rates(run: Run) -> list[str]:
+    """The line about learning rates by layer; empty without `train.lr_groups`."""
+    if not run.job.train.lr_groups:
+        return []
+    return ["learning rates: " + "; ".join(lr_groups.describe(run.lr_groups, run.model, run.job.train.optimizer.lr))]
+
+
+def unfrozen(run: Run) -> list[str]:
+    """The line about gradual unfreezing; empty without `model.unfreeze`."""
+    later = _later(run)
+    return [f"trained parameters: {_first(run):,} at first, {later}"] if later else []
+
+
+def _describe_counts(run: Run) -> str:
+    total = sum(p.numel() for p in run.model.parameters())
+    later = _later(run)
+    return f"model: {_first(run):,} of {total:,} parameters are trainable" + (f", {later}" if later else "")
+
+
+def _first(run: Run) -> int:
+    """Parameters that are trained in the first epoch."""
+    first = run.network.unfreezing.first
+    return sum(p.numel() for name, p in run.model.named_parameters() if p.requires_grad and name not in first)
+
+
+def _later(run: Run) -> str:
+    """How many are trained from which epoch on."""
+    sizes = {name: p.numel() for name, p in run.model.named_parameters()}
+    unfreezing, count, parts = run.network.unfreezing, _first(run), list[str]()
+    for epoch in unfreezing.epochs:
+        count += sum(sizes[name] for name in unfreezing.names(epoch))
+        parts.append(f"{count:,} from epoch {epoch + 1} on")
+    return ", ".join(parts)

@@ -1,0 +1,255 @@
+"""What a Python program brings to its training, beside network, data and loss: optimizer, scheduler, metrics, callbacks."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.dataset import Head
+from drivetrain.errors import UserCodeError
+
+
+class UserMetrics:
+    """Metrics by name; each has `reset()`, `update(outputs, targets)` and `compute()`."""
+
+    def __init__(self, metrics: Mapping[str, Any] | None = None) -> None:
+        self.metrics = dict(metrics or {})
+
+    def begin(self) -> None:
+        """Start an evaluation."""
+        for name, metric in self.metrics.items():
+            with _blame_user_code(name, "reset"):
+                metric.reset()
+
+    def add(
+        self, outputs: Tensor | Mapping[str, Tensor], targets: Mapping[str, Tensor], heads: Mapping[str, Head]
+    ) -> None:
+        """Add a batch: outputs (N, outputs), and the targets of the same samples.
+
+        Labels are whole numbers, (N, labels); a single number for each sample is (N,), as are its outputs.
+
+        Raises:
+            UserCodeError: if a metric raises.
+        """
+        if not self.metrics:
+            return
+        assert isinstance(outputs, Tensor), "a network of a Python program has one output"
+        predicted, target, head = outputs.float(), targets[""], heads[""]
+        if head.several:
+            target = target.long()
+        elif len(head.columns) == 1:
+            predicted, target = predicted.reshape(len(predicted)), target.reshape(len(target))
+        for name, metric in self.metrics.items():
+            with _blame_user_code(name, "update"):
+                if hasattr(metric, "to"):
+                    metric.to(predicted.device)
+                metric.update(predicted, target)
+
+    def values(self) -> dict[str, float]:
+        """The value of each metric, as `validation/NAME`.
+
+        Raises:
+            UserCodeError: if a metric raises, or gives no single number.
+        """
+        return dict(self._compute())
+
+    def _compute(self) -> Iterator[tuple[str, float]]:
+        for name, metric in self.metrics.items():
+            with _blame_user_code(name, "compute"):
+                value = metric.compute()
+            if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
+                shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise UserCodeError(
+                    f"metrics: {name}: compute() gives {shape}",
+                    "one number for each metric",
+                    'average it, as with average="macro", or give each metric of a collection by its name',
+                )
+            yield f"validation/{name}", float(value)
+
+
+def _blame_user_code(name: str, part: str) -> Any:
+    return blame_user_code(lambda told, do: UserCodeError(f"metrics: {name}: {part}() raised {told}", "", do))
+
+
+Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]
+
+
+class UserOptimizer:
+    """An optimizer over the parameters of one network; measurements before the training get copies of it.
+
+    Args:
+        optimizer: of the program.
+        model: the network whose parameters it has.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.optimizer, self.model = optimizer, model
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """The optimizer itself for its own network; for a copy of that network, a copy with the same state."""
+        optimizer = self.optimizer
+        if model is not self.model:
+            pairs = zip(self.model.parameters(), model.parameters(), strict=True)
+            optimizer = copy.deepcopy(optimizer, {id(old): new for old, new in pairs})
+        _move_state(optimizer)
+        return optimizer
+
+
+class UserSchedule:
+    """A scheduler of a Python program, or a function that makes one for an optimizer.
+
+    Args:
+        scheduling: the scheduler or the function.
+        every: `step` or `epoch`: when the scheduler steps.
+    """
+
+    def __init__(self, scheduling: Scheduling, every: str) -> None:
+        self.scheduling, self.every = scheduling, every
+
+    def build(self, optimizer: Optimizer) -> LRScheduler:
+        """The scheduler of this optimizer; a scheduler object is copied for a copy of its optimizer."""
+        if not isinstance(self.scheduling, LRScheduler):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self.scheduling(optimizer)
+        if self.scheduling.optimizer is optimizer:
+            return self.scheduling
+        return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
+
+
+def _move_state(optimizer: Optimizer) -> None:
+    """Move the state to the device of the parameters: the optimizer may have been made before the network moved."""
+    if any(
+        isinstance(value, Tensor) and value.ndim and value.device != parameter.device
+        for parameter, entry in optimizer.state.items()
+        for value in entry.values()
+    ):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def unstorable(optimizer: Optimizer, model: nn.Module) -> str | None:
+    """Why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
+
+    Raises:
+        Exception: whatever the optimizer's step raises.
+    """
+    trial = copy.deepcopy(model)
+    tried = UserOptimizer(optimizer, model).build(trial)
+    for group in tried.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    tried.step()
+    for entry in tried.state.values():
+        for name, value in entry.items():
+            if not (value is None or isinstance(value, Tensor | bool | int | float)):
+                return f"{name!r} of its state is of type {type(value).__name__}"
+    return None
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The plain values of every parameter group, which some optimizers and schedulers change while they train."""
+    return [
+        {key: value for key, value in group.items() if key != "params" and _plain(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
+    """Restore `group_settings`, also from JSON."""
+    for group, values in zip(optimizer.param_groups, saved, strict=True):
+        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_plain(member) for member in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+Callback = Callable[["TrainingInfo"], object]
+
+
+class StopTraining(Exception):
+    """Raised by a callback: the training ends after an evaluation, as if that had been its last epoch."""
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """The state of a training for a callback. The values are copies: the training cannot be changed through them."""
+
+    folder: Path
+    """The run folder."""
+    step: int
+    """Optimizer steps that are done."""
+    steps: int
+    """Optimizer steps of the whole run, if nothing ends it early."""
+    epoch: int
+    """The epoch that this is about, from 1."""
+    epochs: int
+    """Epochs of the whole run."""
+    loss: float = math.nan
+    """on_step: the loss of the batch before the update."""
+    lr: float = math.nan
+    """on_step: the learning rate of the first parameter group."""
+    grad_norm: float = math.nan
+    """on_step: the norm of the gradients before clipping."""
+    skipped: bool = False
+    """on_step: whether the update was skipped, because loss or gradients were not finite."""
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """on_epoch: of this evaluation; on_end: of the best one."""
+    best: bool = False
+    """on_epoch: whether this evaluation is the best so far."""
+    reason: str = ""
+    """on_end: why the training ended."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The callbacks of a training; None for those that it does not have."""
+
+    on_step: Callback | None = None
+    """After every optimizer step."""
+    on_epoch: Callback | None = None
+    """After every evaluation."""
+    on_end: Callback | None = None
+    """After the run has finished, with its report; not after a stop or a failure."""
+
+    def call(self, name: str, info: TrainingInfo) -> str | None:
+        """Call one; returns why it ends the training, or None.
+
+        Raises:
+            UserCodeError: if it raises.
+        """
+        callback: Callback | None = getattr(self, name)
+        if callback is None:
+            return None
+        try:
+            with blame_user_code(lambda told, do: UserCodeError(f"{name} raised {told}", "", do)):
+                callback(info)
+        except UserCodeError as error:
+            if isinstance(error.__cause__, StopTraining):
+                return f"{name}: {error.__cause__}".removesuffix(": ")
+            raise
+        return None
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """Parts of a Python program; a training from a job file has none."""
+
+    optimizer: UserOptimizer | None = None
+    schedule: UserSchedule | None = None
+    metrics: UserMetrics = field(default_factory=UserMetrics)
+    callbacks: Callbacks = field(default_factory=Callbacks)

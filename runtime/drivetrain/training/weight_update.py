@@ -1,0 +1,115 @@
+"""What surrounds the update of the weights: clipping by the norm of all gradients, and what torch's fused kernels need.
+
+These kernels take a flag, on the device, whether numbers are finite, and change nothing if not. So the host need not
+wait for the gradients before it queues the update and the next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.distributed.sharded_tensor import is_sharded, local, square_sum
+
+NORM_EPSILON = 1e-6
+"""Added to the norm before it divides, as torch does."""
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks: Ranks, *, divided: bool) -> Tensor:
+    """Scale the gradients so that their norm is at most `most`; returns the norm before, of shape ().
+
+    Args:
+        parameters: of the optimizer.
+        most: None for no clipping, which costs no pass over the gradients.
+        ranks: the processes.
+        divided: whether each of them has a part of the gradients.
+
+    Raises:
+        PeerError: if gradients are divided, and another process is gone.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not divided:
+        total_norm: Tensor = nn.utils.get_total_norm(gradients)
+        if most is not None:
+            nn.utils.clip_grads_with_norm_(parameters, most, total_norm)
+        return total_norm
+    (squares,) = ranks.all_reduce_sum([square_sum(g for g in gradients if is_sharded(g))])
+    norm = (squares + square_sum(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
+    if most is not None and gradients:
+        factor = (most / (norm + NORM_EPSILON)).clamp(max=1.0)
+        torch._foreach_mul_([local(g) for g in gradients], factor.float())
+    return norm
+
+
+KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
+
+
+def is_possible(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the device can skip an update by itself.
+
+    Not before the first update: the kernel would leave momentum that it creates uninitialized.
+    """
+    if not isinstance(optimizer, KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
+        return True
+    return all(_is_begun(optimizer, group) for group in optimizer.param_groups)
+
+
+def _is_begun(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
+        return True
+    return all(p in optimizer.state for p in group["params"] if p.grad is not None)
+
+
+@torch.no_grad()
+def begin_late(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
+    were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
+
+    The kernel then computes what a first step is in torch: a momentum that is the gradient itself.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if not group["momentum"] or not group.get("fused"):
+            continue
+        used = [p for p in group["params"] if p.grad is not None]
+        without_momentum = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+        for p in without_momentum if len(without_momentum) < len(used) else ():
+            gradient = p.grad + group["weight_decay"] * p
+            optimizer.state[p]["momentum_buffer"] = gradient * (group["dampening"] / group["momentum"])
+
+
+@contextlib.contextmanager
+def with_rates(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
+    """A block in which an update takes its learning rates from the device: `rates` by group, float32."""
+    before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
+        group["lr"] = rate
+        if "capturable" in group:
+            group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, (number, capturable) in zip(optimizer.param_groups, before, strict=True):
+            group["lr"] = number
+            if "capturable" in group:
+                group["capturable"] = capturable
+
+
+@contextlib.contextmanager
+def only_if(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
+    """A block in which an update changes nothing unless `finite`, a boolean tensor of shape () on the device."""
+    optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

@@ -1,0 +1,136 @@
+"""Measures and chooses the batch size for `train.batch_size: auto`, and advises on the learning rate; without torch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from drivetrain.distributed import world
+from drivetrain.errors import SpecError
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.train import USUAL_BATCH
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan as plans
+from drivetrain.system import signals
+from drivetrain.system.console import say
+from drivetrain.system.files import read_json
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.tuning import measuring_child
+
+FILE = "batch_size.json"
+"""In the run folder: the batch size, the reason, and samples per second of every size."""
+FIRST, MOST = 8, 4096
+"""Sizes that are tried: doubled from the first up to at most this."""
+STEPS = 20
+"""Smallest number of steps per epoch."""
+GAIN = 1.05
+"""Speedup that a larger batch must have."""
+
+
+def refuse_auto(job: Job, who: str) -> None:
+    """Refuse `auto` for commands that do not measure it.
+
+    Raises:
+        SpecError: with what can be done instead.
+    """
+    if job.train.batch_size == "auto":
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "batch_size"),
+                    f"is auto, which {who} cannot measure",
+                    "a number; auto is measured by `drivetrain train` in one process",
+                    "set it to a number",
+                )
+            ]
+        )
+
+
+def measure_once(
+    source: SpecSource, job: Job, machine: Hardware, folder: Path, *, plain: bool = False
+) -> tuple[int, int | None]:
+    """The exit code of the measurement, and the size unless it failed; measured once per run.
+
+    Args:
+        source: the spec with `auto`.
+        job: the same, loaded.
+        machine: the hardware.
+        folder: of the run, which keeps the result.
+        plain: whether the run has all optimizations off.
+
+    Raises:
+        SpecError: if the run has several processes.
+        Stopped: if a signal came meanwhile.
+    """
+    path = folder / FILE
+    measurement = read_json(path)
+    if measurement is None:
+        if world.local_ranks(job, machine) > 1:
+            refuse_auto(job, "a run of several processes")
+        plan = plans.resolve(job, machine, plain=plain)
+        say("batch_size: measured, since train.batch_size is auto")
+        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
+            first = replace(source, batch_size=FIRST)
+            module = "drivetrain.tuning.processes.batch_size"
+            code = measuring_child.measure(module, Path(scratch), first, plan, machine, [str(path)])
+        signals.stop_early()
+        if code:
+            return code, None
+        measurement = read_json(path)
+        assert measurement is not None, "the child has just written it"
+        EventLog(folder).add("batch_size", f"{measurement['text']}. {consequence(job, measurement['batch_size'])}")
+    return 0, int(measurement["batch_size"])
+
+
+def pin(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
+    """The assignment with which a run has the batch size that the first of the others has measured; none if the job gives a
+    number, or nothing was measured.
+
+    Args:
+        job: with which the run would be trained.
+        runs: folders of other runs of the same command.
+    """
+    if job.train.batch_size != "auto":
+        return ()
+    measurement = next(filter(None, (read_json(run / FILE) for run in runs)), None)
+    return (f"train.batch_size={measurement['batch_size']}",) if measurement else ()
+
+
+def most(samples: int) -> int:
+    """The largest batch size that is tried for so many training samples: the first one, doubled."""
+    doublings = max(1, samples // STEPS // FIRST).bit_length() - 1
+    return min(MOST, FIRST << doublings, samples)
+
+
+def choose(speeds: Mapping[int, float]) -> int:
+    """The smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
+
+    Args:
+        speeds: samples per second by size.
+    """
+    best = max(speeds.values())
+    return min(size for size, speed in speeds.items() if speed * GAIN >= best)
+
+
+def gains(speeds: Mapping[int, float]) -> bool:
+    """Whether either of the last two doublings was faster, so that another may be."""
+    last = list(speeds.values())[-3:]
+    return len(last) < 3 or max(last[1:]) >= GAIN * last[0]
+
+
+def consequence(job: Job, size: int) -> str:
+    """What another batch size means for the learning rate, which is not changed.
+
+    The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
+    arXiv:2205.10287).
+    """
+    rate, name = job.train.optimizer.lr, job.train.optimizer.name
+    ratio = size / USUAL_BATCH
+    rule, factor = ("linear", ratio) if name == "sgd" else ("square-root", ratio**0.5)
+    return (
+        f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
+        f"make it {rate * factor:.3g} (drivetrain find-lr JOB --set train.batch_size={size} measures it)"
+    )

@@ -1,0 +1,255 @@
+"""Calibrates the machine once: short probes in a process of their own, kept in the cache folder; without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from drivetrain import optimizations
+from drivetrain.distributed import world
+from drivetrain.errors import DrivetrainError, StorageError
+from drivetrain.hardware import calibration_file, gpu_selection
+from drivetrain.hardware.calibration import Calibration
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.hardware.facts import Hardware, from_json_as
+from drivetrain.job import Job
+from drivetrain.optimizations import Value, allocator, cpu_threads, openmp_runtime
+from drivetrain.optimizations.interface import similar_work
+from drivetrain.system import child_process, file_lock
+from drivetrain.system.console import say
+from drivetrain.system.files import read_json, write_json
+from drivetrain.tracking.event_log import EventLog
+
+LOCK = "lock"
+"""Two processes that calibrate at once meet at this file."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Time limits in seconds; all probes together take about five on one free CPU."""
+
+    probes: float
+    """For the probes, with the start of their process."""
+    process: float
+    """After this the process is ended, and what it has found by then counts."""
+
+
+BY_ITSELF = Limit(8.0, 9.0)
+"""A training must not wait longer, however busy the machine is."""
+ASKED = Limit(30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A calibration, and what the user should know about it."""
+
+    found: Calibration | None
+    events: tuple[str, ...] = ()
+    kept: bool = False
+    """Whether it was there already."""
+
+
+def for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
+    """The machine with its calibration, which the first training on it makes; as it is if the job would not use it.
+
+    Args:
+        machine: the hardware that the job may use.
+        job: the checked spec.
+        run: the run folder, for what went wrong.
+    """
+    if job.optimize.get("measure") == "off" or world.local_ranks(job, machine) > 1:
+        return machine
+    log = EventLog(run)
+    return at_first_use(machine, similar_work.kind(job, None), say, lambda text: log.add("calibration", text))
+
+
+def at_first_use(machine: Hardware, work: str, say: Callable[[str], None], event: Callable[[str], None]) -> Hardware:
+    """The machine with its calibration, which is made now if there is none; without one if that fails.
+
+    Args:
+        machine: the hardware that the job may use.
+        work: the kind of work of the job, which is compared first.
+        say: reports that it is made.
+        event: records what went wrong.
+    """
+    if not calibration_file.is_on():
+        return machine
+    calibration, wrong = calibration_file.load(machine)
+    obstacle = None if calibration else _obstacle(machine)
+    if wrong:
+        event(f"{wrong}; {'not calibrated again' if obstacle else 'calibrating again'}")
+    if obstacle:
+        say(f"calibrate: skipped, {obstacle}")
+    if calibration or obstacle:
+        return replace(machine, calibration=calibration)
+    say("calibrate: measuring this machine once, for up to 10 s")
+    outcome = load_or_measure(machine, work)
+    for line in outcome.events:
+        event(line)
+    if outcome.found:
+        say(f"calibrate: {summary(outcome.found)}")
+    return replace(machine, calibration=outcome.found)
+
+
+def _obstacle(machine: Hardware) -> str | None:
+    """Why a machine is not calibrated by itself."""
+    if machine.cpu.emulated:
+        return "the processor is emulated"
+    if not machine.storage.cache_writable:
+        return f"{machine.storage.cache} is not writable, so every run would repeat it"
+    return None
+
+
+def load_or_measure(
+    machine: Hardware, first: str = "", *, measure_again: bool = False, limit: Limit = BY_ITSELF
+) -> Outcome:
+    """The calibration that is kept, or a new one; of two processes at once, the second waits and takes the first's.
+
+    Args:
+        machine: the hardware.
+        first: the kind of work that is compared first.
+        measure_again: make a new one even if one is kept.
+        limit: time limits.
+    """
+    events = list[str]()
+    with _alone(machine, events):
+        stored, wrong = (None, None) if measure_again else calibration_file.load(machine)
+        if stored:
+            return Outcome(stored, kept=True)
+        if wrong:
+            events.append(f"{wrong}; calibrating again")
+        new = _run_probes(machine, first, limit, events)
+        if new:
+            try:
+                calibration_file.store(machine, new)
+            except (OSError, StorageError) as error:
+                events.append(
+                    f"the calibration could not be kept, it serves this run only: {' '.join(str(error).split())}"
+                )
+    return Outcome(new, tuple(events))
+
+
+def _run_probes(machine: Hardware, first: str, limit: Limit, events: list[str]) -> Calibration | None:
+    """Run the probes; what they found, or None."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="calibrate-") as scratch:
+            folder = Path(scratch)
+            write_json(folder / "hardware.json", replace(machine, calibration=None).to_json())
+            group = ProcessCgroup()
+            before = group.throttled() or 0.0
+            code = _run(machine, folder, first, limit)
+            data = read_json(folder / "calibration.json")
+            if data is None and code is None:
+                return _nothing(machine, limit, (group.throttled() or 0.0) - before)
+            if data is None:
+                events.append(f"calibration failed: its process ended with exit code {code} before any comparison")
+                return None
+            if code not in (0, None):
+                events.append(f"calibration incomplete: its process ended with exit code {code}")
+            return from_json_as(Calibration, data, "calibration")
+    except (OSError, DrivetrainError, subprocess.SubprocessError) as error:
+        events.append(f"calibration failed: {' '.join(str(error).split())}")
+        return None
+
+
+def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
+    """An empty calibration, so that not every run waits for one on a machine that is too busy.
+
+    Args:
+        machine: the hardware.
+        limit: the time that did not suffice.
+        throttled: seconds of it for which the CPU quota was used up. What others took nobody has measured.
+    """
+    share = round(min(1.0, max(0.0, throttled / limit.process)), 3)
+    reason = (
+        f"everything: no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
+    )
+    return Calibration(
+        key=calibration_file.key(machine),
+        date=datetime.now(UTC).date().isoformat(),
+        seconds=limit.process,
+        waited=share,
+        throttled=share,
+        probes=(),
+        missing=(reason,),
+    )
+
+
+def _run(machine: Hardware, folder: Path, first: str, limit: Limit) -> int | None:
+    """The exit code of the process; None if it was ended at the time limit."""
+    with (folder / "output.txt").open("wb") as output:
+        child = child_process.start(
+            probe_command(folder, limit.probes, "--first", first), probe_environment(machine), output=output.fileno()
+        )
+        try:
+            return child.wait(limit.process)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            child.kill()
+            child.wait()
+
+
+@contextlib.contextmanager
+def _alone(machine: Hardware, events: list[str]) -> Iterator[None]:
+    """Hold the lock of the folder, or wait for it; without a folder that can be written, there is nothing to share."""
+    folder = calibration_file.path(machine).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = file_lock.acquire(folder / LOCK, ASKED.process + 1)
+    except OSError:
+        yield
+        return
+    if handle is None:
+        events.append("another calibration does not end; this one runs beside it")
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def summary(calibration: Calibration) -> str:
+    """In one line: how many comparisons, and what is missing."""
+    text = f"{len(calibration.probes)} comparison{'s' * (len(calibration.probes) != 1)} in {calibration.seconds:.0f} s"
+    if calibration.is_busy:
+        text += f"; {calibration.disturbance}"
+    if calibration.missing:
+        text += f"; not measured: {len(calibration.missing)}"
+    return f"{text}; `drivetrain calibrate` shows them"
+
+
+def default_settings(hardware: Hardware) -> dict[str, Value]:
+    """The settings that a training on this machine starts with, if no job requests others."""
+    libraries = hardware.libraries
+    usual = hardware.gpu is None and hardware.system == "Linux"
+    x86 = usual and hardware.cpu.architecture == "x86_64"
+    runtime = "iomp5" if libraries.iomp5 else "libomp" if libraries.libomp else openmp_runtime.OFF
+    return {
+        "cpu_threads": cpu_threads.threads_of(hardware),
+        "openmp_runtime": runtime if x86 else openmp_runtime.OFF,
+        "allocator": "tcmalloc" if usual and libraries.tcmalloc else allocator.OFF,
+    }
+
+
+def probe_environment(hardware: Hardware, **other: Value) -> dict[str, str]:
+    """The environment of a process of a calibration.
+
+    Args:
+        hardware: the machine.
+        other: values in place of the defaults.
+    """
+    values = default_settings(hardware) | other
+    return gpu_selection.environment(hardware) | optimizations.environment(hardware, values)
+
+
+def probe_command(folder: Path, seconds: float, *options: str) -> list[str]:
+    """The command line of a process of a calibration."""
+    return [sys.executable, "-m", "drivetrain.tuning.calibration.probe_process", str(folder), str(seconds), *options]

@@ -1,0 +1,99 @@
+"""The commands that measure a job without training it: find-lr and memory here, bench in its own folder.
+
+The parent makes the plan and starts a child under it, as for a training. No run folder is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from drivetrain.errors import SpecError
+from drivetrain.hardware import calibration_file, device_check
+from drivetrain.hardware.detect import detect
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan as plans
+from drivetrain.plan.plan_table import render
+from drivetrain.system import signals
+from drivetrain.system.console import console
+from drivetrain.system.files import make_folder
+from drivetrain.tuning import batch_size, measuring_child
+
+
+@dataclass(frozen=True)
+class MeasuringRequest:
+    """The options that these commands share."""
+
+    command: ClassVar[str]
+    """As in `drivetrain COMMAND`."""
+    spec: Path
+    assignments: Sequence[str] = ()
+    output: Path | None = None
+    """Folder for picture and numbers; runs/COMMAND-<name> if None."""
+
+    def begin(self) -> tuple[Job, Hardware, Path, SpecSource]:
+        """The job, the hardware that it may use, the output folder, which exists then, and the spec for child processes.
+
+        Raises:
+            DrivetrainError: if the spec, the requested devices or the folder cannot be used.
+        """
+        signals.stop_early()
+        source = SpecSource(self.spec, self.assignments).read()
+        job = source.load()
+        batch_size.refuse_auto(job, self.command)
+        output = self.output or Path("runs") / f"{self.command}-{job.name}"
+        make_folder(output)
+        machine = device_check.select_devices(detect(output), job.limits.gpus)
+        return job, calibration_file.attach(machine), output, source.copy_to(output, job)
+
+
+@dataclass(frozen=True)
+class LrRangeRequest(MeasuringRequest):
+    """The options of `drivetrain find-lr`, a learning-rate range test (Smith 2017)."""
+
+    command = "find-lr"
+    lowest: float = 1e-6
+    highest: float = 10.0
+    steps: int = 100
+
+
+def find_lr(request: LrRangeRequest) -> int:
+    """Run the test on the assembled run, whose weights are discarded; returns the exit code.
+
+    Raises:
+        DrivetrainError: for every problem found before the test starts.
+    """
+    if not 0 < request.lowest < request.highest:
+        raise SpecError(
+            f"--lowest {request.lowest:g} --highest {request.highest:g}", "0 < lowest < highest", "change one of them"
+        )
+    if request.steps < 20:
+        raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
+    job, machine, output, source = request.begin()
+    plan = plans.resolve(job, machine)
+    console().print(render(plan, job, machine))
+    arguments = (repr(request.lowest), repr(request.highest), str(request.steps))
+    module = "drivetrain.tuning.processes.lr_range"
+    return measuring_child.measure(module, output, source, plan, machine, arguments)
+
+
+@dataclass(frozen=True)
+class MemoryRequest(MeasuringRequest):
+    """The options of `drivetrain memory`."""
+
+    command = "memory"
+
+
+def memory(request: MemoryRequest) -> int:
+    """Predict and measure the peak memory by micro-batch; returns the exit code.
+
+    Raises:
+        DrivetrainError: for every problem found before the measurement starts.
+    """
+    job, machine, output, source = request.begin()
+    module = "drivetrain.tuning.processes.memory_profile"
+    return measuring_child.measure(module, output, source, plans.resolve(job, machine), machine)

@@ -1,0 +1,216 @@
+"""Memory meters of host and GPU: what this process uses now, its peak, the limit, and what a forward pass saves.
+
+All sizes in bytes. The host's meter reads resident memory, which is what the kernel's OOM killer looks at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import Dataset, longest_samples
+from drivetrain.hardware import cgroup
+from drivetrain.hardware.kernel_file import read_text
+from drivetrain.job.workload import Workload
+from drivetrain.models import recompute
+from drivetrain.system import process_tree
+
+HEADROOM = 0.1
+"""Share of the limit that stays free."""
+LEAST = 64 << 20
+"""Bytes that stay free at least."""
+Ceiling = Callable[[], int]
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class HostMeter:
+    """The memory of this process, under the limit of its cgroup."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root, self.most, self.exact = root, 0, False
+
+    def used(self) -> int:
+        """Bytes in use now."""
+        now = int((self.root / "proc/self/statm").read_text().split()[1]) * _PAGE
+        self.most = max(self.most, now)
+        return now
+
+    def begin(self) -> None:
+        """Return free memory to the system, and reset the peak."""
+        gc.collect()
+        process_tree.give_back()
+        with contextlib.suppress(OSError):
+            (self.root / "proc/self/clear_refs").write_text("5")
+            self.exact = True
+        self.most = 0
+        self.used()
+
+    def peak(self) -> int:
+        """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
+        self.used()
+        rows = read_text(self.root / "proc/self/status").splitlines()
+        kernel_peak = next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:")), 0)
+        return max(self.most, kernel_peak if self.exact else 0)
+
+    def ceiling(self) -> int:
+        """The most that this process may use, if all others stay as they are."""
+        limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
+        room = available if limits.room is None else min(limits.room, available)
+        total = available if limits.memory is None else limits.memory
+        return self.used() + room - headroom(total)
+
+    @contextlib.contextmanager
+    def guard(self, ceiling: Ceiling, on_saved: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
+        """Check memory at every tensor that is saved for the backward pass, and stop once the limit is passed.
+
+        Args:
+            ceiling: returns the present limit in bytes.
+            on_saved: called with each saved tensor.
+
+        Raises:
+            MemoryError: in the middle of a pass.
+        """
+
+        def look(tensor: Tensor) -> Tensor:
+            if self.used() > ceiling():
+                raise MemoryError("not enough memory below the headroom")
+            return tensor.detach()
+
+        def keep(tensor: Tensor) -> Tensor:
+            on_saved(tensor)
+            return look(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, look):
+            yield
+
+
+class GpuMeter:
+    """The memory of one GPU, from torch's allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def used(self) -> int:
+        """Bytes of all tensors now."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def begin(self) -> None:
+        """Return free memory to the system, and reset the peak."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """Peak bytes of tensors since `begin`."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def ceiling(self) -> int:
+        """The most that tensors may use, if all other processes stay as they are."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        return min(torch.cuda.memory_reserved(self.device) + free, allowed) - headroom(allowed)
+
+    @contextlib.contextmanager
+    def guard(self, ceiling: Ceiling) -> Iterator[None]:
+        """No checks: CUDA's allocator raises, and no process is killed."""
+        yield
+
+
+Gauge = HostMeter | GpuMeter
+
+
+def of(device: torch.device) -> Gauge:
+    """The meter of a device."""
+    return GpuMeter(device) if device.type == "cuda" else HostMeter()
+
+
+def headroom(total: int) -> int:
+    """Bytes of `total` that stay free."""
+    return max(LEAST, int(HEADROOM * total))
+
+
+COUNTED_SAMPLES = 2
+"""BatchNorm needs two."""
+
+
+@dataclass
+class ActivationCount:
+    """Bytes saved in one forward pass."""
+
+    own: set[int] = field(default_factory=set)
+    """Storages of the network's own parameters and buffers."""
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    total: int = 0
+    inputs: int = 0
+    """Bytes of the inputs of all blocks."""
+    inside: list[int] = field(default_factory=list)
+    """Bytes saved inside each block."""
+
+    def kept(self, tensor: Tensor) -> None:
+        """Count a saved tensor, once."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self.own and key not in self.seen:
+            self.seen[key] = tensor.detach()
+            self.total += tensor.untyped_storage().nbytes()
+
+    @property
+    def recomputed(self) -> int:
+        """Peak bytes if blocks save only their inputs: all inputs, all outside of blocks, and the largest block's
+        content.
+        """
+        return self.total - sum(self.inside) + self.inputs + max(self.inside, default=0)
+
+
+def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
+    """The workload with activation bytes of the largest samples.
+
+    Runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far is
+    used.
+    """
+    ids = longest_samples(dataset.train, COUNTED_SAMPLES)
+    inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
+    count, meter, was = ActivationCount(), HostMeter(), network.training
+    ceiling = meter.ceiling()
+    guard = meter.guard(lambda: ceiling, count.kept)
+    try:
+        with torch.random.fork_rng(devices=[]), recompute.as_before(network), _watch_blocks(network, count), guard:
+            count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
+            network.train()(*inputs)
+    except MemoryError:
+        pass
+    finally:
+        network.train(was)
+    return replace(facts, activations=count.total // len(ids), recomputed=count.recomputed // len(ids))
+
+
+@contextmanager
+def _watch_blocks(network: nn.Module, count: ActivationCount) -> Iterator[None]:
+    """Count separately for each block."""
+    before: list[int] = []
+
+    def enter(block: nn.Module, inputs: tuple[object, ...]) -> None:
+        before.append(count.total)
+        count.inputs += sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
+
+    def leave(block: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+        count.inside.append(count.total - before[-1])
+
+    handles = [
+        h
+        for b in recompute.find_repeated_blocks(network)
+        for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

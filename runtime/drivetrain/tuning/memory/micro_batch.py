@@ -1,0 +1,257 @@
+"""Finds the micro-batch for `micro_batch: auto`: which sizes fit in memory, and which of them is fastest.
+
+Measured with real steps on a copy of the network, so model, optimizer, buffers and random state of the run do not
+change. If not even one sample fits, blocks are recomputed. Results are cached for this network on this machine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from drivetrain.data.dataset import Dataset
+from drivetrain.errors import StorageError
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.models.build import Model
+from drivetrain.optimizations import Effect, Value, gradient_checkpointing, micro_batch
+from drivetrain.plan import evidence
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.system.signals import Signals
+from drivetrain.system.units import format_bytes
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import assemble
+from drivetrain.training.user_parts import UserParts
+from drivetrain.tuning.memory import meter
+from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult
+
+MIN_SPEEDUP = 1.05
+"""Speedup that a smaller size must have over the largest."""
+MIN_STEPS = 50
+"""Steps of a run from which on the fastest size is searched."""
+COMPARED_SIZES = 3
+"""Largest sizes whose speeds are compared."""
+ADDED_BYTES = "memory"
+"""The evidence stores under this name how many bytes the chosen size adds to those of the network at rest."""
+
+
+@dataclass
+class MicroBatchSearch:
+    """The search for one job.
+
+    Args:
+        plan: all decisions so far.
+        facts: properties of model and data.
+        say: reports progress.
+    """
+
+    job: Job
+    hardware: Hardware
+    plan: Plan
+    dataset: Dataset
+    network: Model
+    facts: Workload
+    folder: Path
+    signals: Signals
+    say: Callable[[str], None]
+    parts: UserParts | None = None
+
+    def measure(self) -> dict[str, Measurement]:
+        """Measure, or load, the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
+        if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
+            return {}
+        if self.facts.indivisible:
+            self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
+            return {}
+        key = self._key()
+        stored = evidence.load(self.hardware, key)
+        if stored and self._still_fits(stored):
+            self.say(f"fit: measured before, on {stored['micro_batch'].date}; reusing the results")
+            return _decisions(stored)
+        sizes, speeds = self._search_with_and_without_recomputing()
+        # Collects garbage: the copy of the network is in reference cycles, and its memory must be free for the run.
+        self._meter().begin()
+        value = choose(sizes, speeds, self._leaves_single_sample)
+        result = describe(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
+        added_bytes = sizes.peak(sizes.largest) - sizes.base
+        text = f"{format_bytes(added_bytes)} of additional memory"
+        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.today())
+        self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
+        # A failure is not kept: more memory may be free the next time.
+        if sizes.largest:
+            self._keep(key, result)
+        return _decisions(result)
+
+    def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
+        """The sizes that fit, and samples per second of the best ones if there is a choice."""
+        recompute = self.plan.value("gradient_checkpointing") is True
+        with torch.random.fork_rng():
+            sizes, speeds = self._search_sizes(recompute)
+            # The plan, or the network, leaves no choice about recomputing.
+            may_decide = self._source("gradient_checkpointing") in OPEN and not recompute
+            if not may_decide or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
+                return sizes, speeds
+            # Not even the smallest size fits: only recomputing can help.
+            if sizes.largest == 0:
+                self.say(f"fit: {sizes.describe_failure()}; retrying with gradient_checkpointing")
+                sizes, speeds = self._search_sizes(True)
+                return replace(sizes, why="without it even the smallest micro-batch does not fit"), speeds
+            # Larger micro-batches may pay for recomputing: in speed, if that was measured, or for BatchNorm.
+            batch = min(self.job.train.batch, len(self.dataset.train))
+            if sizes.largest < batch and (speeds or self._has_batch_norm):
+                self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
+                recomputed_sizes, recomputed_speeds = self._search_sizes(True)
+                norm_samples = recomputed_sizes.largest if self._has_batch_norm else 0
+                if reason := recomputing_pays(speeds, recomputed_speeds, norm_samples, batch):
+                    return replace(recomputed_sizes, why=reason), recomputed_speeds
+            return sizes, speeds
+
+    def _search_sizes(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
+        """The sizes that fit, and samples per second of the best ones if that may decide something."""
+        search = self.prepare_search(recompute)
+        sizes = search.climb()
+        # With BatchNorm the largest size is taken whatever its speed, and a short run does not earn the measuring back.
+        compare_speeds = sizes.largest > 1 and not self._has_batch_norm and search.run.total_steps >= MIN_STEPS
+        return sizes, search.speeds(sizes.sizes()[:COMPARED_SIZES]) if compare_speeds else {}
+
+    def prepare_search(self, recompute: bool) -> SizeSearch:
+        """A search with a copy of the network, under the plan except for what is searched."""
+        # Every size would be compiled separately.
+        values: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
+        # The epoch with the most trainable layers needs the most memory, and has little to cache.
+        last_epoch = self.network.unfreezing.last
+        if last_epoch:
+            values["feature_cache"] = False
+        plan = self.plan.with_values(values)
+        network = replace(self.network, module=copy.deepcopy(self.network.module))
+        run = assemble(
+            self.job,
+            self.hardware,
+            plan,
+            self.folder,
+            self.dataset,
+            network,
+            self.signals,
+            PhaseTimer(),
+            last_epoch,
+            self.parts,
+        )
+        return SizeSearch(run, 2 if self._has_batch_norm else 1)  # a single sample has no variance
+
+    @property
+    def _has_batch_norm(self) -> bool:
+        """Whether the network has BatchNorm, whose statistics change with the size of a micro-batch."""
+        return micro_batch.EFFECT(self.facts) is Effect.TRAINING
+
+    def _leaves_single_sample(self, count: int) -> bool:
+        """Whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
+        batch = self.job.train.batch
+        # Of a whole batch, or of the last one of an epoch.
+        totals = (batch, len(self.dataset.train) % batch)
+        return self._has_batch_norm and any(total > count and total % count == 1 for total in totals)
+
+    def _source(self, name: str) -> str:
+        return self.plan.row(name).source
+
+    def _meter(self) -> meter.Gauge:
+        return meter.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+
+    def _still_fits(self, stored: Mapping[str, Measurement]) -> bool:
+        gauge = self._meter()
+        gauge.begin()
+        return ADDED_BYTES in stored and gauge.used() + int(stored[ADDED_BYTES].value) <= gauge.ceiling()
+
+    def _key(self) -> str:
+        """The name of the evidence, from everything that changes the memory of a step."""
+        train = self.job.train
+        shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
+        longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
+        influences = [
+            "fit",
+            train.optimizer.kind,
+            str(train.loss),
+            train.ema,
+            self.plan.values(),
+            self.hardware.memory.limit,
+            int(longest),
+            str(getattr(self.job.data, "augment", None)),
+            self.job.checkpoint.every,
+            *self.network.unfreezing.first,
+        ]
+        return evidence.key(self.hardware, self.facts, train.batch, shapes, influences)
+
+    def _keep(self, key: str, result: Mapping[str, Measurement]) -> None:
+        try:
+            evidence.store(self.hardware, key, result)
+        except (OSError, StorageError) as error:
+            self.say(f"fit: the measurements could not be stored: {error}")
+
+
+def recomputing_pays(
+    without: Mapping[int, float], with_recomputing: Mapping[int, float], norm_samples: int, batch: int
+) -> str:
+    """Why larger micro-batches with recomputed blocks are better than smaller ones without; empty if they are not.
+
+    Args:
+        without: samples per second by size, without recomputation.
+        with_recomputing: the same with recomputed blocks.
+        norm_samples: samples per BatchNorm call with recomputed blocks; 0 without BatchNorm.
+        batch: size of the whole batch.
+    """
+    if norm_samples == batch:
+        return f"with gradient checkpointing all {batch} samples fit at once, so BatchNorm sees the whole batch"
+    if not without or not with_recomputing:
+        return ""
+    speed, speed_without = max(with_recomputing.values()), max(without.values())
+    if speed <= MIN_SPEEDUP * speed_without:
+        return ""
+    return f"{speed:.0f} samples/s with gradient checkpointing, {speed_without:.0f} with smaller micro-batches"
+
+
+def choose(
+    sizes: SizeSearchResult,
+    speeds: Mapping[int, float],
+    leaves_single_sample: Callable[[int], bool] = lambda count: False,
+) -> Value:
+    """The micro-batch: the largest that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
+    # If nothing fits, the smallest is used, and training reports what it needs.
+    largest = sizes.largest or sizes.tries[0].size
+    # Only with BatchNorm, for which no speeds are measured: below, `largest` is a size that has a speed.
+    while largest > 2 and leaves_single_sample(largest):
+        largest -= 1
+    best = max(speeds, key=lambda count: speeds[count], default=largest)
+    if speeds and speeds[best] < MIN_SPEEDUP * speeds[largest]:
+        best = largest
+    return "off" if sizes.whole and best == sizes.largest else best
+
+
+def describe(
+    sizes: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, has_batch_norm: bool
+) -> dict[str, Measurement]:
+    """The decisions with their numbers."""
+    today = evidence.today()
+    allowed = f"{format_bytes(sizes.ceiling)} available"
+    if not sizes.largest:
+        text = f"{sizes.describe_failure()}; this is the smallest possible"
+    else:
+        text = f"{format_bytes(sizes.peak(sizes.largest))} peak memory with micro-batch {sizes.largest}, {allowed}"
+    if 0 < sizes.largest < batch_size and not sizes.whole:
+        text += f", {min(2 * sizes.largest, batch_size)} would take {format_bytes(sizes.next_peak)}"
+    if has_batch_norm and sizes.largest < batch_size:
+        text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
+    if speeds:
+        text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
+    result = {"micro_batch": Measurement(value, text, today)}
+    if sizes.why:
+        result["gradient_checkpointing"] = Measurement(True, sizes.why, today)
+    return result
+
+
+def _decisions(stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
+    return {name: row for name, row in stored.items() if name != ADDED_BYTES}

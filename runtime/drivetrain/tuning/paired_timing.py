@@ -1,0 +1,155 @@
+"""Paired timing: two variants of the same work, timed in turn, so that noise from other processes hits both.
+
+On a shared machine others take CPUs away for a while. The kernel counts how long our threads were ready without a CPU;
+`bench` repeats pairs in which they waited, and counts those with the least waiting. Pairs are selected by the waiting
+time only, never by their ratio.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from drivetrain.system.fault_points import fault_point
+
+Block = TypeVar("Block")
+"""The result of a block of steps: its seconds, or more."""
+BLOCK = 0.12
+"""Seconds of a block of steps: short enough to fit between the activities of others."""
+ROUNDS = 20
+CALM = 3
+"""One in so many pairs counts, those with the least noise: other processes make blocks slower, never faster."""
+FEWEST = 4
+"""Smallest number of pairs that count."""
+EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
+"""(pairs, below, above): timing ends early after so many pairs if all that count are below or all above. At the first
+of these limits all pairs count.
+"""
+CLEAR = 14
+"""Pairs after which it is enough that three in four of those that count agree."""
+
+
+@dataclass(frozen=True)
+class PairedTiming:
+    """Candidate against baseline: paired speed ratios, above 1 where the candidate is faster."""
+
+    ratios: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median ratio."""
+        return statistics.median(self.ratios)
+
+    def middle(self) -> tuple[float, float]:
+        """The interquartile range of the pairs; their full range if they are fewer than four."""
+        if len(self.ratios) < 4:
+            return min(self.ratios), max(self.ratios)
+        low, _, high = statistics.quantiles(self.ratios, n=4)
+        return low, high
+
+    def spread(self) -> str:
+        """Median and interquartile range, such as `1.21x [1.18-1.25]`."""
+        low, high = self.middle()
+        return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
+
+
+def steps_per_block(step: float) -> int:
+    """Steps per block, if a step takes `step` seconds."""
+    return max(1, math.ceil(BLOCK / step))
+
+
+def in_turn(
+    first: Callable[[int], Block], second: Callable[[int], Block], count: int, pairs: int
+) -> Iterator[tuple[Block, Block]]:
+    """Blocks of `count` steps of both variants, which take turns in going first."""
+    for number in range(pairs):
+        if number % 2 == 0:
+            before = first(count)
+            yield before, second(count)
+        else:
+            after = second(count)
+            yield first(count), after
+
+
+def compare(
+    incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float
+) -> PairedTiming:
+    """Time blocks of steps in turn, with alternating order; ends early if the result is clear.
+
+    Args:
+        incumbent, challenger: baseline and candidate; each runs a number of steps and returns the seconds.
+        step: seconds of one step, to size the blocks.
+        seconds: time limit; at least one pair is run.
+
+    Returns:
+        The pairs with the least noise: selected by how slow each variant was relative to its own best, never by the
+        ratio.
+    """
+    fault_point("compare variants")
+    count = steps_per_block(step)
+    pairs_of_times: list[tuple[float, float]] = []
+    start = time.monotonic()
+    for pair in in_turn(incumbent, challenger, count, ROUNDS):
+        pairs_of_times.append(pair)
+        if _clear(pairs_of_times) or time.monotonic() - start > seconds:
+            break
+    return PairedTiming(calmest(pairs_of_times))
+
+
+def calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The ratios of the pairs in which the slower variant was closest to its own best."""
+    best = [min(times) for times in zip(*pairs_of_times, strict=True)]
+    order = sorted(pairs_of_times, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
+    return tuple(pair[0] / pair[1] for pair in order[: max(FEWEST, round(len(pairs_of_times) / CALM))])
+
+
+def _clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
+    """Whether more pairs would hardly change the result."""
+    ratios = tuple(a / b for a, b in pairs_of_times) if len(pairs_of_times) == EARLY[0][0] else calmest(pairs_of_times)
+    for pairs, below, above in EARLY:
+        if len(pairs_of_times) >= pairs and (max(ratios) < below or min(ratios) > above):
+            return True
+    low, high = PairedTiming(ratios).middle()
+    return len(pairs_of_times) >= CLEAR and (high < 1 or low > EARLY[-1][2])
+
+
+MAX_WAITED_SHARE = 0.03
+"""A block is low-noise if its threads waited for a CPU for at most this share of its time."""
+MAX_REPETITIONS = 5
+"""Limits the repetitions: to so many times the requested pairs, and to so many times their time."""
+MIN_QUIET_PAIRS = 3
+"""Pairs that are taken however long they take."""
+
+
+@dataclass(frozen=True)
+class TimedBlock:
+    """Some steps of one variant."""
+
+    steps: int
+    seconds: float
+    waited: float
+    """Time that all its threads together waited for a CPU, relative to its seconds."""
+
+
+Steps = Callable[[int], TimedBlock]
+Sides = tuple[TimedBlock, TimedBlock]
+
+
+def time_quiet_pairs(slow: Steps, fast: Steps, count: int, pairs: int) -> list[Sides]:
+    """The `pairs` pairs of blocks of `count` steps with the least noise; the variants take turns in going first."""
+    timed_pairs: list[Sides] = []
+    end = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK
+    for sides in in_turn(slow, fast, count, MAX_REPETITIONS * pairs):
+        timed_pairs.append(sides)
+        enough = sum(_waited_seconds(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs
+        if enough or (len(timed_pairs) >= MIN_QUIET_PAIRS and time.monotonic() > end):
+            break
+    return sorted(timed_pairs, key=_waited_seconds)[:pairs]
+
+
+def _waited_seconds(sides: Sides) -> float:
+    return max(block.waited for block in sides)

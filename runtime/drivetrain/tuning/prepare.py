@@ -1,0 +1,108 @@
+"""Prepares a training: loads data and network, measures, finalizes the plan, and assembles the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from drivetrain.data import notes
+from drivetrain.data.custom import user_code
+from drivetrain.data.custom.loss_division import too_large
+from drivetrain.distributed import world
+from drivetrain.errors import Replanned
+from drivetrain.hardware import device_check
+from drivetrain.hardware import facts as hardware
+from drivetrain.job import Job
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.models import inspection, operations
+from drivetrain.models.build import build
+from drivetrain.optimizations import gradient_checkpointing
+from drivetrain.plan import final_plan
+from drivetrain.plan import plan as plans
+from drivetrain.system import timeout
+from drivetrain.system.console import report_if_slow, say
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.signals import Signals
+from drivetrain.training import effective_settings, recorded_inputs
+from drivetrain.training import run as runs
+from drivetrain.training.checkpoints import checkpoint
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import process_settings, tuner
+from drivetrain.tuning.memory import meter
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+
+
+def assemble_run(
+    folder: Path,
+    job: Job,
+    signals: Signals,
+    clock: PhaseTimer,
+    source: SpecSource | None = None,
+    *,
+    is_measured: bool = False,
+) -> runs.Run:
+    """Assemble the run of a folder with hardware.json and plan.json; the plan is finalized, applied and recorded.
+
+    With a source, child processes may measure threads, OpenMP runtime and allocator; with `is_measured`, nothing is
+    measured.
+
+    Raises:
+        Replanned: if the plan in the folder has changed so that another process must run it.
+    """
+    search = prepare(folder, job, signals, clock)
+    machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
+    stored = plans.load(folder / "plan.json")
+    resumes = checkpoint.resumes(folder)
+    if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
+        say("tune: off for distributed training; micro_batch is not searched either")
+    elif not is_measured and not resumes:
+        with clock.phase("tune"):
+            fits = search.measure()
+            if fits:
+                plan = final_plan.settle(job, machine, stored, search.facts, say, fits)
+            measurements = tuner.load_or_measure(job, machine, plan, dataset, network, folder, signals, say, source)
+        if measurements:
+            plan = final_plan.settle(job, machine, stored, search.facts, say, measurements | fits)
+        other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
+        if source and (other or timeout.has_timed_out()):
+            RunFiles(folder).write_json("plan.json", plan.to_json())
+            raise Replanned("the measured settings need a new process")
+    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
+    for line in final_plan.changes(stored, plan) if resumes and run.ranks.is_rank0 else ():
+        run.events.add("resume", line)
+    if run.ranks.count > 1:
+        say(f"processes: {run.ranks.count}, each trains on its share of every batch")
+    if run.batch_parts.count > 1:
+        alone = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
+        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{alone}")
+    effective_settings.record(run, say)
+    return run
+
+
+def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
+    """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
+    machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
+    device_check.check_build(machine)
+    with clock.phase("data"), report_if_slow("reading the data"):
+        dataset = recorded_inputs.read(job, folder)
+    for note in dataset.notes:
+        say(notes.line(note))
+    with clock.phase("model"), report_if_slow("building the network"):
+        network = build(job, dataset)
+    if text := operations.note(network):
+        say(notes.line(text, "model"))
+    for note in network.notes:
+        say(notes.line(note, "model"))
+    if dataset.loss and (text := dataset.loss.note()):
+        say(notes.line(text, "loss"))
+    if network.code is not None:
+        user_code.remember(folder, network.code)
+    with clock.phase("model"):
+        facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
+    if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
+        with network.unfreezing.during(network.module, network.unfreezing.last):
+            facts = meter.count_activations(facts, network.module, dataset)
+    plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    if facts.indivisible and plan.value("micro_batch") != "off":
+        raise too_large(plan.row("micro_batch").reason, facts.indivisible)
+    return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

@@ -1,0 +1,93 @@
+"""Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
+
+    python -m drivetrain.tuning.processes.batch_size FOLDER SPEC OUTPUT [--set key=value ...]
+
+Sizes double while the next one is predicted to fit and the last two were faster; then all are timed again in turn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import OutOfMemory
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import evidence
+from drivetrain.system import interpreter
+from drivetrain.system.files import write_json
+from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.units import format_bytes as readable
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import batch_size, child_main
+from drivetrain.tuning.memory.size_ladder import SizeLadder
+
+if TYPE_CHECKING:
+    from drivetrain.tuning.memory.size_search import SizeSearch
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    arguments = child_main.arguments()
+    arguments.add_argument("output", type=Path)
+    options = arguments.parse_args()
+
+    def measure() -> None:
+        with stopping(), ending():
+            from drivetrain.tuning import prepare
+
+            job = SpecSource.from_arguments(options).load()
+            fitting = prepare.prepare(options.folder, job, Signals(), PhaseTimer())
+            search = fitting.prepare_search(fitting.plan.value("gradient_checkpointing") is True)
+            speeds, ceiling = measure_sizes(search, batch_size.most(len(fitting.dataset.train)))
+        best = batch_size.choose(speeds)
+        write_json(
+            options.output,
+            {
+                "batch_size": best,
+                "date": evidence.today(),
+                "samples_per_second": speeds,
+                "text": describe(speeds, best, ceiling),
+            },
+        )
+
+    return child_main.exit_code(measure)
+
+
+def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
+    """Samples per second of every size that fits, and the memory limit in bytes.
+
+    Raises:
+        OutOfMemory: if the smallest does not fit.
+    """
+    search.gauge.begin()
+    ladder = SizeLadder(most, search.gauge.used(), search.limit(), min(batch_size.FIRST, most))
+    speeds: dict[int, float] = {}
+    while (now := ladder.next()) is not None and ladder.failed is None and batch_size.gains(speeds):
+        search.use_size(now)
+        first = not ladder.peaks
+        peak, _ = search.tried(now, ladder.ceiling)
+        ladder.note(now, None if peak is None else max(peak, search.made, search.evaluated(now)))
+        if first:
+            ladder.base = search.held_anyway()
+        if now in ladder.peaks:
+            speeds |= search.speeds([now])
+    if not speeds:
+        raise OutOfMemory(
+            f"train.batch_size: auto: even {ladder.least} samples do not fit into memory",
+            f"{readable(ladder.ceiling)} available",
+            "give a number, and optimize.micro_batch: auto",
+        )
+    for size in speeds:  # once more, as noise may have hit one of them only
+        search.use_size(size)
+        speeds[size] = max(speeds[size], *search.speeds([size]).values())
+    return speeds, ladder.ceiling
+
+
+def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
+    """The choice and its numbers."""
+    rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
+    return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} available"
+
+
+if __name__ == "__main__":
+    interpreter.leave(main())

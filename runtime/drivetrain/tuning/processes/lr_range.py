@@ -1,0 +1,186 @@
+"""The learning-rate range test, as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
+recorded.
+
+    python -m drivetrain.tuning.processes.lr_range FOLDER SPEC LOWEST HIGHEST STEPS [--set key=value ...]
+
+For every window of a fifth of the steps a line is fitted to the loss over the logarithm of the rate. The suggestion is
+the center of the window in which the loss falls fastest, if it falls by more than its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.errors import NumericsError
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.system import interpreter
+from drivetrain.system.console import say
+from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import child_main
+
+if TYPE_CHECKING:
+    from drivetrain.data.dataset import Batch
+    from drivetrain.training.run import Run
+
+Floats = npt.NDArray[np.float64]
+MEMORY = 0.8
+"""Decay of the running mean that decides when to stop; it does not affect the suggestion."""
+DIVERGED = 4.0
+"""The test ends when the running mean is this many times its best, and above its start."""
+SURE = 3.0
+"""A window counts as falling if its slope is so many standard errors below zero."""
+
+
+@dataclass(frozen=True)
+class LrSweep:
+    """Losses by learning rate, and the result."""
+
+    rates: Floats
+    losses: Floats
+    smooth: Floats
+    """Mean over a tenth of the steps around each."""
+    suggested: float | None
+    """Rounded to two digits; None if the loss falls nowhere."""
+
+
+def main() -> int:
+    """Run the test; returns the exit code."""
+    arguments = child_main.arguments()
+    arguments.add_argument("lowest", type=float)
+    arguments.add_argument("highest", type=float)
+    arguments.add_argument("steps", type=int)
+    options = arguments.parse_args()
+
+    def test() -> None:
+        with stopping(), ending():
+            from drivetrain.tuning import prepare
+
+            signals = Signals()
+            run = prepare.assemble_run(options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer())
+            rates, losses = sweep(run, options.lowest, options.highest, options.steps)
+        report(run, judge(rates, losses, options.steps), options.folder)
+
+    return child_main.exit_code(test)
+
+
+def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
+    """The rates that were tried, and the loss of each step before its update.
+
+    Raises:
+        NumericsError: if not even the first fifth of the steps gave finite numbers.
+        Stopped: on a signal.
+    """
+    from drivetrain.training import optimizer
+
+    rates, losses = np.geomspace(lowest, highest, steps), []
+    mean = weight = 0.0
+    best = first = math.inf
+    run.train_mode()
+    for rate, ((epoch, number), batch) in zip(rates.tolist(), _batches(run), strict=False):
+        optimizer.set_rate(run.optimizer, rate)
+        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.own_parts(run.batches.size(number)))
+        run.counters.step += 1
+        run.signals.check()
+        if not outcome.finite:
+            break
+        losses.append(outcome.loss)
+        mean, weight = MEMORY * mean + (1 - MEMORY) * outcome.loss, MEMORY * weight + 1 - MEMORY
+        best = min(best, mean / weight)
+        first = mean / weight if len(losses) <= steps // 10 else first
+        if mean / weight > max(DIVERGED * best, first) and len(losses) > steps // 10:
+            break
+    if len(losses) < steps // 5:
+        raise NumericsError(
+            f"the loss is NaN or infinite from a learning rate of {rates[len(losses)]:.2g} on",
+            "a finite loss in at least a fifth of the test",
+            "start lower: --lowest 1e-9",
+        )
+    return rates[: len(losses)], np.array(losses)
+
+
+def _batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
+    """An endless stream of training batches with their epoch and number."""
+    epoch = 0
+    while True:
+        for number, batch in enumerate(run.batches.epoch(epoch)):
+            yield (epoch, number), batch
+        epoch += 1
+
+
+def judge(rates: Floats, losses: Floats, steps: int) -> LrSweep:
+    """Smoothed curve and suggestion, by the rule above."""
+    width = max(3, steps // 10) | 1
+    padded = np.pad(losses, width // 2, mode="edge")
+    smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    steepest_log_rate = steepest(np.log(rates), losses, max(5, steps // 5))
+    suggested = None if steepest_log_rate is None else float(f"{math.exp(steepest_log_rate):.1e}")
+    return LrSweep(rates, losses, smooth, suggested)
+
+
+def steepest(x: Floats, y: Floats, width: int) -> float | None:
+    """The center of the window of `width` points in which a fitted line falls fastest; None if none clearly falls."""
+    if len(x) < width:
+        return None
+    xs, ys = (np.lib.stride_tricks.sliding_window_view(values, width) for values in (x, y))
+    dx, dy = (values - values.mean(axis=1, keepdims=True) for values in (xs, ys))
+    spread = (dx**2).sum(axis=1)
+    slopes = (dx * dy).sum(axis=1) / spread
+    errors = np.sqrt(((dy - slopes[:, None] * dx) ** 2).sum(axis=1) / (width - 2) / spread)
+    falling = slopes < -SURE * errors
+    if not falling.any():
+        return None
+    return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())
+
+
+def report(run: Run, swept: LrSweep, folder: Path) -> None:
+    """Print a table and the line for the spec; write find-lr.json and find-lr.png.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    from drivetrain.report.render import png
+
+    name = run.job.train.optimizer.name
+    for line in _table(swept):
+        say(line)
+    if swept.suggested is None:
+        say(
+            "no learning rate can be suggested: the loss never falls by more than its noise; try more --steps, "
+            "a lower --lowest or a larger train.batch_size"
+        )
+    else:
+        say(
+            f"suggested: {swept.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
+            f"  optimizer: {{name: {name}, lr: {swept.suggested:g}}}"
+        )
+    rows = [
+        {"lr": rate, "loss": loss, "smooth": mean}
+        for rate, loss, mean in zip(swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), strict=True)
+    ]
+    try:
+        write_json(folder / "find-lr.json", {"optimizer": name, "suggested": swept.suggested, "steps": rows})
+        png.draw_lr_range(
+            swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), swept.suggested, folder / "find-lr.png"
+        )
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    say(f"plot and numbers are in {folder}")
+
+
+def _table(swept: LrSweep, rows: int = 12) -> Sequence[str]:
+    indices = np.unique(np.linspace(0, len(swept.rates) - 1, rows).round().astype(int))
+    lines = [f"{swept.rates[i]:10.1e}  {swept.losses[i]:10.4f}  {swept.smooth[i]:10.4f}" for i in indices]
+    return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]
+
+
+if __name__ == "__main__":
+    interpreter.leave(main())

@@ -1,0 +1,130 @@
+"""Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
+blocks.
+
+    python -m drivetrain.tuning.processes.memory_profile FOLDER SPEC [--set key=value ...]
+
+The search is that of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
+listed with their prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.system import interpreter
+from drivetrain.system.console import say
+from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.units import format_bytes
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import child_main
+
+if TYPE_CHECKING:
+    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+    from drivetrain.tuning.memory.size_search import SizeSearchResult
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One micro-batch; memory in bytes."""
+
+    micro_batch: int
+    recomputed: bool
+    """Whether blocks save only their inputs."""
+    predicted: int | None
+    """From the size before; None for the first."""
+    measured: int | None
+    """None if it does not fit."""
+    samples_per_second: float | None
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    options = child_main.arguments().parse_args()
+
+    def measure() -> None:
+        with stopping(), ending():
+            from drivetrain.tuning import prepare
+
+            fitting = prepare.prepare(
+                options.folder, SpecSource.from_arguments(options).load(), Signals(), PhaseTimer()
+            )
+            ceiling, measured_rows = climb(fitting)
+        report(measured_rows, ceiling, options.folder)
+
+    return child_main.exit_code(measure)
+
+
+def climb(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
+    """The limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
+    rows, ceiling = list[MemoryRow](), 0
+    for recompute in (False, True) if fitting.facts.blocks > 1 else (False,):
+        search = fitting.prepare_search(recompute)
+        sizes = search.climb()
+        ceiling = max(ceiling, sizes.ceiling)
+        rows += [
+            MemoryRow(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None)
+            for t in sizes.tries
+        ]
+        rows += _beyond(sizes, search.batch_size)
+        del search
+    return ceiling, rows
+
+
+def _beyond(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
+    """Predictions for sizes that were not tried, doubling up to the batch."""
+    count, peak = min(2 * sizes.largest, batch), sizes.next_peak
+    while sizes.largest and count > sizes.largest:
+        yield MemoryRow(count, sizes.recompute, peak, None, None)
+        if count == batch:
+            return
+        next_count = min(2 * count, batch)
+        peak = sizes.held + (peak - sizes.held) * next_count // count
+        count = next_count
+
+
+def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
+    """Print a table; write memory.json and memory.png.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    from drivetrain.report.render import png
+
+    for line in _table(rows):
+        say(line)
+    say(f"{format_bytes(ceiling)} available")
+    try:
+        write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
+        png.draw_memory_profile(
+            {
+                _name(on): [png.MemoryPoint(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
+                for on in sorted({row.recomputed for row in rows})
+            },
+            ceiling,
+            folder / "memory.png",
+        )
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    say(f"plot and numbers are in {folder}")
+
+
+def _name(recomputed: bool) -> str:
+    return "blocks recomputed" if recomputed else "as it is"
+
+
+def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
+    yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
+    for row in rows:
+        predicted = format_bytes(row.predicted) if row.predicted else "-"
+        measured = format_bytes(row.measured) if row.measured else "does not fit"
+        speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
+        yield f"{row.micro_batch:11}  {predicted:>10}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
+
+
+if __name__ == "__main__":
+    interpreter.leave(main())

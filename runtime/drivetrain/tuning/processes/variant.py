@@ -1,0 +1,135 @@
+"""Trains a copy of the job's network under one plan, step by step on request, as a child of `drivetrain bench`.
+
+    python -m drivetrain.tuning.processes.variant FOLDER PLAN SPEC [--set key=value ...]
+
+It writes lines of JSON: one when it is ready, then one for each line of its input, which is a number of steps. It ends
+with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.hardware import facts
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan as plans
+from drivetrain.system import cpu_starvation, interpreter
+from drivetrain.system.files import read_json
+from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import child_main
+
+if TYPE_CHECKING:
+    from drivetrain.job import Job
+    from drivetrain.tuning.variants import Variant
+
+CHECKED = 4
+"""Steps whose losses are compared."""
+WARM = 3
+"""Steps from which the time of one is estimated."""
+
+
+def main() -> int:
+    """Serve requests until the input ends; returns the exit code."""
+    arguments = child_main.arguments("plan")
+    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
+    options = arguments.parse_args()
+    # The pipe is reserved for answers; everything else that is printed goes to the log.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(data: dict[str, object]) -> None:
+        print(json.dumps(data), file=answers, flush=True)
+
+    def respond() -> None:
+        with stopping(), ending():
+            signals = Signals()
+            serve(
+                build_variant(
+                    options.folder, plans.load(options.plan), SpecSource.from_arguments(options).load(), signals
+                ),
+                answer,
+                options.quiet,
+            )
+
+    return child_main.exit_code(respond)
+
+
+def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
+    """The job's network under a plan, before its first batch."""
+    import itertools
+
+    from drivetrain.data.load_data import load
+    from drivetrain.models.build import build
+    from drivetrain.training import run as runs
+    from drivetrain.tuning.variants import Variant
+
+    dataset = load(job)
+    machine = facts.from_json(read_json(folder / "hardware.json"))
+    run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, PhaseTimer())
+    run.train_mode()
+    epochs = itertools.count()
+    return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+
+
+def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool = False) -> None:
+    """Report the first steps with their losses (`quiet`: without dropout), then serve requests."""
+    from drivetrain.models.networks.user_network import blame_job_code
+    from drivetrain.tuning.variants import hush
+
+    run = arm.run
+    notes: list[str] = []
+    run.configure_step(report_memory=notes.append)
+    with blame_job_code(run.job):
+        start = time.perf_counter()
+        if quiet:
+            hush(run)
+        numbers = [arm.step().read()]
+        first = time.perf_counter() - start
+        numbers += [arm.step().read() for _ in range(CHECKED - 1)]
+        run.train_mode()
+        step = arm.steps(WARM) / WARM
+    if run.step.compile_error:
+        notes.append(f"compile failed: {run.step.compile_error}")
+    batch = len(run.dataset.train) / run.batches.per_epoch
+    answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
+    for line in sys.stdin:
+        before = cpu_starvation.seconds_waited() or 0.0
+        seconds = arm.steps(int(line))
+        answer(
+            {
+                "seconds": seconds,
+                "waited": ((cpu_starvation.seconds_waited() or 0.0) - before) / seconds,
+                "peak": peak(run),
+            }
+        )
+
+
+def peak(run: Any) -> int:
+    """Peak bytes so far: of the GPU if there is one, else of this process."""
+    import torch
+
+    if run.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    if not Path("/proc/self/status").exists():
+        return _most_resident()
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
+    return next((int(line[1]) << 10 for line in lines), 0)
+
+
+def _most_resident() -> int:
+    """Peak of this process in bytes, on macOS."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    interpreter.leave(main())

@@ -1,0 +1,142 @@
+"""The state of the tuner: the present plan, results so far, the next value to measure, and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from drivetrain.optimizations import Value
+from drivetrain.plan import evidence
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import Plan, format_value
+from drivetrain.tuning.variants import Variant, Verdict
+
+PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
+"""Decisions that may gain most within a few steps; they are measured first."""
+RETRY_ABOVE_RATIO = 0.85
+"""A value whose speed ratio is at most this is not measured again with another plan."""
+
+
+@dataclass
+class TunerState:
+    """The plan so far, and all results."""
+
+    plan: Plan
+    incumbent: Variant
+    """The network that trains under `plan`; values are measured against it."""
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    """Results by decision."""
+    trials: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
+    """By decision and value: its speed ratios, each with the plan it was measured with."""
+
+    def should_measure(self, name: str, value: Value) -> bool:
+        """Whether to measure a value: once, and again with another plan if its first result was not too bad."""
+        trials = self.trials.get((name, value), [])
+        if not trials:
+            return True
+        ratio, plan = trials[-1]
+        others_changed = any(plan.value(other) != self.plan.value(other) for other in PROMISING if other != name)
+        return len(trials) == 1 and ratio > RETRY_ABOVE_RATIO and others_changed
+
+    def record(self, name: str, value: Value, verdict: Verdict) -> str:
+        """Record a result; returns it as text."""
+        condition = " together with the accepted settings" if self.trials.get((name, value)) else ""
+        text = f"{format_value(value)} {verdict.text}{condition}"
+        earlier = self.measurements.get(name)
+        self.trials.setdefault((name, value), []).append((verdict.ratio, self.plan))
+        if verdict.wins:
+            old = self.plan.value(name)
+            self.plan = self.plan.with_values({name: value})
+            # The old value has thereby been measured, too: under the new plan it is slower by the same ratio.
+            self.trials.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
+        current = self.plan.value(name)
+        full_text = f"{earlier.text}; {text}" if earlier else text
+        self.measurements[name] = Measurement(current, full_text, evidence.today())
+        return text + ("; accepted" if verdict.wins else "")
+
+    def rank(self, name: str, value: Value) -> tuple[int, float, int]:
+        """Sort key: values never measured first, then by earlier results, then by expected gain."""
+        trials = self.trials.get((name, value), [])
+        position = PROMISING.index(name) if name in PROMISING else len(PROMISING)
+        return len(trials), -trials[-1][0] if trials else 0.0, position
+
+
+MIN_RUN_SECONDS = 300.0
+"""Shorter runs are not measured by default."""
+MEASURING_SHARE = 0.02
+"""Share of the predicted run that measuring may use."""
+MIN_STEPS = 16
+"""Steps that a single comparison needs: 6 to predict the run (1 + 2 + 3), 4 for each of two variants to compare their
+losses, and 2 to time one pair.
+"""
+
+
+class Trainable(Protocol):
+    """A network that can train steps."""
+
+    def steps(self, count: int) -> float:
+        """Seconds of `count` steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """A time limit in seconds, and its start on the monotonic clock."""
+
+    step_seconds: float
+    """Duration of one step."""
+    run_seconds: float
+    """Duration of the whole run."""
+    seconds: float
+    """What measuring may take, including the prediction."""
+    start: float
+
+    def spent(self) -> float:
+        """Seconds that have passed."""
+        return time.monotonic() - self.start
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds that are left, of the whole limit or of a share of it."""
+        return share * self.seconds - self.spent()
+
+
+def predict_seconds(variant: Trainable, count: int) -> tuple[float, float]:
+    """Seconds of one step and of `count` steps, from a few warm ones."""
+    variant.steps(2)
+    step_seconds = variant.steps(3) / 3
+    return step_seconds, step_seconds * count
+
+
+def plan_budget(
+    begin: Callable[[], Trainable], count: int, seconds: float | None, say: Callable[[str], None]
+) -> TimeBudget | None:
+    """The time limit of a run; None, reported after as few steps as possible, if the run is too short.
+
+    Args:
+        begin: starts the run's own plan, before its first step.
+        count: optimizer steps of the whole run.
+        seconds: time limit, whatever the length; None for a share of the run.
+        say: reports the decision.
+    """
+    start = time.monotonic()
+    too_short = "of training is too short to measure optimizations"
+    if seconds is None and MEASURING_SHARE * count < MIN_STEPS:
+        # However long its steps are, the share would be used up before anything is compared.
+        say(f"tune: skipped, {count:,} training steps are too few to measure optimizations")
+        return None
+    variant = begin()
+    if seconds is None:
+        # The first step is the slowest, so this is an upper bound; a short run should not pay for five more.
+        upper_bound = variant.steps(1) * count
+        if upper_bound < MIN_RUN_SECONDS:
+            say(f"tune: skipped, at most {upper_bound:.0f} s {too_short}")
+            return None
+    step_seconds, run_seconds = predict_seconds(variant, count)
+    if seconds is None and run_seconds < MIN_RUN_SECONDS:
+        say(f"tune: skipped, about {run_seconds:.0f} s {too_short}")
+        return None
+    seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
+    say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
+    return TimeBudget(step_seconds, run_seconds, seconds, start)

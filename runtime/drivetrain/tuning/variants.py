@@ -1,0 +1,258 @@
+"""A variant trains a copy of the network under a plan, on the same few batches as all others.
+
+Its numbers are checked against fp32, its speed against another.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from drivetrain import optimizations
+from drivetrain.data.dataset import Batch, Dataset
+from drivetrain.job.workload import Workload
+from drivetrain.models.build import Model
+from drivetrain.models.inspection import inspect_workload
+from drivetrain.models.recompute import RecomputedBlock
+from drivetrain.optimizations import Effect, Optimization, Stage, Value
+from drivetrain.plan.plan import Plan
+from drivetrain.system.fault_points import fault_point
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run, assemble
+from drivetrain.training.step_result import StepResult
+from drivetrain.tuning.paired_timing import PairedTiming
+
+MARGIN = 1.02
+"""Speedup, in three of four pairs, that a value needs to replace the default."""
+CHECKED = 4
+"""Steps whose losses and gradient norms are compared."""
+SETTLING = 32
+"""Largest number of skipped steps until the fp16 scale must fit."""
+TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
+SHORT_FORMAT = 5e-2
+"""Relative difference of the loss that is allowed over the checked steps for formats with 8 to 11 bits of mantissa."""
+SHORT = ("bf16", "fp16", "tf32")
+Numbers = Sequence[tuple[float, float]]
+"""Loss and gradient norm of each step."""
+
+
+class TooSlow(Exception):
+    """Steps take so long that there is no time left to compare them."""
+
+
+@dataclass
+class Variant:
+    """A copy of the network that trains under a plan."""
+
+    run: Run
+    batches: Iterator[Batch]
+    until: float = math.inf
+    """Deadline for its numbers, on the monotonic clock."""
+    checked: int = CHECKED
+    """Steps whose numbers are read."""
+    settled: bool = False
+    """Whether the fp16 scale fits."""
+
+    def steps(self, count: int) -> float:
+        """Seconds of `count` steps."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        if self.run.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def step(self) -> StepResult:
+        """Train one step. Its result is not read, unless the fp16 scale is still to be found: a training does not wait
+        for it either.
+
+        The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
+        """
+        fault_point("tuner step")
+        run, batch = self.run, next(self.batches)
+        run.set_rate()
+        for _ in range(SETTLING):
+            result = run.step(run.mix(run.preprocess(batch, 0)), run.own_parts(len(batch)))
+            if self.settled or not run.step.scaler.active or result.finite:
+                break
+        self.settled = True
+        run.counters.step += 1
+        return result
+
+    def numbers(self, quiet: bool) -> Numbers:
+        """Losses and gradient norms of the next steps; `quiet` without dropout, if the variants' masks would differ.
+
+        Raises:
+            TooSlow: if they are not known by the deadline.
+        """
+        if quiet:
+            hush(self.run)
+        losses_and_norms, start = list[tuple[float, float]](), time.monotonic()
+        while len(losses_and_norms) < self.checked:
+            losses_and_norms.append(self.step().read())
+            if (now := time.monotonic()) > self.until and len(losses_and_norms) < self.checked:
+                raise TooSlow(
+                    f"not compared: {now - start:.0f} s for the first {len(losses_and_norms)} of {self.checked} steps"
+                )
+        self.run.train_mode()
+        return losses_and_norms
+
+
+def hush(run: Run) -> None:
+    """Turn dropout off until the next `train_mode`."""
+    for module in run.model.modules():
+        # Stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have a backward
+        # pass in training only, and a recomputed block would save its activations.
+        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock):
+            module.training = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a value replaces the baseline, and the result."""
+
+    wins: bool
+    text: str
+    ratio: float = 0.0
+    """Speed ratio; 0 for a value that computes wrong numbers or could not be measured."""
+
+
+def judge(pair: PairedTiming, cost: float, seconds: float) -> Verdict:
+    """The verdict on a value whose numbers are right.
+
+    Args:
+        pair: candidate against baseline.
+        cost: seconds that it takes once, for compilation.
+        seconds: seconds of the whole run with the baseline.
+    """
+    text = f"{pair.spread()}, loss ok" + (f", {cost:.0f} s to compile" if cost else "")
+    pays = seconds * (1 - 1 / pair.median) > cost
+    return Verdict(pair.median >= MARGIN and pair.middle()[0] > 1 and pays, text, pair.median)
+
+
+def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str = "everything off") -> str | None:
+    """The first step whose loss differs from the reference by more than allowed; gradient norms may differ ten
+    times that.
+    """
+    for number, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
+        loss_off = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
+        norm_off = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
+        if not loss_off <= tolerance:
+            return f"loss {loss:.4g} at step {number}, {true_loss:.4g} with {against}"
+        if not norm_off <= 10 * tolerance:
+            return f"gradient norm {norm:.4g} at step {number}, {true_norm:.4g} with {against}"
+    return None
+
+
+def tolerance(plan: Plan) -> float:
+    """Allowed difference of a plan's numbers from everything off, by number format; values chosen by default may
+    round.
+    """
+    prefix = plan.value("prefix_precision") if plan.value("feature_cache") else None
+    return SHORT_FORMAT if {plan.value("precision"), prefix} & set(SHORT) else TOLERANCE[Effect.ROUNDING]
+
+
+def redraws(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
+    """Whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
+    drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
+    return drops and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
+
+
+def all_off(plan: Plan, quiet: bool) -> Plan:
+    """The plan with everything off that this process can switch; `quiet`: also what changes the random numbers of
+    dropout.
+
+    Requested values that change the training stay on: their effect is no rounding error.
+    """
+    return plan.with_values(
+        {
+            o.name: o.off
+            for o in optimizations.every()
+            if o.stage is not Stage.PROCESS and (quiet or not o.redraws) and plan.row(o.name).effect != Effect.TRAINING
+        }
+    )
+
+
+BATCHES, FETCHING = 8, 2.0
+"""All variants cycle through the same batches: so many, or as many as load in so many seconds, but at least two."""
+
+
+class VariantBuilder:
+    """Builds variants of one run, and the reference for their numbers.
+
+    Args:
+        made: the run, assembled under the plan so far; it is never changed.
+        dataset: its data.
+        network: its network, with the initial weights.
+        say: reports progress.
+    """
+
+    def __init__(self, run: Run, dataset: Dataset, network: Model, say: Callable[[str], None]) -> None:
+        self.made, self.dataset, self.network, self.say = run, dataset, network, say
+        self.initial = copy.deepcopy(network.module.state_dict())
+        self.facts = inspect_workload(dataset, network.module)
+        self.given: dict[Value, list[Batch]] = {}
+        self.checked = CHECKED
+        """Steps whose losses and gradient norms are compared."""
+        self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
+
+    def arm(self, plan: Plan) -> Variant:
+        """A new copy of the network under a plan, at the first batch."""
+        original = self.made
+        module = copy.deepcopy(self.network.module)
+        module.load_state_dict(self.initial)
+        network = replace(self.network, module=module)
+        stored = dict(self.dataset.kept)
+        timer = PhaseTimer()
+        run = assemble(
+            original.job,
+            original.hardware,
+            plan,
+            original.folder,
+            self.dataset,
+            network,
+            original.signals,
+            timer,
+            parts=original.parts,
+        )
+        if stored:
+            # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
+            self.dataset.kept.clear()
+            self.dataset.kept.update(stored)
+        run.train_mode()
+        return Variant(run, self.batches(run), checked=self.checked)
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """The same few batches for all variants; two variants that start with the first one stay in step."""
+        # With these two, batches are other tensors for the same samples.
+        kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
+        if kind not in self.given:
+            end = time.monotonic() + FETCHING
+            collected = self.given[kind] = []
+            for batch in itertools.islice(run.batches.epoch(0), BATCHES):
+                collected.append(batch)
+                if len(collected) > 1 and time.monotonic() > end:
+                    break
+        return itertools.cycle(self.given[kind])
+
+    def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
+        """Losses and gradient norms with everything off, with dropout as in the plan that is compared.
+
+        Raises:
+            TooSlow: if they are not known by `until`.
+        """
+        off = all_off(plan, quiet)
+        off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
+        key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
+        if key not in self.plain:
+            arm = self.arm(off)
+            arm.until = until
+            self.plain[key] = arm.numbers(quiet)
+        return self.plain[key]

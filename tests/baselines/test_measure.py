@@ -1,0 +1,174 @@
+"""Simple models on every kind of data: the numbers are those of scikit-learn called by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.ensemble
+import sklearn.linear_model
+import sklearn.metrics
+
+from drivetrain.baselines import measure
+from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
+from drivetrain.baselines.sample_features import TextFeatures, choose_features
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.load_data import add_test, load
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job_spec import load_job
+from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from tests import trained
+from tests.data.streaming import shards
+from tests.trained import CASES, COMMON
+
+
+def read_case(name: str, folder: Path) -> tuple[Job, Dataset]:
+    CASES[name].files(folder)
+    (folder / "job.yaml").write_text(f"name: t\n{CASES[name].text}{COMMON}")
+    job = load_job.load(folder / "job.yaml")
+    return job, load(job)
+
+
+def fitted(job: Job, data: Dataset, seconds: float = math.inf) -> dict[str, Baseline]:
+    return {row.name: row for row in measure.measure(job, data, seconds) if isinstance(row, Baseline)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_data_has_baselines_with_the_metrics_of_its_network(name: str, tmp_path: Path) -> None:
+    job, data = read_case(name, tmp_path)
+    rows = fitted(job, data)
+    kind = data.preprocessing["kind"]
+    assert set(rows) == {CONSTANT, LINEAR} | ({TREES} if kind in ("table", "series") else set())
+    for row in rows.values():
+        assert row.metrics.keys() == rows[CONSTANT].metrics.keys()
+        assert job.best() in row.metrics
+        assert all(math.isfinite(value) for value in row.metrics.values())
+        assert row.rows == row.of == len(data.train)
+
+
+@pytest.mark.parametrize("name", ["table", "series"])
+def test_trees_are_those_of_scikit_learn_on_the_same_rows(name: str, tmp_path: Path) -> None:
+    job, data = read_case(name, tmp_path)
+    features = choose_features(data)
+    assert features is not None
+    columns, categories = features.read_trees(data.train, np.arange(len(data.train)))
+    assert len(categories) == len(data.preprocessing.get("categorical", ()))
+    # The rows of the validation file, in the order in which the classes are numbered.
+    model = sklearn.ensemble.HistGradientBoostingClassifier(
+        categorical_features=categories or None, random_state=job.train.seed
+    )
+    order = np.random.default_rng(job.train.seed).permutation(len(data.train))
+    model.fit(columns[order], data.train.targets[""].numpy()[order])
+    held, _ = features.read_trees(data.validation, np.arange(len(data.validation)))
+    truth = data.validation.targets[""].numpy()
+    row = fitted(job, data)[TREES]
+    assert row.metrics["validation/accuracy"] == pytest.approx(
+        sklearn.metrics.accuracy_score(truth, model.predict(held))
+    )
+    loss = sklearn.metrics.log_loss(truth, model.predict_proba(held), labels=model.classes_)
+    assert row.metrics["validation/loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_numbers_are_in_the_units_of_the_data(tmp_path: Path) -> None:
+    job, data = read_case("table numbers", tmp_path)
+    rows = fitted(job, data)
+    price = data.validation.targets[""][:, 0].numpy() * data.heads[""].std[0]
+    # The targets are centred on the mean of training, which is what the constant answers.
+    assert rows[CONSTANT].metrics["validation/price/mae"] == pytest.approx(np.abs(price).mean(), rel=1e-3)
+    assert rows[LINEAR].metrics["validation/price/mae"] < rows[CONSTANT].metrics["validation/price/mae"]
+
+
+def test_the_constant_answer_is_the_most_frequent_class_of_training(tmp_path: Path) -> None:
+    job, data = read_case("image folders", tmp_path)
+    row = fitted(job, data)[CONSTANT]
+    counts = np.bincount(data.train.targets[""].numpy())
+    answer = int(counts.argmax())
+    assert row.answers == {"": data.heads[""].classes[answer]}
+    share = float((data.validation.targets[""].numpy() == answer).mean())
+    assert row.metrics["validation/accuracy"] == pytest.approx(share)
+
+
+def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    _, data = read_case("one text head", tmp_path)
+    ids = np.arange(len(data.train))
+    features = TextFeatures()
+    features.fit(data.train, ids)
+    ours = features.read_linear(data.train, ids)
+    tokens, *_, mask = data.train.gather(ids)
+    words = [
+        " ".join(str(int(t)) for t, m in zip(row, real, strict=True) if m)
+        for row, real in zip(tokens, mask, strict=True)
+    ]
+    theirs = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit_transform(words)
+    # Which column a token or pair has differs; the products of texts do not.
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose((ours @ ours.T).toarray(), (theirs @ theirs.T).toarray(), atol=1e-5)
+
+
+def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, data = read_case("table", tmp_path)
+    monkeypatch.setattr(measure, "FIRST_ROWS", 5)
+    monkeypatch.setattr(measure, "GROWTH", 3)
+    sizes = [row.rows for row in measure.measure(job, data, 1e6) if row.name == LINEAR and isinstance(row, Baseline)]
+    assert sizes == [5, 15, 45, 60]
+    hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
+    assert hurried == [5]
+    assert fitted(job, data)[LINEAR].rows == 60
+
+
+def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, data = read_case("table", tmp_path)
+    monkeypatch.setattr(measure, "FIRST_ROWS", 2)
+    rows = fitted(job, data, 0.0)
+    assert {row.rows for row in rows.values()} == {2, 60}
+    assert all(math.isfinite(value) for row in rows.values() for value in row.metrics.values())
+
+
+def test_without_scikit_learn_the_constant_answer_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, data = read_case("table", tmp_path)
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    rows = list(measure.measure(job, data, 60))
+    assert [type(row) for row in rows] == [Baseline, Skipped]
+    assert isinstance(rows[1], Skipped)
+    assert "pip install" in rows[1].reason
+
+
+def test_inputs_that_only_the_users_code_knows_get_the_constant_answer_alone() -> None:
+    from tests.paths import ROOT
+
+    job = load_job.load(ROOT / "jobs" / "own-model.yaml")
+    rows = list(measure.measure(job, load(job), 60))
+    assert [(type(row), row.name) for row in rows] == [(Baseline, CONSTANT), (Skipped, LINEAR)]
+
+
+def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
+
+    trained.table(tmp_path)
+    text = CASES["table"].text.replace("validation: held.csv", "validation: 0.2, test: held.csv")
+    (tmp_path / "job.yaml").write_text(f"name: t\n{text}{COMMON}")
+    job = load_job.load(tmp_path / "job.yaml")
+    data = load(job)
+    add_test(job, data)
+    for row in fitted(job, data).values():
+        assert {name.partition("/")[0] for name in row.metrics} == {"validation", "test"}
+
+
+def test_streamed_samples_are_not_fetched_for_simple_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fair sample of them lies in all shards, so it would fetch the whole data set once more."""
+    job = shards.job(tmp_path / "job", shards.folder(tmp_path / "shards"))
+    data = load(job)
+    monkeypatch.setattr(type(data.train), "gather", lambda self, ids: pytest.fail("a shard is read"))
+    rows = list(measure.measure(job, data, 60))
+    assert [(type(row), row.name) for row in rows] == [(Baseline, CONSTANT), (Skipped, LINEAR)]
+
+
+def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+    for seconds in (0.0, -1.0, math.nan):
+        with pytest.raises(SpecError) as refused:
+            measure_baselines(BaselineRequest(tmp_path / "job.yaml", seconds=seconds))
+        assert "--seconds" in refused.value.given

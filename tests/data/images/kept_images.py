@@ -1,0 +1,32 @@
+"""A folder of images, and the cache of their pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from drivetrain.data.images import decoded_cache, image_files
+from drivetrain.data.images.decoded_cache import Decoded
+
+COUNT = 24
+
+
+def pictures(folder: Path) -> Path:
+    drawn = np.random.default_rng(0)
+    for number in range(COUNT):
+        place = folder / "pictures" / "abc"[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = drawn.integers(0, 90, (30 + number, 41, 3)) + 80 * (number % 3)
+        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.{'jpg' if number % 2 else 'png'}")
+    return folder / "pictures"
+
+
+def listed(folder: Path, size: int = 12) -> image_files.Files:
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    return image_files.check_images(str(folder), names)[0].fit_to(size, 3)
+
+
+def kept(found: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
+    return decoded_cache.keep(found, folder / "cache", room)

@@ -1,0 +1,272 @@
+"""Series as a data set: windows, the split by time, filled cells, scale, arrays, and new windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+
+from drivetrain.data import mixup
+from drivetrain.data.dataset import Batch
+from drivetrain.data.series import series_data as series
+from drivetrain.data.series import windows
+from drivetrain.errors import DataError
+from tests.data.series.series_rows import ends, everything, job, npz, one, several, stack, stored, unscaled
+
+torch.set_num_threads(1)
+
+
+def test_windows_of_one_series(tmp_path: Path) -> None:
+    rows = one()
+    data = series.load(job(stored(tmp_path, rows)))
+    # Validation is what comes at and after 75: rows 0 to 74 are for training.
+    assert ends(data.train) == list(range(7, 75, 3))
+    assert ends(data.validation) == list(range(82, 100, 3))
+    values = np.stack([rows["a"], rows["b"]], axis=1)
+    for split in (data.train, data.validation):
+        expected = np.stack([values[end - 7 : end + 1] for end in ends(split)])
+        np.testing.assert_allclose(unscaled(data, split), expected, atol=1e-5)
+        assert [data.heads[""].classes[i] for i in split.targets[""]] == rows["y"][ends(split)].tolist()
+    assert data.train.title(0) == "a.csv rows to 8"
+    assert data.notes[:2] == ["23 training and 6 validation windows of 8 rows", "2 features: a, b"]
+
+
+def test_mean_and_deviation_are_those_of_the_training_rows(tmp_path: Path) -> None:
+    rows = one()
+    data = series.load(job(stored(tmp_path, rows)))
+    assert data.preprocessing["mean"] == pytest.approx([rows["a"][:75].mean(), rows["b"][:75].mean()])
+    assert data.preprocessing["std"] == pytest.approx([rows["a"][:75].std(), rows["b"][:75].std()])
+    rows["a"][75:] = 1e6
+    assert series.load(job(stored(tmp_path, rows))).preprocessing == data.preprocessing
+
+
+def test_no_window_reaches_into_another_series_or_across_the_split(tmp_path: Path) -> None:
+    rows = several()
+    data = series.load(job(stored(tmp_path, rows), group="machine", features=["a"]))
+    moment = 45
+    for split, early in ((data.train, True), (data.validation, False)):
+        for window in unscaled(data, split)[:, :, 0].round().astype(int):
+            # The value of a is the row of the file: every third row is of the same machine.
+            assert (np.diff(window) == 3).all()
+            assert (rows["t"][window] < moment).all() if early else (rows["t"][window] >= moment).all()
+    assert (len(data.train), len(data.validation)) == (3 * 13, 3 * 3)
+    assert "a.csv: rows were sorted by machine and t" in data.notes
+
+
+def test_rows_in_any_order(tmp_path: Path) -> None:
+    rows = one()
+    sorted_ = series.load(job(stored(tmp_path, rows)))
+    order = np.random.default_rng(1).permutation(100)
+    data = series.load(job(stored(tmp_path, {name: cells[order] for name, cells in rows.items()}, "b.csv")))
+    np.testing.assert_allclose(everything(data.train), everything(sorted_.train), atol=1e-5)
+    assert order[ends(data.train)].tolist() == ends(sorted_.train)
+    assert "b.csv: rows were sorted by t" in data.notes
+
+
+@pytest.mark.parametrize("dates", [False, True])
+def test_a_gap_ends_a_contiguous_stretch(tmp_path: Path, dates: bool) -> None:
+    rows = one()
+    rows["t"] = rows["t"] + 50 * (np.arange(100) >= 30)
+    if dates:
+        rows["t"] = np.datetime64("2024-05-31T08:30:00", "s") + rows["t"]
+    data = series.load(job(stored(tmp_path, rows), max_gap=10))
+    assert ends(data.train) == [*range(7, 30, 3), *range(37, 75, 3)]
+
+
+def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
+    rows = one()
+    kept = rows["a"].copy()
+    cells: list[float | None] = rows["a"].tolist()
+    cells[20], cells[21], cells[40] = None, float("inf"), float("nan")
+    rows["a"] = pyarrow.array(cells)
+    data = series.load(job(stored(tmp_path, rows)))
+    kept[20:22], kept[40] = kept[19], kept[39]
+    expected = np.stack([kept[end - 7 : end + 1] for end in ends(data.train)])
+    np.testing.assert_allclose(unscaled(data, data.train)[:, :, 0], expected, atol=1e-5)
+    assert "data.train: 3 of 100 rows have empty cells, filled with the last value before" in data.notes
+    assert "filled: a.csv row 21 (line 22): a is empty" in data.notes
+    assert "filled: a.csv row 22 (line 23): a is `inf`" in data.notes
+
+
+def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
+    rows = several()
+    rows["a"] = pyarrow.array(rows["a"], mask=(rows["machine"] == "m2") & (rows["t"] < 3))
+    data = series.load(job(stored(tmp_path, rows), group="machine", features=["a"]))
+    assert "a.csv: 3 rows before the first value of their series, or behind a gap in it, are skipped" in data.notes
+    first = unscaled(data, data.train)[:, 0, 0].round().astype(int)
+    assert next(row for row in first if row % 3 == 1) == 3 * 3 + 1
+
+
+def test_windows_without_a_label_are_left_out(tmp_path: Path) -> None:
+    rows = one()
+    labels: list[str | None] = rows["y"].tolist()
+    labels[10], labels[11] = None, None
+    rows["y"] = pyarrow.array(labels)
+    data = series.load(job(stored(tmp_path, rows)))
+    assert 10 not in ends(data.train)
+    assert "left out: a.csv, window that ends in row 11 (line 12): y is empty" in data.notes
+
+
+def test_windows_share_the_memory_of_the_rows(tmp_path: Path) -> None:
+    data = series.load(job(stored(tmp_path, one()), stride=1))
+    assert len(data.train) == 68
+    assert data.train.values.shape == (100, 2)
+    assert data.train.values.data_ptr() == data.validation.values.data_ptr()
+
+
+def naive(breaks: list[bool], length: int, stride: int) -> Iterator[int]:
+    begins = [i for i, is_break in enumerate(breaks) if is_break] + [len(breaks)]
+    for begin, end in pairwise(begins):
+        yield from range(begin, end - length + 1, stride)
+
+
+@pytest.mark.parametrize(("length", "stride"), [(1, 1), (3, 1), (4, 2), (5, 7), (60, 1)])
+def test_window_starts_match_a_plain_loop(length: int, stride: int) -> None:
+    breaks = np.append(True, np.random.default_rng(length).random(199) < 0.05)
+    assert windows.cut(breaks, length, stride).tolist() == list(naive(breaks.tolist(), length, stride))
+
+
+def test_several_numbers_to_predict(tmp_path: Path) -> None:
+    rows = one() | {"u": np.arange(100) * 1.0, "v": np.arange(100) ** 2.0}
+    del rows["y"]
+    data = series.load(job(stored(tmp_path, rows), "series-regression", label=["u", "v"]))
+    assert data.preprocessing["features"] == ["a", "b"]
+    head = data.heads[""]
+    raw = data.validation.targets[""].double() * torch.tensor(head.std) + torch.tensor(head.mean)
+    np.testing.assert_allclose(raw[:, 0], ends(data.validation), rtol=1e-4)
+    assert head.mean[0] == pytest.approx(np.mean(ends(data.train)))
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x, y = stack()
+    x[5, 2, 1] = np.nan
+    data = series.load(job(npz(tmp_path, x, y)))
+    assert "left out: a.npz[5]: NaN or infinity" in data.notes
+    places = [int(data.train.title(i)[6:-1]) for i in range(len(data.train))]
+    np.testing.assert_allclose(unscaled(data, data.train), x[places], atol=1e-5)
+    assert data.train.targets[""].tolist() == y[places].tolist()
+    assert data.preprocessing["mean"] == pytest.approx(x[places].mean(axis=(0, 1)).tolist(), rel=1e-4)
+    assert sorted(data.validation.targets[""].tolist()) == [0] * 2 + [1] * 2 + [2] * 2 + [3] * 2
+    again = series.load(job(tmp_path / "a.npz"))
+    np.testing.assert_array_equal(again.train.starts, data.train.starts)
+
+
+def test_arrays_of_numbers(tmp_path: Path) -> None:
+    x, _ = stack()
+    y = np.stack([np.arange(40), np.arange(40) * -2.0], axis=1)
+    data = series.load(job(npz(tmp_path, x[:, :, 0], y), "series-regression"))
+    assert data.preprocessing["channels"] == 1
+    assert data.heads[""].columns == ("y[0]", "y[1]")
+
+
+@pytest.mark.parametrize("form", ["long", "arrays"])
+def test_new_windows_are_prepared_as_validation_was(tmp_path: Path, form: str) -> None:
+    if form == "long":
+        data = series.load(job(stored(tmp_path, one())))
+        own = stored(tmp_path, {name: cells[75:] for name, cells in one().items()}, "new.csv")
+    else:
+        x, y = stack()
+        data = series.load(job(npz(tmp_path, x, y)))
+        places = [int(data.validation.title(i)[6:-1]) for i in range(len(data.validation))]
+        own = npz(tmp_path, x[places], y[places], "new.npz")
+    kept = json.loads(json.dumps(data.preprocessing))
+    new = series.read([own, own], kept, data.heads, labelled=True)
+    count = len(data.validation)
+    assert len(new.split) == 2 * count
+    for half in (range(count), range(count, 2 * count)):
+        assert torch.equal(new.split.gather(np.array(half))[0], data.validation.gather(np.arange(count))[0])
+        assert torch.equal(new.split.targets[""][list(half)], data.validation.targets[""])
+    assert new.split.title(count) == new.split.title(0)
+
+
+def test_new_windows_need_no_label(tmp_path: Path) -> None:
+    data = series.load(job(stored(tmp_path, one())))
+    rows = one(20)
+    del rows["y"]
+    new = series.read([stored(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
+    assert (len(new.split), new.split.targets) == (5, {})
+    with pytest.raises(DataError, match="the network was trained on a long table"):
+        series.read([npz(tmp_path, *stack())], data.preprocessing, data.heads, labelled=False)
+
+
+def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
+    asked = job(stored(tmp_path, one()), augment={"mixup": {"alpha": 1.0}})
+    data = series.load(asked)
+    ids = np.arange(12)
+    batch = Batch(ids, data.train.gather(ids), {"": data.train.targets[""][:12]})
+    mixed = mixup.mix(batch, data.heads, asked, step=1)
+    share = mixed.targets[""].max(dim=1).values.min()
+    assert 0.5 <= share < 1
+    assert mixed.inputs[0].shape == (12, 8, 2)
+    assert not torch.equal(mixed.inputs[0], batch.inputs[0])
+    plain = mixup.mix(batch, data.heads, job(tmp_path / "a.csv"), step=1)
+    assert torch.equal(plain.inputs[0], batch.inputs[0])
+
+
+def test_a_constant_channel_is_only_centered(tmp_path: Path) -> None:
+    rows = one()
+    rows["b"] = np.where(np.arange(100) < 75, 4.0, 5.0)
+    data = series.load(job(stored(tmp_path, rows)))
+    assert "constant in the training rows, so centered but not scaled: b" in data.notes
+    assert everything(data.train)[:, :, 1].tolist() == [[0.0] * 8] * len(data.train)
+    assert everything(data.validation)[:, :, 1].tolist() == [[1.0] * 8] * len(data.validation)
+
+
+def test_values_are_not_filled_forward_over_a_gap(tmp_path: Path) -> None:
+    rows = one()
+    rows["t"] = np.concatenate([np.arange(50), 1000 + np.arange(50)])
+    rows["a"] = np.where(np.isin(np.arange(100), [20, 50, 51, 52]), np.nan, np.repeat([20.0, 80.0], 50))
+    data = series.load(job(stored(tmp_path, rows), max_gap=5, stride=8))
+    seen = np.concatenate([unscaled(data, part)[:, :, 0].ravel() for part in (data.train, data.validation)])
+    assert set(seen.round(3)) == {20.0, 80.0}
+    first = unscaled(data, data.train)[ends(data.train).index(60)]
+    assert (first[:, 0].round(3) == 80).all(), "the rows behind the gap without a value are skipped"
+    assert [
+        note for note in data.notes if "3 rows before the first value of their series, or behind a gap in it" in note
+    ]
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"])
+def test_times_in_a_form_of_their_own(tmp_path: Path, form: str) -> None:
+    start = datetime(2024, 1, 28)
+    times = [start + timedelta(hours=i) for i in range(100)]
+    plain = series.load(job(stored(tmp_path, one() | {"t": [str(time) for time in times]}, "plain.csv")))
+    path = stored(tmp_path, one() | {"t": [time.strftime(form) for time in times]})
+    data = series.load(job(path, date_format=form))
+    assert ends(data.train) == ends(plain.train)
+    assert data.preprocessing == plain.preprocessing | {"date_format": form}
+    new = series.read([path], data.preprocessing, data.heads, labelled=True)
+    assert len(new.split) == 31
+    with pytest.raises(DataError, match=r"set data.date_format, such as"):
+        series.load(job(path))
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_pandas_is_no_channel(tmp_path: Path, name: str) -> None:
+    data = series.load(job(stored(tmp_path, {name: np.arange(100)} | one())))
+    assert data.preprocessing["features"] == ["a", "b"]
+    assert f'"{name}" is the index of a pandas data frame, so it is no feature' in data.notes
+
+
+def test_channels_that_number_the_rows_or_tell_the_label_are_named(tmp_path: Path) -> None:
+    rows = one() | {"row": np.arange(100), "code": 3.0 * (one()["y"] == "on")}
+    notes = series.load(job(stored(tmp_path, rows))).notes
+    (numbering,) = [note for note in notes if "number of the row" in note]
+    assert numbering.startswith('"row" is a number of the row, from 0 to 99, and alone it gives ')
+    assert numbering.endswith("; data.features without it leaves it out")
+    (telling,) = [note for note in notes if "by itself" in note]
+    assert telling.startswith('"code" tells y by itself: alone it gives 100% of the rows their y')
+
+
+def test_labels_of_windows_that_may_be_the_same_are_listed(tmp_path: Path) -> None:
+    rows = one() | {"y": np.array(["on", "On", "off", "on\u200b"])[np.arange(100) // 10 % 4]}
+    data = series.load(job(stored(tmp_path, rows), validation=0.3))
+    assert data.heads[""].classes == ("On", "off", "on")
+    assert '"y": spellings that are probably the same, and are learned apart: On/on' in data.notes

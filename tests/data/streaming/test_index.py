@@ -1,0 +1,159 @@
+"""The first pass over Parquet shards in a store reads labels alone, and finds the same as a pass over whole shards."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from drivetrain.data.load_data import load
+from drivetrain.data.streaming import index as indices
+from drivetrain.data.streaming import open_stream, parquet_index, remote_store
+from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.ranged_file import TAIL, RangedFile
+from drivetrain.errors import DataError, StorageError
+from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.remote_address import parse
+from tests.data.streaming import shards
+from tests.object_store import Fault, FaultyStore, before, moto
+
+SHARDS, ROWS = 4, 120
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_store, "PATIENCE", Patience(retries=2.0, silence=1.0, connect=1.0))
+    with before(server) as found:
+        for name, value in found.variables().items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of about 1.4 MB."""
+    return shards.folder(tmp_path_factory.mktemp("s"), ".parquet", SHARDS, ROWS, side=64)
+
+
+def upload(folder: Path, name: str) -> str:
+    store = ObjectStore(parse(f"s3://bucket/{name}"))
+    for file in sorted(folder.iterdir()):
+        store.put(file.name, file.read_bytes())
+    return f"s3://bucket/{name}"
+
+
+def indexed(path: Path, train: object) -> Index:
+    job = shards.job(path, train)
+    assert job.data.stream
+    store = open_stream.open_store(job, str(train), "data.train")
+    columns = {"images": "image", "columns": ["label"], "key": "data.train"}
+    look, glance = partial(parquet_index.read, **columns), partial(parquet_index.glance, **columns)  # type: ignore[arg-type]
+    return indices.read(store, open_stream.open_cache(job.data.stream), look, ["x"], glance)
+
+
+def test_labels_without_the_images(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
+    address, size = upload(local, "labels"), sum(file.stat().st_size for file in local.iterdir())
+    before = proxy.sent
+    found = indexed(tmp_path / "a", address)
+    fetched = proxy.sent - before
+    assert fetched < size / 10
+    assert (found.made, found.glanced) == (SHARDS, SHARDS)
+    assert 0 < found.fetched <= fetched
+    # What is known is not read again, and is what a pass over the files gives.
+    again, before = indexed(tmp_path / "a", address), proxy.sent
+    assert (again.made, again.glanced, again.fetched) == (0, 0, 0)
+    assert found.digest() == again.digest() == indexed(tmp_path / "b", local).digest()
+    assert found.bytes.tolist() == indexed(tmp_path / "b", local).bytes.tolist()
+
+
+def test_the_log_says_so(tmp_path: Path, local: Path) -> None:
+    notes = "\n".join(load(shards.job(tmp_path, upload(local, "log"), streams=1)).notes)
+    assert "4 shards, 5 MiB, 4 of them read for the index now, 4 by their labels alone (" in notes, notes
+
+
+def test_images_without_statistics_are_looked_at(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
+    """Only the images themselves say which rows have none, so all of a shard is fetched."""
+    for file in local.iterdir():
+        (tmp_path / "s").mkdir(exist_ok=True)
+        parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, write_statistics=False)
+    found = indexed(tmp_path / "a", upload(tmp_path / "s", "plain"))
+    assert (found.made, found.glanced) == (SHARDS, 0)
+    assert found.digest() == indexed(tmp_path / "b", tmp_path / "s").digest()
+
+
+def test_many_small_row_groups_do_not_pay(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
+    """A request for each of them would take longer than the shard."""
+    for file in local.iterdir():
+        (tmp_path / "s").mkdir(exist_ok=True)
+        parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, row_group_size=4)
+    before = len(proxy.seen)
+    found = indexed(tmp_path / "a", upload(tmp_path / "s", "small"))
+    assert (found.made, found.glanced) == (SHARDS, 0)
+    assert sum(method == "GET" for method, _ in proxy.seen[before:]) < 20
+
+
+def test_a_shard_that_changes_while_it_is_read(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
+    address, count = upload(local, "changes"), [0]
+
+    def change(number: int, method: str, path: str) -> Fault | None:
+        if method == "GET" and "0002.parquet" in path:
+            count[0] += 1
+            if count[0] == 1:
+                proxy.fault = lambda number, method, path: None
+                ObjectStore(parse(address)).put("0002.parquet", (local / "0001.parquet").read_bytes())
+        return None
+
+    proxy.fault = change
+    with pytest.raises(DataError, match=r"changes/0002\.parquet has changed since it was indexed"):
+        indexed(tmp_path, address)
+
+
+@pytest.mark.parametrize(("fault", "said"), [("denied", "403 AccessDenied"), ("slow down", "503 SlowDown")])
+def test_a_store_that_fails_is_named(tmp_path: Path, local: Path, proxy: FaultyStore, fault: str, said: str) -> None:
+    address = upload(local, fault.replace(" ", ""))
+    proxy.fault = lambda number, method, path: Fault(fault) if "0003.parquet" in path and method == "GET" else None
+    with pytest.raises(StorageError) as error:
+        indexed(tmp_path, address)
+    assert said in str(error.value)
+    assert "0003.parquet" in str(error.value)
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path, local: Path) -> None:
+    address = upload(local, "damaged")
+    content = (local / "0001.parquet").read_bytes()
+    ObjectStore(parse(address)).put("0001.parquet", content[:-50] + bytes(50))
+    with pytest.raises(DataError, match=r"0001\.parquet cannot be read"):
+        indexed(tmp_path, address)
+
+
+@pytest.mark.parametrize("size", [1, TAIL - 1, TAIL, TAIL + 1, 3 * TAIL])
+def test_reads_like_a_file(size: int) -> None:
+    content = bytes(n * 7 % 251 for n in range(size))
+    asked: list[tuple[int, int]] = []
+
+    def get(start: int, count: int) -> bytes:
+        asked.append((start, count))
+        assert 0 <= start < start + count <= size
+        return content[start : start + count]
+
+    real, file = io.BytesIO(content), RangedFile(size, get)
+    for place, count in ((0, 10), (size - 8, 8), (size - 1, 9), (size // 2, size), (0, size), (size, 4), (3, 0)):
+        for each in (real, file):
+            each.seek(max(0, place))
+        assert file.read(count) == real.read(count)
+        assert file.tell() == real.tell()
+    before = len(asked)
+    file.seek(-8, io.SEEK_END)
+    assert file.read() == content[-8:]
+    assert len(asked) == before, "the end is kept"

@@ -1,0 +1,24 @@
+"""Images, and the shards that the command writes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain.data.streaming import destination, write_shards
+from tests.data.streaming import shards
+
+SIZE = 60_000
+
+
+def images(root: Path, count: int = 150) -> Path:
+    for number in range(count):
+        place = root / ("dark", "bright")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
+    return root
+
+
+def write(source: Path, to: Path, seed: int = 0, form: str = "tar") -> list[str]:
+    lines: list[str] = []
+    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append, form)
+    return lines

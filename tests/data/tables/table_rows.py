@@ -1,0 +1,46 @@
+"""Rows of tables, and jobs that train on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from drivetrain.job import JOBS
+from drivetrain.job.tables import TableJob
+
+Rows = dict[str, Any]
+
+
+def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **data: object) -> TableJob:
+    given = {
+        "name": "t",
+        "task": task,
+        "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
+        "train": {"seed": seed},
+    }
+    made = JOBS[task].model_validate(given)
+    assert isinstance(made, TableJob)
+    return made
+
+
+def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
+    parquet.write_table(pyarrow.table(rows), folder / name)
+    return folder / name
+
+
+def mixed(count: int = 80) -> Rows:
+    """Numbers with gaps, text with gaps, truth values, a code, and a class that depends on two of them."""
+    drawn = np.random.default_rng(0)
+    size, colour = drawn.normal(50, 10, count), drawn.choice(["red", "green", "blue"], count)
+    return {
+        "size": pyarrow.array(size, mask=np.arange(count) % 10 == 3),
+        "count": drawn.integers(0, 100, count),
+        "colour": pyarrow.array(colour, mask=np.arange(count) % 8 == 5),
+        "code": drawn.integers(1, 4, count),
+        "new": drawn.random(count) < 0.5,
+        "y": np.where((size > 50) ^ (colour == "red"), "big", "small"),
+    }

@@ -1,0 +1,292 @@
+"""Tables as a data set: types, empty cells, categories, split, scale, and new rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from drivetrain.data.dataset import InputRecord, Split
+from drivetrain.data.load_data import load
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.tables import table_data as tables
+from drivetrain.data.tables.table_data import TableSplit
+from drivetrain.errors import DataError
+from drivetrain.job.tables import MlpSpec
+from drivetrain.models import build
+from tests.data.tables.table_rows import job, mixed, stored
+
+torch.set_num_threads(1)
+
+
+def everything(split: Split) -> tuple[torch.Tensor, ...]:
+    assert isinstance(split, TableSplit)
+    return split.gather(np.arange(len(split)))
+
+
+def rows_of(split: Split) -> Ids:
+    """The rows of the file that a split has."""
+    assert isinstance(split, TableSplit)
+    return split.rows
+
+
+def column(data: Any, name: str) -> dict[str, Any]:
+    found = [c for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"]) if c["name"] == name]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def test_types_and_shapes(tmp_path: Path) -> None:
+    data = tables.load(job(stored(tmp_path, mixed()), categorical=["code"]))
+    assert [c["name"] for c in data.preprocessing["numeric"]] == ["size", "count", "new"]
+    assert [c["name"] for c in data.preprocessing["categorical"]] == ["colour", "code"]
+    numbers, categories = data.train.gather(np.array([3, 0, 5]))
+    assert (numbers.shape, numbers.dtype) == ((3, 4), torch.float32)
+    assert (categories.shape, categories.dtype) == ((3, 2), torch.int32)
+    assert data.heads[""].classes == ("big", "small")
+    assert "60 training and 20 validation rows" in data.notes
+    assert "3 numeric: size, count, new; 2 categorical: colour, code" in data.notes
+
+
+def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    size = np.array(rows["size"].to_pylist(), dtype=float)[rows_of(data.train)]
+    known = size[~np.isnan(size)]
+    assert column(data, "size") == {
+        "name": "size",
+        "mean": pytest.approx(known.mean()),
+        "std": pytest.approx(known.std()),
+        "median": pytest.approx(np.median(known)),
+        "missing": True,
+        "edges": ANY,
+    }
+    scaled = (known - known.mean()) / known.std()
+    edges = np.array(column(data, "size")["edges"])
+    assert len(edges) <= 33
+    np.testing.assert_allclose(edges[[0, -1]], [scaled.min(), scaled.max()], rtol=1e-5)
+    shares = np.histogram(scaled.astype(np.float32), edges.astype(np.float32))[0] / len(scaled)
+    assert shares.max() < 3 / 32  # bins hold equally many training rows, as far as whole rows allow
+    numbers = everything(data.train)[0].numpy()
+    filled = np.where(np.isnan(size), np.median(known), size)
+    np.testing.assert_allclose(numbers[:, 0], (filled - known.mean()) / known.std(), atol=1e-5)
+    np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
+
+
+def test_numbers_with_few_values_have_few_bins_and_those_with_two_have_none(tmp_path: Path) -> None:
+    path = stored(tmp_path, mixed(200) | {"few": np.arange(200) % 3, "flag": np.arange(200) % 2})
+    data = tables.load(job(path))
+    assert len(column(data, "few")["edges"]) == 3
+    assert column(data, "flag")["edges"] == ()
+    plain = tables.load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
+    assert {number["edges"] for number in plain.preprocessing["numeric"]} == {()}
+    assert torch.equal(everything(plain.train)[0], everything(data.train)[0])
+
+
+def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
+    """Its preprocessing has no edges, so that its checkpoints still fit."""
+    recorded = tables.load(job(stored(tmp_path, mixed())))
+    for number in recorded.preprocessing["numeric"]:
+        del number["edges"]
+    resumed = tables.load(
+        job(tmp_path / "a.parquet"), InputRecord(recorded.preprocessing, recorded.heads, same_data=True)
+    )
+    assert not hasattr(build.build(job(tmp_path / "a.parquet"), resumed).module, "number_embeddings")
+
+
+def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:
+    rows = mixed()
+    first = tables.load(job(stored(tmp_path, rows)))
+    held = np.isin(np.arange(80), rows_of(first.validation))
+    rows["count"] = np.where(held, 10_000, rows["count"])
+    rows["colour"] = pyarrow.array(np.where(held, "violet", rows["colour"].to_pylist()).tolist())
+    second = tables.load(job(stored(tmp_path, rows)))
+    assert second.preprocessing == first.preprocessing
+    assert (everything(second.validation)[1][:, 0] == 0).all()
+    assert any(
+        "colour has categories that are not in the training data" in note and "violet" in note for note in second.notes
+    )
+
+
+def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert column(data, "colour") == {"name": "colour", "values": ["blue", "green", "red"], "missing": True}
+    expected = [
+        {None: 1, "blue": 2, "green": 3, "red": 4}[rows["colour"][int(row)].as_py()] for row in rows_of(data.train)
+    ]
+    assert everything(data.train)[1][:, 0].tolist() == expected
+
+
+def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> None:
+    rows = mixed()
+    rows["y"] = np.where(np.arange(80) < 8, "rare", "usual")
+    path = stored(tmp_path, rows)
+    data, again, other = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
+    assert Counter(data.validation.targets[""].tolist()) == {0: 2, 1: 18}
+    assert sorted([*rows_of(data.train), *rows_of(data.validation)]) == list(range(80))
+    np.testing.assert_array_equal(rows_of(data.train), rows_of(again.train))
+    assert rows_of(data.train).tolist() != rows_of(other.train).tolist()
+
+
+def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
+    rows = mixed() | {"same": np.full(80, 0.1), "void": pyarrow.nulls(80), "one": ["x"] * 80}
+    data = tables.load(job(stored(tmp_path, rows)))
+    names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
+    assert names == ["size", "count", "code", "new", "colour"]
+    for name in ("same", "void", "one"):
+        assert f"{name} is constant in the training rows, so it is not used" in data.notes
+
+
+def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
+    rows = mixed()
+    rows["count"] = np.where(np.arange(80) == 7, np.inf, rows["count"])
+    rows["y"] = [None if i == 11 else value for i, value in enumerate(rows["y"])]
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert "left out: a.parquet row 8: count is infinite" in data.notes
+    assert "left out: a.parquet row 12: y is empty" in data.notes
+    assert not {7, 11} & {*rows_of(data.train).tolist(), *rows_of(data.validation).tolist()}
+    assert data.train.title(0) == f"a.parquet row {rows_of(data.train)[0] + 1}"
+
+
+def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
+    from pyarrow import csv
+
+    table = pyarrow.table(mixed())
+    csv.write_csv(table, tmp_path / "a.csv")
+    one, other = tables.load(job(stored(tmp_path, mixed()))), tables.load(job(tmp_path / "a.csv"))
+    assert one.preprocessing == other.preprocessing
+    assert all(torch.equal(a, b) for a, b in zip(everything(one.train), everything(other.train), strict=True))
+
+
+def test_a_separate_validation_file(tmp_path: Path) -> None:
+    train, own = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
+    data = tables.load(job(train, validation=str(own)))
+    assert (len(data.train), len(data.validation)) == (80, 30)
+    assert data.validation.title(4) == "own.parquet row 5"
+
+
+def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
+    path = stored(tmp_path, mixed())
+    data = tables.load(job(path))
+    kept = json.loads(json.dumps(data.preprocessing))
+    new = tables.read([path], kept, data.heads, labelled=True)
+    for whole, part in zip(everything(new.split), everything(data.validation), strict=True):
+        assert torch.equal(whole[torch.from_numpy(rows_of(data.validation))], part)
+    assert torch.equal(new.split.targets[""][rows_of(data.validation)], data.validation.targets[""])
+
+
+def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    shuffled = {name: rows[name] for name in ("new", "code", "colour", "count", "size")} | {"more": ["x"] * 80}
+    rows["size"] = pyarrow.array([None] * 79 + [1e300])
+    paths = [stored(tmp_path, shuffled, "one.parquet"), stored(tmp_path, rows, "two.parquet")]
+    new = tables.read(paths, data.preprocessing, data.heads, labelled=False)
+    assert len(new.split) == 159
+    assert new.split.title(81) == "two.parquet row 2"
+    assert any("two.parquet row 80: size is infinite" in note for note in new.notes)
+    assert new.split.targets == {}
+    assert torch.equal(new.split.gather(rows_of(data.validation))[0], everything(data.validation)[0])
+
+
+def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
+    path = stored(tmp_path, rows, "new.parquet")
+    new = tables.read([path], data.preprocessing, data.heads, labelled=False)
+    assert any("count is empty in 1 rows and never in training: filled with the median" in note for note in new.notes)
+    with pytest.raises(DataError, match=r'classes that are not in the training data: "huge" \(80\)'):
+        tables.read([path], data.preprocessing, data.heads, labelled=True)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
+    data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
+    head = data.heads[""]
+    assert (head.classes, head.several) == (("late", "broken"), True)
+    row = int(rows_of(data.train)[9])
+    assert data.train.targets[""][9].tolist() == [float(row % 3 == 0), float(row % 5 == 0)]
+    assert data.train.targets[""].dtype == torch.float32
+
+
+def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> None:
+    rows = mixed() | {"a": np.arange(80) * 2.0, "b": np.arange(80) ** 2}
+    del rows["y"]
+    data = tables.load(job(stored(tmp_path, rows), "tabular-regression", target=["a", "b"]))
+    head, train = data.heads[""], rows_of(data.train)
+    assert head.columns == ("a", "b")
+    assert head.mean == pytest.approx(((train * 2.0).mean(), (train**2.0).mean()))
+    raw = data.validation.targets[""].double() * torch.tensor(head.std) + torch.tensor(head.mean)
+    np.testing.assert_allclose(raw[:, 0], rows_of(data.validation) * 2.0, atol=1e-4)
+
+
+def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
+    rows = mixed()
+    numbers = tables.load(job(stored(tmp_path, rows), features=["size", "count"]))
+    assert [x.shape[1] for x in everything(numbers.train)] == [3]
+    assert numbers.mixable
+    words = tables.load(job(stored(tmp_path, rows), features=["colour"]))
+    assert [x.dtype for x in everything(words.train)] == [torch.int32]
+    assert not words.mixable
+
+
+def test_memory_of_parsing_is_released(tmp_path: Path) -> None:
+    """Arrow's allocator would keep several times the data for a next file that does not come."""
+    held = Path("/proc/self/statm")
+    data = load(job(stored(tmp_path, mixed(400_000))))
+    before = int(held.read_text().split()[1])
+    pyarrow.default_memory_pool().release_unused()
+    kept = (before - int(held.read_text().split()[1])) * os.sysconf("SC_PAGE_SIZE")
+    assert kept < 8 << 20
+    assert len(data.train) > 100_000
+
+
+def test_a_new_file_is_named_once_in_a_message(tmp_path: Path) -> None:
+    """`new.csv: new.csv has no column` had the file as key, too."""
+    path = tmp_path / "new.csv"
+    path.write_text("b\n1\n")
+    data = load(job(stored(tmp_path, mixed())))
+    with pytest.raises(DataError) as error:
+        tables.read([path], data.preprocessing, data.heads, labelled=False)
+    assert str(error.value).startswith(f"data: {path} has no column ")
+
+
+@pytest.mark.parametrize("odd", ["desconocido", "yes"])
+def test_one_cell_that_is_no_truth_value_loses_its_row_alone(tmp_path: Path, odd: str) -> None:
+    """The reader of CSV files takes the whole column for text then."""
+    lines = [f"{i / 7},{'true' if i % 3 else 'False'},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["z,on,y", *lines]) + "\n")
+    data = tables.load(job(tmp_path / "a.csv"))
+    new = ["0.5,true", "0.5,false", f"0.5,{odd}", "0.5,TRUE"]
+    (tmp_path / "new.csv").write_text("\n".join(["z,on", *new]) + "\n")
+    read = tables.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
+    assert [read.split.title(i) for i in range(len(read.split))] == [f"new.csv row {row}" for row in (1, 2, 4)]
+    assert [note for note in read.notes if f"new.csv row 3 (line 4): on is `{odd}`, not a number" in note]
+    first, second, third = read.split.gather(np.arange(3))[0].numpy()
+    np.testing.assert_array_equal(first, third)
+    assert first[1] != second[1]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
+def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> None:
+    rows = pyarrow.table(mixed())
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    other = rows
+    for name in ("colour", "y"):
+        other = other.set_column(other.column_names.index(name), name, other[name].cast(kind))
+    parquet.write_table(other, tmp_path / "b.parquet")
+    one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
+    assert one.preprocessing == two.preprocessing
+    for left, right in zip(everything(one.train), everything(two.train), strict=True):
+        assert torch.equal(left, right)

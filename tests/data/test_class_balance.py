@@ -1,0 +1,85 @@
+"""The counts of classes, and what uneven ones change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drivetrain.data import class_balance
+from drivetrain.data.dataset import InputRecord
+from drivetrain.data.load_data import load
+from drivetrain.data.survey import first_values
+from drivetrain.job.images import ImageClassificationJob
+from drivetrain.training.best_metric import BestMetric
+from tests.data.tables import table_rows as tables
+
+
+def job(folder: Path, large: int, small: int, **checkpoint: str) -> ImageClassificationJob:
+    images = np.random.default_rng(0).integers(0, 256, (large + small, 8, 8), dtype=np.uint8)
+    np.savez(folder / "x.npz", images=images, labels=np.array(["ok"] * large + ["broken"] * small))
+    data = {"train": str(folder / "x.npz"), "validation": 0.25}
+    spec = {"name": "t", "task": "image-classification", "data": data, "checkpoint": checkpoint}
+    return ImageClassificationJob.model_validate(spec)
+
+
+@pytest.mark.parametrize(("large", "small", "metric"), [(196, 4, "f1"), (80, 20, "f1"), (72, 24, "accuracy")])
+def test_accuracy_does_not_choose_among_uneven_classes(tmp_path: Path, large: int, small: int, metric: str) -> None:
+    wanted = job(tmp_path, large, small)
+    data = load(wanted)
+    assert class_balance.choose_best_metric(wanted, data) == f"validation/{metric}"
+    said = [
+        note
+        for note in data.notes
+        if "the best checkpoint is chosen by validation/f1, not by validation/accuracy" in note
+    ]
+    assert len(said) == (metric == "f1")
+    assert any(
+        note.startswith(f"classes for training: ok {large * 3 // 4}, broken {small * 3 // 4}") for note in data.notes
+    )
+
+
+@pytest.mark.parametrize(("large", "metric"), [(90, "loss"), (60, "f1")])
+def test_the_loss_chooses_among_uneven_classes_of_tables(tmp_path: Path, large: int, metric: str) -> None:
+    table = tables.job(
+        tables.stored(
+            tmp_path, {"x": np.random.default_rng(0).random(120), "y": np.where(np.arange(120) < large, "a", "b")}
+        )
+    )
+    data = load(table)
+    assert class_balance.choose_best_metric(table, data) == f"validation/{metric}"
+    assert any("chosen by validation/loss, not by validation/f1" in note for note in data.notes) == (metric == "loss")
+
+
+def test_a_metric_of_the_job_stays(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4, best="validation/accuracy")
+    data = load(wanted)
+    assert class_balance.choose_best_metric(wanted, data) == "validation/accuracy"
+    assert not any("the best checkpoint is chosen by" in note for note in data.notes)
+
+
+def test_a_resumed_run_goes_on_with_its_metric(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4)
+    data = load(wanted)
+    before = BestMetric("validation/accuracy", None, None)
+    watch = BestMetric(class_balance.choose_best_metric(wanted, data), None, None)
+    watch.load(before.state())
+    assert watch.best.metric == "validation/accuracy"
+    resumed = load(wanted, InputRecord(data.preprocessing, data.heads))
+    assert not any("the best checkpoint is chosen by" in note for note in resumed.notes)
+
+
+def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
+    wanted = job(tmp_path, 196, 4)
+    watch = BestMetric(class_balance.choose_best_metric(wanted, load(wanted)), None, None)
+    assert watch.update({"validation/accuracy": 0.98, "validation/f1": 0.495, "validation/loss": 0.1}, 1, 0)
+    assert watch.update({"validation/accuracy": 0.94, "validation/f1": 0.71, "validation/loss": 0.2}, 2, 1)
+
+
+def test_a_draft_proposes_weights_for_very_uneven_classes() -> None:
+    (entry,) = first_values.class_weights({"ok": 196, "broken": 4, "7": 5})
+    assert entry.value == '{broken: 7.0, "7": 6.3}'
+    assert "ok has 49 times as many samples as broken" in entry.reason
+    assert first_values.class_weights({"ok": 40, "broken": 4})[0].value == "balanced"
+    assert first_values.class_weights({"ok": 8, "broken": 4}) == []

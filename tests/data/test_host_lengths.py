@@ -1,0 +1,61 @@
+"""Lengths of texts stay on the host with their batch, wherever its tensors are."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from drivetrain.data import host_lengths
+from drivetrain.data.dataset import Batch
+from drivetrain.data.loader import batches
+from drivetrain.data.text import length_buckets
+from drivetrain.data.text.text_data import load
+from tests import reports
+
+LENGTHS = [3, 9, 4, 4]
+
+
+def batch() -> Batch:
+    mask = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
+    return Batch(np.arange(4), (mask, mask), {"": torch.arange(4)}, np.array(LENGTHS))
+
+
+def test_they_go_with_the_batch_to_a_device_that_nobody_reads() -> None:
+    sent = pickle.loads(pickle.dumps(batch()))
+    there = sent.to(torch.device("meta"))
+    assert host_lengths.of(there.inputs[-1]).tolist() == LENGTHS
+    assert host_lengths.known(there.inputs[0]) is None
+    for part, lengths in (
+        (there.between(1, 3), [9, 4]),
+        (there.take_rows(np.array([3, 0])), [4, 3]),
+        (next(there.split(2)), [3, 9]),
+        (replace(there, ids=there.ids + 1), LENGTHS),
+    ):
+        assert host_lengths.of(part.inputs[-1]).tolist() == lengths
+
+
+def test_a_batch_is_cut_by_them() -> None:
+    there = batch().to(torch.device("meta"))
+    buckets = [host_lengths.of(part.inputs[-1]).tolist() for part in length_buckets.cut(there, 4, 9)]
+    rows = [host_lengths.of(part.inputs[-1]).tolist() for part in length_buckets.rows(there, 4, 12)]
+    assert (buckets, rows) == ([[9], [4, 4], [3]], [[3, 9], [4, 4]])
+
+
+def test_the_loader_counts_them(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    split = load(reports.job(tmp_path)).train
+    given = next(batches.in_order(split, 5))
+    assert given.lengths is not None
+    assert given.lengths.tolist() == split.lengths[:5].tolist() == given.inputs[-1].sum(dim=1).tolist()  # type: ignore[attr-defined]
+
+
+def test_what_nobody_noted_is_counted_on_the_device() -> None:
+    mask = torch.ones(2, 3, dtype=torch.int64)
+    assert host_lengths.of(mask).tolist() == [3, 3]
+    with pytest.raises(RuntimeError):
+        host_lengths.of(mask.to("meta"))

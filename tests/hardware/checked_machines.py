@@ -1,0 +1,31 @@
+"""Machines with and without GPUs, as the check of devices sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from drivetrain.hardware import facts
+from drivetrain.hardware.facts import Gpu, Hardware, Torch
+from tests.paths import ROOT
+
+GIB = 2**30
+AMPERE = Torch(
+    version="2.13.0+cu130", cuda="13.0", architectures=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+)
+CPU = Torch(version="2.13.0+cpu", cuda=None)
+
+
+def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
+    return replace(facts.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
+
+
+def card(
+    index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **rest: object
+) -> Gpu:
+    given = {"free": memory * GIB, "driver": "580.95.05"} | rest
+    return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **given)  # type: ignore[arg-type]
+
+
+def with_gpus(*cards: Gpu, trouble: str | None = None, word: str | None = None) -> Hardware:
+    here = machine("vm-2core-cgroup1", AMPERE, word)
+    return replace(here, gpus=cards, gpu_trouble=trouble)

@@ -1,0 +1,51 @@
+"""The mask of an encoder: read from no device, and the outputs are those of the mask that transformers asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drivetrain.data import host_lengths
+from drivetrain.models.networks import text_encoder
+from tests.models.packed_texts import batch, network
+
+
+@pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
+def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = network(family).eval(), batch()
+    ours = made(*given)
+    monkeypatch.setattr(text_encoder, "reduce_mask", lambda config, mask: mask)
+    for name, theirs in made(*given).items():
+        torch.testing.assert_close(ours[name], theirs)
+
+
+@pytest.mark.parametrize("lengths", [[7, 7], [3, 7]])
+@pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
+def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int]) -> None:
+    """Tensors of this device have no numbers, so whoever reads one fails."""
+    made, (ids, mask) = network(family).to("meta"), batch(lengths)
+    there = mask.to("meta")
+    host_lengths.note(there, host_lengths.counted(mask))
+    assert made(ids.to("meta"), there)["one"].is_meta
+    config: Any = made.encoder.config
+    assert (text_encoder.reduce_mask(config, there) is None) == (text_encoder.reduce_mask(config, mask) is None)
+    assert (text_encoder.reduce_mask(config, mask) is None) == (lengths == [7, 7])
+
+
+@pytest.mark.parametrize("lengths", [[7, 7], [3, 7]])
+def test_a_decoder_and_other_families_get_the_mask_of_two_dimensions(lengths: list[int]) -> None:
+    mask = batch(lengths)[1]
+    for family, decoder in (("t5", False), ("bert", True)):
+        config: Any = network(family).encoder.config
+        config.is_decoder = decoder
+        assert text_encoder.reduce_mask(config, mask) is mask
+
+
+def test_a_network_that_is_exported_holds_for_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    found = text_encoder.reduce_mask(network().encoder.config, torch.ones(3, 5, dtype=torch.int64))
+    assert isinstance(found, Tensor)
+    assert found.shape == (3, 1, 1, 5)

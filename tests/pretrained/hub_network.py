@@ -1,0 +1,41 @@
+"""A network on a hub, and what is fetched of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivetrain.pretrained.hub import Fetched, fetch
+from drivetrain.pretrained.hub_error import HubError
+from tests.hub_server import NAME
+
+FILES = {
+    "config.json": b'{"model_type": "bert"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": bytes(range(256)) * 4000,
+    "modeling_own.py": b"raise SystemExit('run')",
+    "tf_model.h5": b"other weights",
+    "README.md": b"words",
+}
+NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
+OTHER = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+def got(lines: list[str] | None = None, revision: str = "main") -> Fetched:
+    return fetch(NAME, revision, (lines if lines is not None else []).append)
+
+
+def refused(lines: list[str] | None = None, revision: str = "main") -> HubError:
+    with pytest.raises(HubError) as caught:
+        got(lines, revision)
+    return caught.value
+
+
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "hub" / "models--casa--beto"
+
+
+def unfinished(tmp_path: Path) -> list[str]:
+    """What is left that is not complete."""
+    return sorted(path.name for path in root(tmp_path).rglob("*") if path.name.endswith(".part"))

@@ -1,0 +1,121 @@
+"""What a hub can do wrong while data is fetched from it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drivetrain.data.load_data import load
+from drivetrain.errors import DrivetrainError
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.pretrained import hub_connection, hub_download
+from tests.hub_server import Fault, Hub
+from tests.pretrained.hub_dataset import NAME, found, refused, root, spec
+
+
+@pytest.fixture
+def hub(dataset_hub: Hub) -> Hub:
+    return dataset_hub
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "given"),
+    [
+        (401, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (401)"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (404)"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "the hub has no such revision of it"),
+        (403, {"X-Error-Code": "GatedRepo"}, "the hub answers 403: this dataset is gated"),
+        (429, {"Retry-After": "3600"}, "the hub answers 429, too many requests, and asks to wait 3,600 s"),
+        (500, {}, "the hub answers 500, an error of its own"),
+    ],
+)
+def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], given: str) -> None:
+    hub.faults = [Fault(status=status, headers=headers)]
+    error = str(refused(tmp_path))
+    assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {given}" in error
+    assert "model" not in error
+
+
+def test_a_private_dataset_needs_the_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "t0ken123"
+    assert "write environment: [HF_TOKEN] into the job" in str(refused(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert found(tmp_path).list_unfetched() == []
+
+
+def test_a_busy_hub_passes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
+    hub.faults = [Fault(path="/tree/", status=429, headers={"Retry-After": "7"}, times=1)]
+    assert found(tmp_path).list_unfetched() == []
+    assert slept == [7.0]
+
+
+def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) -> None:
+    part = "train-00001"
+    hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
+    assert "ends after 0.0 of 0.0 MB" in str(refused(tmp_path))
+    assert not (root(tmp_path) / "snapshots").exists()
+    hub.faults, hub.asked[:] = [], []
+    assert len(load(found(tmp_path)).train) == 36
+    assert [headers.get("Range") for path, headers in hub.asked if part in path] == ["bytes=100-"]
+    assert not hub.paths("train-00000"), "what was complete is not fetched again"
+
+
+def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.faults = [Fault(path="test-00000", spoil=True, times=1)]
+    found(tmp_path)
+    assert (
+        "test-00000-of-00001.parquet has another hash than the hub says; downloading it again"
+        in capsys.readouterr().out
+    )
+    shutil.rmtree(root(tmp_path))
+    hub.faults = [Fault(path="README.md", spoil=True)]
+    assert "README.md has another hash than the hub says, in two downloads" in str(refused(tmp_path))
+
+
+def test_a_slow_link_is_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_download, "EVERY", 0.05)
+    hub.faults = [Fault(path="train-00000", pause=0.05)]
+    found(tmp_path)
+    assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)
+
+
+def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = str(refused(tmp_path))
+    assert f"at revision main is not in the cache {tmp_path / 'home' / 'hub'}, and HF_HUB_OFFLINE is set" in error
+    assert f"where there is a network, `drivetrain fetch {tmp_path}/job.yaml` fills the cache" in error
+    assert hub.asked == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    found(tmp_path)
+    shutil.rmtree(root(tmp_path) / "drivetrain")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert len(load(found(tmp_path)).train) == 36, "as if another program had fetched it"
+
+
+def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(path="train-00000", pause=0.02)]
+    path, failed = spec(tmp_path), list[DrivetrainError]()
+
+    def load_it() -> None:
+        try:
+            SpecSource(path).load()
+        except DrivetrainError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=load_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(hub.paths("train-00000")) == 1

@@ -1,0 +1,23 @@
+"""A program in a process with 32 MiB of /dev/shm."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from drivetrain.data.loader.batches import in_order
+from tests import tiny
+
+
+def small_shm(asked: str) -> None:
+    """In a process with 32 MiB of /dev/shm: an evaluation whose batches take 24 MiB, with workers as planned or capped."""
+    made = tiny.assembled(Path(asked), tiny.job())
+    split = tiny.Arrays(torch.zeros(64, 1, 512, 768), torch.zeros(64).long())
+    made.dataset = dataclasses.replace(made.dataset, validation=split)
+    made.batches.workers = 2
+    made.batches.tell = lambda text: print("told:", text)
+    for count, crew in ((16, made.batches.workers_for(split, 16)), (1, made.batches.workers_for(split, 1)), (16, 2)):
+        samples = sum(len(batch) for batch in in_order(split, count, workers=crew, report=made.batches.tell))
+        print("workers", crew, "samples", samples)

@@ -1,0 +1,133 @@
+"""The simple models beside a finished run: they change nothing of it, end in time, and stand in its report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drivetrain.cli.main import main
+from drivetrain.supervisor import baseline_run, supervisor
+from drivetrain.supervisor.supervisor import TrainRequest
+from tests.paths import ROOT
+from tests.supervisor.tiny_run import command, images, same, train
+
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.25}
+model: {name: small-cnn, width: 4}
+train: {epochs: 2, batch_size: 16}
+optimize: {cpu_threads: 1}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(baseline_run.SWITCH, "on")
+    images(tmp_path / "images.npz")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> None:
+    done = train(job, "--set", "baselines=full")
+    assert done.returncode == 0, done.stderr
+    run = job.parent / "runs" / "tiny-001"
+    rows = {row["name"]: row["metrics"] for row in json.loads((run / "baselines.json").read_text())["baselines"]}
+    assert set(rows) == {"constant", "linear"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("baselines: ")]
+    assert len(lines) == 2
+    assert f"{rows['linear']['validation/accuracy']:.4f}" in lines[0]
+    assert "Against simple models" in (run / "report.html").read_text()
+    assert "Against simple models" in (run / "model-card.md").read_text()
+    without = train(job, "--set", "baselines=off", "--new")
+    assert without.returncode == 0, without.stderr
+    assert "baselines: " not in without.stdout
+    other = job.parent / "runs" / "tiny-002"
+    assert not (other / "baselines.json").exists()
+    assert same(run, other)
+
+
+def test_what_takes_too_long_is_ended_and_what_is_known_counts(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(job, "--set", "baselines=off").returncode == 0
+    run = job.parent / "runs" / "tiny-001"
+    monkeypatch.setattr(baseline_run, "LEAST_SECONDS", 0.2)
+    request = TrainRequest(job)
+    started = time.monotonic()
+    baseline_run.compare(request.source(), request.source().load(), run)
+    assert time.monotonic() - started < 10
+    assert "s were over" in capsys.readouterr().out
+    assert not (run / "baselines.json").exists()
+    monkeypatch.setattr(baseline_run, "LEAST_SECONDS", 600.0)
+    monkeypatch.setattr(baseline_run, "MOST_SECONDS", 600.0)
+    baseline_run.compare(request.source(), request.source().load(), run)
+    assert "linear model" in capsys.readouterr().out
+
+
+def test_a_stop_ends_them_and_the_run_is_complete(job: Path) -> None:
+    process = subprocess.Popen(
+        command(job, "--set", "baselines=full"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with process:
+        end = time.monotonic() + 120
+        while not _is_fitting(process.pid):
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    run = job.parent / "runs" / "tiny-001"
+    assert process.returncode == 0, output
+    assert "stopped by SIGTERM" in output
+    assert json.loads((run / "state.json").read_text())["status"] == "done"
+    assert (run / "report.html").exists()
+
+
+def _is_fitting(parent: int) -> bool:
+    try:
+        children = psutil.Process(parent).children()
+        return any(baseline_run.MODULE in child.cmdline() for child in children)
+    except psutil.Error:
+        return False
+
+
+def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(job, "--set", "baselines=off").returncode == 0
+    run = job.parent / "runs" / "tiny-001"
+    (job.parent / "images.npz").unlink()
+    images(job.parent / "images.npz")
+    with (job.parent / "images.npz").open("ab") as file:
+        file.write(b"more")
+    request = TrainRequest(job)
+    baseline_run.compare(request.source(), request.source().load(), run)
+    assert "ended with exit code 3" in capsys.readouterr().out
+
+
+def test_a_job_alone_has_its_first_number_without_a_run(job: Path) -> None:
+    done = subprocess.run(
+        [*command(job)[:3], "baseline", str(job), "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["metric"] == "validation/accuracy"
+    assert [row["name"] for row in result["baselines"]] == ["constant", "linear"]
+    assert not (job.parent / "runs").exists()
+
+
+def test_a_batch_script_that_keeps_a_copy_of_the_job_gets_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's script names a copy, as a sweep does, whose trials alone fit none."""
+    requests: list[TrainRequest] = []
+    monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
+    monkeypatch.setenv("DRIVETRAIN_JOB_COPY", "copies/1")
+    assert main(["train", str(ROOT / "jobs" / "digits.yaml")]) == 0
+    assert requests[0].copy == Path("copies/1")
+    assert requests[0].baselines

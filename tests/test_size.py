@@ -1,0 +1,72 @@
+"""The size of the package by parts, which may only shrink: whoever needs more says why, and raises a number here."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from pathlib import Path
+
+from tests.paths import PACKAGE
+
+LONGEST = 400
+"""Lines of a file."""
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_no_package_grows_unseen() -> None:
+    lines: collections.Counter[str] = collections.Counter()
+    files: collections.Counter[str] = collections.Counter()
+    for path in PACKAGE.rglob("*.py"):
+        part = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else "top"
+        lines[part] += count_lines(path)
+        files[part] += 1
+    grown = {
+        part: f"{files[part]} files, {lines[part]:,} lines"
+        for part in sorted(lines)
+        if files[part] > MOST.get(part, (0, 0))[0] or lines[part] > MOST.get(part, (0, 0))[1]
+    }
+    for part in sorted(lines):
+        print(f"{part:15}{files[part]:5} files {lines[part]:8,} lines")
+    assert not grown
+    assert set(MOST) == set(lines)
+
+
+def test_files_are_read_on_a_few_screens() -> None:
+    longer = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if count_lines(p) > LONGEST}
+    assert not longer, "divide them by what they hold"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
+    assert not silent
+
+
+MOST: dict[str, tuple[int, int]] = {
+    "baselines": (6, 640),
+    "cli": (26, 2_726),
+    "data": (155, 22_975),
+    "distributed": (10, 1_778),
+    "hardware": (16, 2_086),
+    "inference": (12, 1_473),
+    "job": (29, 3_473),
+    "job_spec": (15, 2_759),
+    "launch": (31, 4_013),
+    "models": (32, 4_483),
+    "optimizations": (30, 2_739),
+    "plan": (11, 1_134),
+    "pretrained": (18, 2_742),
+    "report": (35, 4_349),
+    "storage": (10, 1_373),
+    "supervisor": (40, 6_822),
+    "system": (24, 2_115),
+    "top": (4, 322),
+    "tracking": (24, 2_820),
+    "training": (50, 7_652),
+    "tuning": (34, 4_818),
+}
+"""Files and lines of each package at most."""

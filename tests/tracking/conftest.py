@@ -1,0 +1,15 @@
+"""Tests of trackers have a double of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mlflow_double import MlflowDouble, serving
+
+
+@pytest.fixture
+def server() -> Iterator[MlflowDouble]:
+    with serving(MlflowDouble()) as double:
+        yield double

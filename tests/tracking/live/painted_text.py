@@ -1,0 +1,17 @@
+"""What a painted view says."""
+
+from __future__ import annotations
+
+import io
+from typing import cast
+
+from rich.console import Console
+
+from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.run_reader import RunView
+
+
+def text_of(view: RunView, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(screen(view, width))
+    return cast(io.StringIO, console.file).getvalue()

@@ -1,0 +1,77 @@
+"""The temperature of probabilities: found where it is known, bounded where little is known, and used by predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain.data.dataset import Head
+from drivetrain.inference import predictions
+from drivetrain.models import saved_model
+from drivetrain.training.evaluation import temperature
+from drivetrain.training.evaluation.scores import ClassScores
+from tests.trained import CASES, seen, trained
+
+
+def drawn(true_temperature: float, count: int = 4_000, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs, and classes drawn from their probabilities at a temperature."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = 2 * torch.randn(count, classes, generator=generator)
+    return outputs, (outputs / true_temperature).softmax(1).multinomial(1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("most_values", [1 << 22, 100])
+def test_losses_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch, most_values: int) -> None:
+    monkeypatch.setattr(temperature, "MOST_VALUES", most_values)
+    outputs, truth = drawn(1.0, 50)
+    expected = [
+        float(torch.nn.functional.cross_entropy(outputs / value, truth, reduction="sum"))
+        for value in temperature.TEMPERATURES
+    ]
+    assert temperature.sum_log_losses(outputs, truth).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("true_temperature", [0.4, 0.9, 1.0, 2.2, 5.0])
+def test_the_true_temperature_is_found(true_temperature: float) -> None:
+    outputs, truth = drawn(true_temperature)
+    scores = ClassScores(Head("", classes=("a", "b", "c")))
+    for part in range(0, len(outputs), 1_000):
+        scores.update(outputs[part : part + 1_000], truth[part : part + 1_000])
+    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    assert chosen is not None
+    assert chosen.value == pytest.approx(true_temperature, rel=0.12)
+    direct = float(torch.nn.functional.cross_entropy(outputs / chosen.value, truth))
+    assert chosen.scaled_log_loss == pytest.approx(direct, abs=2e-3)
+    assert chosen.log_loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, truth)), rel=1e-5)
+    assert chosen.scaled_log_loss <= chosen.log_loss + 1e-6
+    calibrated = ClassScores(Head("", classes=("a", "b", "c"), temperature=chosen.value))
+    calibrated.update(outputs, truth)
+    assert calibrated.compute()["ece"] < 0.03
+    assert calibrated.compute()["accuracy"] == scores.compute()["accuracy"]
+
+
+def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:
+    scores = ClassScores(Head("", classes=("a", "b")))
+    scores.update(torch.tensor([[1.0, 0.0]] * 5), torch.zeros(5, dtype=torch.int64))
+    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    assert chosen is not None
+    assert 0.4 < chosen.value < 1
+
+
+def test_what_has_no_temperature() -> None:
+    assert temperature.choose([0.5] * len(temperature.TEMPERATURES), 0) is None
+    assert temperature.choose([float("nan")] * len(temperature.TEMPERATURES), 9) is None
+    assert temperature.of_evaluation({}, "") is None
+    assert temperature.of_evaluation({"": {"matrix": []}}, "") is None, "a run from before"
+
+
+def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:
+    run = trained(CASES["table"], tmp_path)
+    head = saved_model.load(run.folder).heads[""]
+    assert head.temperature != 1
+    assert json.loads((run.folder / "model" / "config.json").read_text())["heads"][0]["temperature"] == head.temperature
+    outputs = seen(run)[""]
+    torch.testing.assert_close(predictions.probabilities(head, outputs), (outputs / head.temperature).softmax(1))

@@ -1,0 +1,30 @@
+"""The tiny job trained with options, and what it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop
+from drivetrain.training.run import Run
+from drivetrain.training.saver import Saver
+from tests.training.hooked_run import Still
+
+
+def fitted(made: Run) -> str:
+    """Train an assembled run; why it ended."""
+    made.metrics = MetricsLog(made.folder)
+    saver = Saver(made)
+    saver.final()
+    try:
+        return loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    finally:
+        saver.wait()
+        made.metrics.close()
+
+
+def rows(folder: Path, key: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if key in row]

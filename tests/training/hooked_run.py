@@ -1,0 +1,108 @@
+"""The tiny job, trained after a test has hooked something into it: bad numbers, outliers, a lack of memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.tracking.metrics_log import MetricsLog
+from drivetrain.training import loop, run
+from drivetrain.training.saver import Saver
+from tests import tiny
+
+
+class Still:
+    """Progress that shows nothing."""
+
+    def step(self, made: run.Run, step: int, loss: float) -> None: ...
+
+    def evaluation(self, made: run.Run, best: bool) -> None: ...
+
+
+def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
+    """Train the tiny job after `spoil` has hooked something in."""
+    made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
+    made.metrics = MetricsLog(folder)
+    saver = Saver(made)
+    saver.final()
+    spoil(made)
+    try:
+        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    finally:
+        made.metrics.close()
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def at_steps(*steps: int, action: Callable[[run.Run], None]) -> Callable[[run.Run], None]:
+    """Do something before the forward pass of these steps (1-based), once each."""
+    left = set(steps)
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> Any:
+            number = made.counters.step + 1
+            if module.training and number in left:
+                left.discard(number)
+                return action(made)
+            return None
+
+        made.model.register_forward_pre_hook(hook)
+
+    return spoil
+
+
+def nan_input(made: run.Run) -> Any:
+    return (torch.full((16, 1, 8, 8), float("nan")),)
+
+
+def nan_gradient(made: run.Run) -> None:
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return gradient * float("nan")
+
+    handle = next(made.model.parameters()).register_hook(spoil)
+
+
+BACK = "loss_spike: rollback, schedule: constant"
+
+
+def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
+    """Samples far away from all others in these batches, every time that they come."""
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> Any:
+            place = (made.counters.epoch, made.counters.batch)
+            return (-inputs[0] * 50,) if module.training and place in batches else None
+
+        made.model.register_forward_pre_hook(hook)
+        for module in made.model.modules():  # without its statistics a batch is as large as it is
+            if isinstance(module, torch.nn.BatchNorm2d):
+                made.kept_in_eval_mode.append(module)
+
+    return spoil
+
+
+def exhausted(limit: int) -> Callable[[run.Run], None]:
+    """An allocator that refuses more than `limit` samples at a time."""
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            if module.training and len(inputs[0]) > limit:
+                raise RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"
+                )
+
+        made.model.register_forward_pre_hook(hook)
+
+    return spoil
+
+
+def short_of_memory() -> None:
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes")

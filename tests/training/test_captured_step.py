@@ -1,0 +1,164 @@
+"""The step that a GPU records: here a replay calls it again on the same tensors, and gives the bits of the usual step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.data.dataset import Batch
+from drivetrain.data.sample_data import write as sample_data
+from drivetrain.job.train import Fp16
+from drivetrain.job_spec import load_job as job_spec
+from drivetrain.training.captured_step import CapturedStep
+from drivetrain.training.run import Run
+from tests import examples, tiny
+
+SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
+
+
+class Again:
+    """Stands in for a device: what it records it does again."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.replays += 1
+            work()
+
+        return replay
+
+
+class Never:
+    """A device that records nothing."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
+    """All that a few epochs leave, with the rates of recorded steps; nothing is recorded without a recorder.
+
+    With `steps` it trains so many times on the first batch.
+    """
+    told = list[str]()
+    captured = CapturedStep(recorder, made.average_weights, told.append)
+    captured.failure = None if recorder else "as usual"
+    made.configure_step(captured=captured)
+    made.step.state.on_device = True
+    numbers = []
+    for epoch in range(epochs):
+        made.train_mode()
+        batches = made.batches.epoch(epoch)
+        for number, batch in enumerate([next(batches)] * steps if steps else batches):
+            number = 0 if steps else number
+            made.step.state.samples = made.batches.size(number)
+            ready = made.mix(made.preprocess(batch, epoch))
+            if made.counters.step == spoil:
+                ready = Batch(ready.ids, tuple(x * float("nan") for x in ready.inputs), ready.targets)
+            made.set_rate()
+            before = getattr(recorder, "replays", 0)
+            result = made.step(ready, made.own_parts(made.batches.size(number)))
+            if getattr(recorder, "replays", 0) == before:  # a recorded step has averaged them itself
+                made.average_weights(result.device_finite)
+            numbers.append(result.read())
+            made.counters.step += 1
+    state = {name: value.clone() for name, value in made.model.state_dict().items()}
+    moments = [value for entry in made.optimizer.state.values() for value in entry.values()]
+    average = list(made.ema.average.values()) if made.ema else []
+    scaler = made.step.scaler
+    return {
+        "numbers": torch.tensor(numbers, dtype=torch.float64),
+        **state,
+        **{f"moment {n}": value for n, value in enumerate(moments)},
+        **{f"average {n}": value for n, value in enumerate(average)},
+        "scale": torch.tensor([scaler.scale, float(scaler.good)]),
+        "told": told,
+    }
+
+
+def bits(value: Any) -> Any:
+    return value.contiguous().view(-1).view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
+
+
+def assembled(folder: Path, train: str, scaled: bool) -> Run:
+    folder.mkdir()
+    torch.manual_seed(0)
+    made = tiny.assembled(folder, tiny.job(train=train), settings={"fused_optimizer": True})
+    if scaled:  # as fp16 is, in a format that a CPU computes
+        made.autocast_step(torch.float32, SCALING)
+        made.configure_step(dtype=None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("train", "scaled", "spoil"),
+    [
+        ("ema: 0.5", False, -1),
+        ("ema: 0.5, clip_norm: null", False, 7),
+        ("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", False, 7),
+        ("ema: 0.9", True, 6),
+    ],
+    ids=["averaged", "a bad step", "momentum", "scaled"],
+)
+def test_a_replayed_step_has_the_bits_of_the_usual_one(tmp_path: Path, train: str, scaled: bool, spoil: int) -> None:
+    usual = trained(assembled(tmp_path / "usual", train, scaled), None, spoil)
+    device = Again()
+    replayed = trained(assembled(tmp_path / "replayed", train, scaled), device, spoil)
+    assert device.replays >= 6
+    assert replayed.keys() == usual.keys()
+    for name, value in usual.items():
+        assert bits(replayed[name]) == bits(value), name
+
+
+def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> None:
+    usual = trained(assembled(tmp_path / "usual", "ema: 0.5", False), None)
+    other = trained(assembled(tmp_path / "other", "ema: 0.5", False), Never())
+    (line,) = other.pop("told")
+    assert line == (
+        "a step could not be recorded, training continues without it: operation not permitted when stream is capturing"
+    )
+    assert usual.pop("told") == []
+    assert other.keys() == usual.keys()
+
+
+@pytest.mark.parametrize("change", ["forget", "micro-batch", "fp32"])
+def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
+    made = assembled(tmp_path / "run", "", False)
+    trained(made, Again(), epochs=2)
+    captured = made.step.options.captured
+    assert captured is not None
+    assert captured.recordings
+    {"forget": made.step.forget, "micro-batch": lambda: made.step.use_micro_batch(4), "fp32": made.step.fall_back}[
+        change
+    ]()
+    assert not captured.recordings
+
+
+SAMPLES = {"patterns": ("images", 30), "reports": ("texts", 120), "series": ("series", 4000), "table": ("table", 200)}
+
+
+@pytest.mark.parametrize("name", examples.NAMES)
+def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Path, name: str) -> None:
+    small = ["train.batch_size=8"] + (["data.arguments.samples=60"] if name == "own-model" else [])
+    if name in SAMPLES:
+        kind, size = SAMPLES[name]
+        sample_data.write(kind, tmp_path / "data", size, 0)
+        file = {"reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}.get(name, "")
+        small.append(f"data.train={tmp_path / 'data' / file}")
+    asked = job_spec.load(examples.FOLDER / f"{name}.yaml", small)
+    left = []
+    for recorder in (None, Again()):
+        made = tiny.plain(asked, tmp_path)
+        for group in made.optimizer.param_groups:
+            group["fused"], group["foreach"] = True, False
+        left.append(trained(made, recorder, epochs=1, steps=9))
+        assert recorder is None or recorder.replays >= 2
+    usual, replayed = left
+    assert replayed.keys() == usual.keys()
+    assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []

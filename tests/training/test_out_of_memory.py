@@ -1,0 +1,103 @@
+"""Memory that runs out in a step, an update or an evaluation: the work is repeated in smaller parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.training import run
+from drivetrain.training.checkpoints import checkpoint
+from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
+    """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
+    (tmp_path / "a").mkdir()
+    made, reason = fit(tmp_path / "a", exhausted(5))
+    assert reason == "all 3 epochs trained"
+    assert made.step.micro_batch == 4
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts == [
+        "out of memory with micro-batch 16; continuing with 8, same batch size",
+        "out of memory with micro-batch 8; continuing with 4, same batch size",
+    ]
+    (tmp_path / "b").mkdir()
+    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    state = checkpoint.load(checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]).state
+    assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None:
+    """Half of the weights may be new: back to the last checkpoint, and on from there as if with that micro-batch."""
+    (tmp_path / "a").mkdir()
+
+    def spoil(made: run.Run) -> None:
+        plain, calls = made.optimizer.step, [0]
+
+        def step(*given: Any, **named: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 5:
+                next(made.model.parameters()).data.add_(1.0)
+                short_of_memory()
+            return plain(*given, **named)
+
+        made.optimizer.step = step  # type: ignore[method-assign]
+
+    made, reason = fit(tmp_path / "a", spoil)
+    assert reason == "all 3 epochs trained"
+    assert made.step.micro_batch == 8
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts == [
+        "out of memory with micro-batch 16; continuing with 8, same batch size",
+        "out of memory in the middle of an update; back to step-0",
+    ]
+    (tmp_path / "b").mkdir()
+    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
+
+
+def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            if not module.training and len(inputs[0]) > 16:
+                short_of_memory()
+
+        made.model.register_forward_pre_hook(hook)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    made, reason = fit(tmp_path / "a", spoil)
+    assert reason == "all 3 epochs trained"
+    assert made.step.micro_batch is None
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts[:2] == [
+        "out of memory in the evaluation with batches of 64; retrying with 32",
+        "out of memory in the evaluation with batches of 32; retrying with 16",
+    ]
+    plain, _ = fit(tmp_path / "b", lambda made: None)
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
+
+
+def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
+    from drivetrain.errors import OutOfMemory
+
+    with pytest.raises(OutOfMemory, match="out of memory with micro-batch 1"):
+        fit(tmp_path, exhausted(0))
+
+
+def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            raise RuntimeError("shapes do not fit")
+
+        made.model.register_forward_pre_hook(hook)
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        fit(tmp_path, spoil)

@@ -1,0 +1,14 @@
+"""The machine that the tuner's tests run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from drivetrain.hardware.facts import Hardware
+from tests import tiny
+
+
+def machine(folder: Path) -> Hardware:
+    here = tiny.machine()
+    return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))

@@ -1,0 +1,23 @@
+"""A network that computes something wrong with some settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivetrain.plan import plan
+from drivetrain.tuning import tuner as tune
+from drivetrain.tuning import variants
+
+
+def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
+    """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
+    real = tune.Tuner.arm
+
+    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
+        found = real(self, made)
+        if bad(self, made):
+            step = found.run.step
+            found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
+        return found
+
+    monkeypatch.setattr(tune.Tuner, "arm", arm)
