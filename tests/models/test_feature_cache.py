@@ -108,6 +108,17 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
     assert capsys.readouterr().out.count("computed once for 60 samples") == 2
 
 
+@pytest.mark.parametrize("name", ["whole encoder", "encoder, one layer of two"])
+def test_features_have_no_dropout_whatever_mode_the_network_is_in(tmp_path: Path, name: str) -> None:
+    features = []
+    for training in (True, False):
+        run = made(tmp_path, job(tmp_path, name), True)
+        run.model.train(training)
+        features.append(run.dataset.validation.gather(np.arange(4)))
+        assert run.model.training is training
+    assert all(torch.equal(one, other) for one, other in zip(*features, strict=True))
+
+
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = feature_cache._compute
 

@@ -215,6 +215,12 @@ class Train(Spec):
         description="what to do when the loss jumps to ten times its median of the last 50 steps and above half of the "
         "initial loss; rollback: go back to the last checkpoint and skip that batch, once per run",
     )
+    solve_heads: bool | Literal["auto"] = Field(
+        "auto",
+        description="true: linear outputs, of a network that is frozen else, are not trained step by step but solved, with "
+        "L-BFGS and a penalty that the validation loss chooses; it takes the place of the epochs before `model.unfreeze`, or "
+        "of all; auto: true unless augmentation changes the inputs, the network is yours or several processes train",
+    )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an exponential moving average of the weights, which is validated and saved too"
     )

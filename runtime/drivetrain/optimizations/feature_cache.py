@@ -85,7 +85,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return obstacle
     if getattr(job.data, "stream", None):
         return "the samples are streamed, and their features would have to be kept"
-    if obstacle := _changing(job):
+    if obstacle := describe_changing_inputs(job):
         return obstacle
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers needs inputs to load, and cached features need none"
@@ -97,8 +97,8 @@ def _views(job: Job) -> int:
     return getattr(getattr(job.data, "augment", None), "views", None) or 0
 
 
-def _changing(job: Job) -> str | None:
-    """What changes the inputs in every epoch."""
+def describe_changing_inputs(job: Job) -> str | None:
+    """What changes the inputs in every epoch; None if nothing does."""
     views = _views(job)
     for name, requested in getattr(job.data, "augment", None) or ():
         if not requested or name == "views":
@@ -146,6 +146,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 def apply(run: AssembledRun, value: Value) -> None:
     """Replace the samples by cached activations, and the network by its rest."""
     from drivetrain.models import feature_cache
+    from drivetrain.system import torch_settings
 
     saving = feature_cache.saving(run.dataset, run.model)
     if saving is None:  # what was frozen at first has been unfrozen
@@ -162,7 +163,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         samples,
         run.model,
         run.device,
-        key=f"{run.step.options.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}",
+        key=f"{run.step.options.memory_format} {run.plan.value('prefix_precision')} TF32 {torch_settings.tf32()}",
         batch_size=run.job.train.batch,
         folder=run.folder if storage == "disk" else None,
         compute=lambda found, split, ids, epoch: _compute(run, samples, found, split, ids, epoch),
@@ -179,9 +180,12 @@ def _compute(
     """Compute the prefix for a group of samples, in its own precision whatever the step uses."""
     import torch
 
+    from drivetrain.models import frozen_split
+
     short = run.prefix_dtype
     cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
-    with run.clock.phase("features"), torch.no_grad(), cast:
+    # Whoever asks first, even before the training has set the modes: dropout would stay in the features.
+    with run.clock.phase("features"), torch.no_grad(), cast, frozen_split.evaluating(run.model):
         inputs = dataset.prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, epoch)
         outputs: Inputs = division.prefix(*run.step.lay_out(inputs))
         return outputs

@@ -14,6 +14,7 @@ Moment = Literal[
     # in a process that trains
     "load data",
     "assemble",
+    "solve heads",
     "batch",
     "step",
     "gradients",

@@ -19,6 +19,8 @@ class Counters:
     """Optimizer steps that are done."""
     samples: int = 0
     """Samples processed."""
+    solved: bool = False
+    """Whether the heads were solved in place of the first epochs."""
     seconds: float = 0.0
     """Training time of earlier attempts."""
 

@@ -22,7 +22,7 @@ from drivetrain.errors import Stopped
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.signals import Interrupted
 from drivetrain.tracking import confusion_image
-from drivetrain.training import agreement, trained_layers
+from drivetrain.training import agreement, solved_heads, trained_layers
 from drivetrain.training.agreement import HalfUpdated
 from drivetrain.training.checkpoints import rank_checkpoints, run_state
 from drivetrain.training.evaluation.validation import check_format, evaluate
@@ -100,6 +100,8 @@ def _reason_to_end(run: Run) -> str | None:
         return None
     if run.stop_reason is not None:
         return f"ended by {run.stop_reason}"
+    if run.counters.solved and run.ends_solved:
+        return "the heads are solved"
     return f"{run.counters.step} steps trained" if run.steps_done() else run.watch.stop()
 
 
@@ -107,6 +109,9 @@ def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | No
     """Train an epoch from the present counters."""
     trained_layers.enter_stage(run)
     trained_layers.announce_stage(run)
+    if run.solves_heads:
+        solved_heads.solve(run)
+        return
     run.train_mode()
     batches = run.clock.waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
     try:

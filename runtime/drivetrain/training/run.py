@@ -50,6 +50,7 @@ from drivetrain.training.learning_rates import LearningRates, ProgramsRates, Sch
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.solvable_heads import HeadTraining
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, plain_options
 from drivetrain.training.step_result import StepResult
@@ -92,6 +93,10 @@ class Run(AssembledRun):
     """The trained parameters by their factor of the learning rate."""
     parts: UserParts = field(default_factory=UserParts)
     """What a Python program brought."""
+    solved_layers: dict[str, nn.Linear] = field(default_factory=dict)
+    """The layer of each head, if the heads are solved in place of the first epochs."""
+    unsolved: str = ""
+    """Why the heads are not solved, though only they are trained at first."""
     outcome: StepResult | None = None
     """Of the last step; None if its batch was left out."""
     stop_reason: str | None = None
@@ -102,8 +107,20 @@ class Run(AssembledRun):
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run, if nothing ends it early."""
+        if self.ends_solved:
+            return 1
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
+
+    @property
+    def ends_solved(self) -> bool:
+        """Whether the run has nothing to train but heads that are solved."""
+        return (self.counters.solved or self.solves_heads) and not self.network.unfreezing.epochs
+
+    @property
+    def solves_heads(self) -> bool:
+        """Whether the heads are going to be solved; a run that has begun with steps goes on with them."""
+        return bool(self.solved_layers) and not self.counters.step
 
     def steps_done(self) -> bool:
         """Whether `train.steps` are done."""
@@ -265,6 +282,8 @@ def assemble(
         parts=parts,
     )
     _apply(plan, run)
+    solvable = HeadTraining(job, network, run.readable, run.step, parts, ranks.count, hardware.memory.available)
+    run.solved_layers, run.unsolved = solvable.find_heads()
     # The plan may have chosen micro-batches of one sample, and the number of threads.
     start_checks.refuse_single_samples(job, run.step, run.batch_parts.count)
     sizes = {"processes": ranks.count, "parts": cut.count, "threads": torch.get_num_threads()}

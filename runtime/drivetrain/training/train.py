@@ -16,6 +16,7 @@ from drivetrain.training import (
     loop,
     profiling,
     recorded_inputs,
+    solved_heads,
     tensorboard_overview,
     trained_layers,
 )
@@ -132,6 +133,7 @@ def _begin(run: Run) -> Saver:
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    solved_heads.announce(run)
     samples = run.batches.samples
     if run.job.train.batch > samples:
         say(

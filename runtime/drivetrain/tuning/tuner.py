@@ -257,6 +257,9 @@ def load_or_measure(
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
     run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), parts=parts)
+    if run.ends_solved and mode != "full":
+        say("tune: skipped, the heads are solved and no step is trained")
+        return {}
     tuner = Tuner(run, dataset, network, say, source)
     measurements = vetted_plans.again(tuner, stored) if stored else {}
     if not measurements:

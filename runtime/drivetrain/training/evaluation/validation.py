@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import torch
 
-from drivetrain.data.dataset import Batch
+from drivetrain.data.dataset import Batch, Split
 from drivetrain.data.loader import batches
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.models import forward
@@ -16,6 +18,8 @@ from drivetrain.system import torch_errors
 from drivetrain.training import agreement
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.run import Run
+
+Result = TypeVar("Result")
 
 FORMAT_GAP = 0.05
 """Relative difference of the loss from fp32 from which on a shorter format is left: the tuner allows as much."""
@@ -74,7 +78,7 @@ def _losses(run: Run) -> tuple[float, float]:
     size = run.step.micro_batch or usual_size(run)
     run.model.eval()
     with forward.without_gradients(run.model), run.signals.held(), run.step.buffers.keep_unchanged():
-        for batch, _ in itertools.islice(_micro_batches(run, size), FORMAT_BATCHES):
+        for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, size), FORMAT_BATCHES):
             for tally, outputs in zip(tallies, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 tally.add(outputs(batch.inputs), batch.targets, batch.ids)
         for tally in tallies:
@@ -95,7 +99,7 @@ def _count(run: Run) -> MetricAccumulator:
     released = contextlib.nullcontext if run.is_divided else run.signals.released
     try:
         with released():
-            tally, problem = _fitting(run), None
+            tally, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate, run)), None
     except KeyboardInterrupt as interrupt:
         tally, problem = None, interrupt
     agreement.settle(run.ranks, problem)
@@ -103,12 +107,12 @@ def _count(run: Run) -> MetricAccumulator:
     return tally
 
 
-def _fitting(run: Run) -> MetricAccumulator:
-    """Evaluate; if memory runs out, start over with half as many samples per batch."""
+def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
+    """Compute in batches of the usual size; if memory runs out, start over with half as many samples per batch."""
     size = run.step.micro_batch or usual_size(run)
     while True:
         try:
-            return _evaluate(run, size)
+            return compute(size)
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
@@ -116,9 +120,7 @@ def _fitting(run: Run) -> MetricAccumulator:
                 raise agreement.out_of_memory(run.ranks, size) from None
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
-        run.step.options.report_memory(
-            f"out of memory in the evaluation with batches of {size}; retrying with {size // 2}"
-        )
+        run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
         size //= 2
 
 
@@ -128,7 +130,7 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
     free = torch.no_grad() if run.is_divided else forward.without_gradients(run.model)
     with free, run.ranks.watched():
-        for micro_batch, counts in _micro_batches(run, size):
+        for micro_batch, counts in micro_batches(run, run.dataset.validation, size):
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:
                 tally.add(outputs, micro_batch.targets, micro_batch.ids)
@@ -136,9 +138,9 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     return tally
 
 
-def _micro_batches(run: Run, size: int) -> Iterator[tuple[Batch, bool]]:
-    """The batches that this process computes, on the device, and whether they count."""
-    settings, split = run.batches, run.dataset.validation
+def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bool]]:
+    """The batches of a split that this process computes, on the device and not augmented, and whether they count."""
+    settings = run.batches
     share = (run.ranks.number, run.ranks.count)
     local_batches = batches.in_order(
         split, size, workers=settings.workers_for(split, size), pin=settings.pin, report=settings.tell, share=share

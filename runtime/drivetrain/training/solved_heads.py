@@ -1,0 +1,116 @@
+"""Solves the heads of a frozen network on its features, in place of the epochs in which nothing else is trained.
+
+Layers that are unfrozen later go on from there: first probe, then fine-tune (Kumar et al. 2022).
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import Split
+from drivetrain.job.formatting import format_metric
+from drivetrain.models import forward
+from drivetrain.system.fault_points import fault_point
+from drivetrain.training.evaluation import validation
+from drivetrain.training.head_solver import HeadFeatures, Solution, solve_head
+from drivetrain.training.run import Run
+
+
+def announce(run: Run) -> None:
+    """Say whether the heads are solved, and why not where only they are trained at first."""
+    if run.solves_heads:
+        run.events.add("heads", f"solved in place of {_describe_replaced(run)} (train.solve_heads)")
+    elif run.unsolved and not run.counters.step:
+        run.events.add("heads", f"trained step by step, not solved: {run.unsolved}")
+
+
+def solve(run: Run) -> None:
+    """Solve the heads of the run's network, and go to the end of the epochs that this takes the place of."""
+    fault_point("solve heads", run)
+    began = time.monotonic()
+    with run.clock.phase("train"):
+        training, held_out = (_collect(run, split) for split in (run.dataset.train, run.dataset.validation))
+        collected = time.monotonic()
+        solutions = {
+            name: solve_head(
+                training[name],
+                held_out[name],
+                run.step.objective.losses[name],
+                layer.out_features,
+                has_bias=layer.bias is not None,
+            )
+            for name, layer in run.solved_layers.items()
+        }
+    loss = sum(run.dataset.heads[name].weight * solution.training_loss for name, solution in solutions.items())
+    with run.signals.held(), torch.no_grad():
+        for name, layer in run.solved_layers.items():
+            layer.weight.copy_(solutions[name].weight)
+            if (bias := solutions[name].bias) is not None:
+                layer.bias.copy_(bias)
+        _pass_replaced_epochs(run)
+        assert run.metrics is not None
+        run.metrics.write(run.counters.step, run.counters.epoch, {"train/loss": loss})
+    seconds = f"{collected - began:.1f} s for the features, {time.monotonic() - collected:.1f} s for the solution"
+    run.events.add("heads", f"{'; '.join(map(_describe, solutions.items()))} ({seconds})", run.counters.step)
+
+
+def _describe(head: tuple[str, Solution]) -> str:
+    name, solution = head
+    return (
+        f"{name + ' ' if name else ''}solved with penalty {solution.penalty:g} of {solution.tried} tried: loss "
+        f"{format_metric(solution.training_loss)}, validation {format_metric(solution.validation_loss)}"
+    )
+
+
+def _describe_replaced(run: Run) -> str:
+    """The epochs that are not trained."""
+    later = run.network.unfreezing.epochs
+    epochs = later[0] if later else run.job.train.epochs
+    return "the epoch" if epochs == 1 else f"the first {epochs} epochs" if later else f"all {epochs} epochs"
+
+
+def _pass_replaced_epochs(run: Run) -> None:
+    """Set the counters to the evaluation at the end of the epochs that were not trained."""
+    counters, later = run.counters, run.network.unfreezing.epochs
+    counters.solved = True
+    counters.samples += len(run.dataset.train)
+    if later:
+        # The schedule goes by steps: what is unfrozen learns at the rate of its epoch.
+        counters.epoch, counters.step = later[0] - 1, later[0] * run.batches.per_epoch
+    else:
+        counters.step += 1
+
+
+def _collect(run: Run, split: Split) -> dict[str, HeadFeatures]:
+    """The features and targets of all samples by head; of a network with one vector for all heads, it is stored once."""
+    return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
+
+
+def _collect_in_batches(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
+    seen: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
+        for name, layer in run.solved_layers.items()
+    ]
+    features: dict[str, list[Tensor]] = {name: [] for name in run.solved_layers}
+    targets: dict[str, list[Tensor]] = {name: [] for name in run.solved_layers}
+    run.model.eval()
+    try:
+        with forward.without_gradients(run.model):
+            for batch, _ in validation.micro_batches(run, split, size):
+                run.step.outputs_in_fp32(batch.inputs)
+                owners = {name: next(other for other in seen if seen[other] is seen[name]) for name in seen}
+                for name in run.solved_layers:
+                    targets[name].append(batch.targets[name])
+                    if owners[name] == name:
+                        features[name].append(seen[name].flatten(0, -2).float())
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Outside of inference mode, so that gradients can be computed from them.
+    vectors = {name: torch.cat([*parts]).clone() for name, parts in features.items() if parts}
+    return {name: HeadFeatures(vectors[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}
