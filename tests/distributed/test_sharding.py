@@ -124,7 +124,8 @@ def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
     assert rows(calm) == rows(run(job, "killed"))
 
 
-@pytest.mark.parametrize("moment", ["commit checkpoint", pytest.param("tensors written", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", ["commit checkpoint", "tensors written"])
 def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, moment: str) -> None:
     name = moment.split()[0]
     words = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]

@@ -59,7 +59,7 @@ KEYS = (
     Row("model: {name: resnet18, widht: 3}", "4:25", "model.widht: unknown key",
         "known keys: freeze, unfreeze, weights, name, width, dropout, stem, pretrained, revision", 'did you mean "width"?'),
     Row("model: {name: resnet18, freeze: {layer: 3}}", "4:34", "model.freeze.layer: unknown key",
-        "known keys: embeddings, layers, names, train_mode", 'did you mean "layers"?'),
+        "known keys: body, embeddings, layers, names, train_mode", 'did you mean "layers"?'),
     Row("model: {file: net.py, name: resnet18}", "4:23", "model.name: unknown key",
         "known keys: file, factory, arguments, weights, freeze, unfreeze",
         "remove it: it is a setting of built-in, transformers, timm or run"),

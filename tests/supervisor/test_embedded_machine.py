@@ -84,6 +84,7 @@ def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytes
     assert host_process.select_gpu(here, _job("none")).gpus == ()
 
 
+@pytest.mark.nightly
 def test_micro_batch_auto_is_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

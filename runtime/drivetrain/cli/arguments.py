@@ -366,6 +366,8 @@ def _add_init(add: Add) -> None:
     command.add_argument(
         "--text", action="append", default=[], metavar="COLUMN", help="column that holds the texts; twice for pairs"
     )
+    help_text = "pretrained network to start from: a folder, a name on the hub, resnet18, or a run folder"
+    command.add_argument("--pretrained", metavar="FOLDER|NAME", help=help_text)
     _add_csv(command)
     command.add_argument(
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"

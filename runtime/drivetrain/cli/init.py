@@ -37,6 +37,7 @@ def init(options: argparse.Namespace) -> int:
             tuple(options.target),
             tuple(options.text),
             csv_option.parse(options.csv),
+            options.pretrained,
         )
     )
     _write(output, draft.text(name, _heading(options.data, output)))

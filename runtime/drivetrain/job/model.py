@@ -12,10 +12,16 @@ from drivetrain.job.values import Count, FilePath, Fraction, Natural, Revision, 
 class Freeze(Spec):
     """Parts that are not trained; they run in evaluation mode by default."""
 
+    body: bool = Field(False, description="freeze all but the outputs, which are then solved (train.solve_heads)")
     embeddings: bool = Field(False, description="freeze the embeddings")
     layers: Natural = Field(0, description="freeze the first N layers")
     names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
     train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen layers in training mode")
+
+    @property
+    def any(self) -> bool:
+        """Whether something is frozen."""
+        return bool(self.body or self.embeddings or self.layers or self.names)
 
 
 class Unfreeze(Spec):

@@ -99,7 +99,7 @@ def _unfreeze_problems(job: Job, document: Document) -> Iterator[Problem]:
 def _idle_problems(job: Job, document: Document) -> Iterator[Problem]:
     """Settings of something that the job does not have, in every task."""
     freeze = getattr(getattr(job, "model", None), "freeze", None)
-    if freeze and freeze.train_mode and not (freeze.embeddings or freeze.layers or freeze.names):
+    if freeze and freeze.train_mode and not freeze.any:
         path: tuple[str, ...] = ("model", "freeze", "train_mode")
         yield Problem(
             document.place(path), dot_key(path), "is true, and nothing is frozen", "with frozen layers", "remove it"

@@ -58,6 +58,9 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
         SpecError: if a pattern matches no parameter, or the network has no layers or embeddings to freeze.
     """
     parameters = dict(model.named_parameters())
+    if spec.body:
+        outputs = {id(parameter) for parameter in _find_output_layer(model, job).parameters()}
+        _stop([parameter for parameter in parameters.values() if id(parameter) not in outputs])
     for number, pattern in enumerate(spec.names):
         matching = match_layers(parameters, pattern)
         if not matching:
@@ -97,6 +100,27 @@ def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection
     return [
         f"model.freeze freezes {list_names(names, 6)} with new random weights, {end}" for names, end in ends if names
     ]
+
+
+def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
+    """The layer, or the list of layers, that computes the outputs."""
+    # Networks of timm name it in this way; ours have one of the two attributes.
+    of_timm = getattr(model, "get_classifier", None)
+    candidates = [
+        of_timm() if callable(of_timm) else None,
+        *(getattr(model, name, None) for name in ("heads", "classifier")),
+    ]
+    layer = next((part for part in candidates if isinstance(part, nn.Module) and list(part.parameters())), None)
+    if layer is None:
+        _refuse(
+            job,
+            "body",
+            "this network does not say which layers are its outputs",
+            "name patterns",
+            "use `names: [pattern]` instead",
+        )
+    assert layer is not None
+    return layer
 
 
 def _part(model: nn.Module, name: str, job: Job) -> nn.Module:

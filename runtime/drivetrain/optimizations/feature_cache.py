@@ -114,7 +114,7 @@ def describe_changing_inputs(job: Job) -> str | None:
 def _get_freeze(job: Job) -> Freeze | None:
     """What the job freezes; None if nothing."""
     frozen: Freeze | None = getattr(getattr(job, "model", None), "freeze", None)
-    return frozen if frozen and (frozen.embeddings or frozen.layers or frozen.names) else None
+    return frozen if frozen and frozen.any else None
 
 
 def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:

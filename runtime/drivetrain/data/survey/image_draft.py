@@ -193,7 +193,9 @@ def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, ta
     draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
     if image_survey.oblong:
         part = f"{image_survey.oblong / len(sides):.0%} are not square"
-        draft.data.append(Entry("fit", "crop", f"{part}: crop takes the center; pad and squash keep all of it"))
+        # Of most pictures nothing is cut away, as what shows the class may lie at the edge.
+        fit = "pad" if 2 * image_survey.oblong > len(sides) else "crop"
+        draft.data.append(Entry("fit", fit, f"{part}: crop takes the center; pad and squash keep all of it"))
     if not image_survey.grey and size >= 32 and task == TASK:
         reason = "mirrored photos keep their class; remove flip for text, digits, or left and right"
         draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))

@@ -21,6 +21,7 @@ from drivetrain.data.survey import (
     target_guess,
     text_draft,
 )
+from drivetrain.data.survey.pretrained_draft import start_from_pretrained
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
@@ -47,9 +48,8 @@ def look(request: SurveyRequest) -> Draft:
         if not os.path.lexists(path):
             near = nearest_path([Path("/" if path.is_absolute() else ".")], str(path))
             raise DataError(f"{KEY}: {path} is not there", POSSIBLE, near or "check the spelling")
-        if path.is_dir():
-            return _folder(request, path)
-        return _file(request, path)
+        draft = _folder(request, path) if path.is_dir() else _file(request, path)
+        return start_from_pretrained(request, draft) if request.pretrained else draft
     except OSError as error:
         raise DataError(
             f"{KEY}: {path} cannot be read: {(error.strerror or str(error)).lower()}",

@@ -25,6 +25,8 @@ class SurveyRequest:
     texts: tuple[str, ...] = ()
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
+    pretrained: str | None = None
+    """A folder or a name of pretrained weights."""
 
     def written(self, path: Path) -> str:
         """A path as it is written in the spec: relative to the spec if both are in the working folder."""

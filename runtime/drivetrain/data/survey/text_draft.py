@@ -106,7 +106,7 @@ def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[Colu
     return draft
 
 
-_NETWORK = "trained from scratch on these texts; pretrained: {source: transformers, name: FOLDER}"
+_NETWORK = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
 
 
 def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
