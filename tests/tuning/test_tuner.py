@@ -26,7 +26,7 @@ from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import paired_timing, variants
+from drivetrain.tuning import paired_timing, variants, vetted_plans
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.paths import IMPORTS, ROOT
@@ -143,6 +143,22 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
     for compiled in (False, True, True, False):
         tuner.reference(False, first.with_values({"compile": compiled}))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
+
+
+def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path) -> None:
+    """A stored result that no longer held left a reference of four steps, and the check of a short run ended with an error."""
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    four = tuner.reference(False, first)
+    for steps in (2, 4, 6):
+        tuner.checked = steps
+        reference = tuner.reference(False, first)
+        assert len(reference) == steps
+        assert reference[:4] == four[:steps]
+        assert vetted_plans.wrong_numbers(tuner, first) is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])
