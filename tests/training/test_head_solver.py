@@ -112,6 +112,17 @@ def test_in_pieces_the_solution_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(*(one.softmax(1) for one in outputs), atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("noise", [1e-33, 1e-9])
+@pytest.mark.parametrize("constant", [0.0, 3.0])
+def test_features_that_are_only_rounding_have_no_weight(noise: float, constant: float) -> None:
+    """Scaled up, they had weights of 1e30: the first step after an unfreezing had infinite gradients."""
+    training, held_out = draw_samples(400), draw_samples(300, seed=1)
+    training.features[:, 3] = constant + noise * torch.randn(400, generator=torch.Generator().manual_seed(2))
+    solved = solve_head(training, held_out, HeadLoss(CROSS_ENTROPY, None), CLASSES)
+    assert not solved.weight[:, 3].any()
+    assert float(solved.weight.abs().max()) < 1e4
+
+
 @pytest.mark.parametrize("case", ["one class only", "a constant feature", "no bias", "a class in validation only"])
 def test_odd_samples_give_finite_weights(case: str) -> None:
     training, held_out = draw_samples(60), draw_samples(40, seed=1)

@@ -17,6 +17,8 @@ from drivetrain.training.losses import HeadLoss
 
 PENALTIES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 """Factors of half the squared weights of standardized features, beside the sum of the losses: 1 / C of scikit-learn."""
+ROUNDING = 1e-6
+"""Deviations smaller than this part of the feature's largest value, or of a usual feature's deviation, say nothing."""
 WORSE_IN_A_ROW = 2
 """Penalties with a larger validation loss than the best one after which smaller ones are not tried."""
 MAX_ITERATIONS = 300
@@ -65,8 +67,7 @@ def solve_head(
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
     # Features of one scale: the penalty treats all alike, and L-BFGS needs fewer iterations. Without a bias nothing can
     # make up for a shift.
-    scale = training.features.std(dim=0, correction=0)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = _measure_scale(training.features)
     mean = training.features.mean(dim=0) if has_bias else torch.zeros_like(scale)
     fitted, validated = _standardize(training, mean, scale), _standardize(held_out, mean, scale)
     weight = torch.zeros(outputs, len(scale), device=scale.device, requires_grad=True)
@@ -89,6 +90,17 @@ def solve_head(
             break
     assert best is not None
     return replace(best, tried=tried)
+
+
+def _measure_scale(features: Tensor) -> Tensor:
+    """The standard deviation of each feature, (width,); infinite where it is nothing but rounding.
+
+    Networks have units that are the same for every sample up to the last digit. Scaled up to 1, that noise would get
+    weights of 1e30, and with them gradients that are not finite.
+    """
+    scale = features.std(dim=0, correction=0)
+    noise = ROUNDING * torch.maximum(scale.square().mean().sqrt(), features.abs().amax(dim=0))
+    return torch.where(scale > noise, scale, torch.inf)
 
 
 def _drop_unlabelled(samples: HeadFeatures, loss: HeadLoss) -> HeadFeatures:
