@@ -48,11 +48,11 @@ def test_every_module_says_what_it_is_for() -> None:
 
 MOST: dict[str, tuple[int, int]] = {
     "baselines": (6, 640),
-    "cli": (26, 2_729),
+    "cli": (27, 2_745),
     "data": (156, 23_062),
     "distributed": (10, 1_778),
     "hardware": (16, 2_086),
-    "inference": (12, 1_473),
+    "inference": (13, 1_633),
     "job": (29, 3_485),
     "job_spec": (15, 2_759),
     "launch": (31, 4_013),
@@ -62,11 +62,11 @@ MOST: dict[str, tuple[int, int]] = {
     "pretrained": (18, 2_742),
     "report": (35, 4_349),
     "storage": (10, 1_373),
-    "supervisor": (40, 6_822),
+    "supervisor": (40, 6_836),
     "system": (24, 2_116),
     "top": (4, 322),
     "tracking": (24, 2_820),
-    "training": (53, 8_057),
-    "tuning": (34, 4_821),
+    "training": (53, 8_069),
+    "tuning": (34, 4_822),
 }
 """Files and lines of each package at most."""

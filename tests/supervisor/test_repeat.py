@@ -210,7 +210,8 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, be
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="1")
     (tmp_path / "test.npz").write_bytes((tmp_path / "images.npz").read_bytes())
-    repeat(job, "--folds", "2", "--set", "data.test=test.npz")
+    printed = repeat(job, "--folds", "2", "--set", "data.test=test.npz")
+    assert re.search(r"^labels: .* of 160 ", printed, re.MULTILINE), "each label is judged once"
     found = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
     assert list(found["runs"]) == ["fold 1", "fold 2"]
     runs = [tmp_path / "runs" / f"small-fold{fold}of2-001" for fold in (1, 2)]

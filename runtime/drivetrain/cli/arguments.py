@@ -5,36 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from drivetrain.cli import cluster_options, csv_option, runs_option
-from drivetrain.errors import SpecError
+from drivetrain.cli.command_parser import CommandParser
 from drivetrain.job import JOBS
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
-
-_REQUIRED = "the following arguments are required: "
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors have the three parts of all others."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            SpecError: always.
-        """
-        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        lacking = message.removeprefix(_REQUIRED)
-        text = f"{self.prog}: {lacking} {'are' if ',' in lacking else 'is'} missing" if lacking != message else message
-        description, choices, possible = text.removeprefix("argument ").partition(" (choose from ")
-        raise SpecError(
-            description,
-            possible.removesuffix(")") if choices else usage,
-            f"`{self.prog} --help` explains the arguments",
-        )
-
 
 TASKS = tuple(task for task in JOBS if task != "custom")
 """Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
@@ -185,6 +161,9 @@ def _add_repeat(add: Add) -> None:
     command.add_argument(
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
+    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    command = _with_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
+    command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
     command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
     command = _with_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")

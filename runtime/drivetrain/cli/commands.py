@@ -329,6 +329,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "launch": launch,
     "repeat": repeat,
+    "inspect": repeat,
     "sweep": sweep,
     "find-lr": find_lr,
     "memory": memory,

@@ -16,7 +16,7 @@ NUMBERS = ("seeds", "folds", "trials")
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Run `train`, `repeat` or `sweep` in a container; returns the exit code.
+    """Run `train`, `repeat`, `inspect` or `sweep` in a container; returns the exit code.
 
     Raises:
         DeviceError: if an option names what a container does not see.
@@ -59,7 +59,7 @@ def flags(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def repeat(options: argparse.Namespace) -> int:
-    """Train with several seeds or folds."""
+    """Train with several seeds or folds, the latter also for `inspect`."""
     if run_in_image.torch_is_missing():
         return train(options)
     _check_image()
@@ -67,7 +67,13 @@ def repeat(options: argparse.Namespace) -> int:
 
     return repeating.repeat(
         repeating.RepeatRequest(
-            options.job, tuple(options.set), options.runs, options.seeds, options.folds, options.plain, options.new
+            options.job,
+            tuple(options.set),
+            options.runs,
+            getattr(options, "seeds", None),
+            options.folds,
+            options.plain,
+            options.new,
         )
     )
 

@@ -19,7 +19,7 @@ from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import guard_output, say_error
 from drivetrain.system.files import storage_error
 
-OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "reproduce")
+OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "inspect", "reproduce")
 """Commands whose results are run folders; they go on when nobody reads what they print."""
 
 

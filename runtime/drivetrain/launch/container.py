@@ -61,7 +61,7 @@ class LaunchRequest:
     image: str | None = None
     """Instead of the image of this checkout or version."""
     command: str = "train"
-    """What runs in the container: train, repeat or sweep."""
+    """What runs in the container: train, repeat, inspect or sweep."""
 
     def jobs(self, job: Job) -> list[Job]:
         """The job, and for a sweep what its choices make of it: each can name other data or another network."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivetrain.errors import SpecError
+from drivetrain.inference import suspicious_labels
 from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job_spec.spec_source import SpecSource
@@ -100,7 +101,8 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         run_of[variant] = done
     same_conditions.check(run_of)
     folder = request.runs / f"repeat-{job.name}"
-    result = repeated.write(folder, job.name, run_of, _notes(request, job, run_of))
+    labels = [] if request.folds is None else _inspect_labels(folder, run_of)
+    result = repeated.write(folder, job.name, run_of, [*_notes(request, job, run_of), *labels])
     for spread in result.spreads:
         say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
     for line in result.left_out:
@@ -128,6 +130,18 @@ def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
         }
     seeds = range(job.train.seed, job.train.seed + count)
     return {f"seed {seed}": (f"train.seed={seed}", f"name={job.name}-seed{seed}") for seed in seeds}
+
+
+def _inspect_labels(folder: Path, run_of: Mapping[str, Path]) -> list[str]:
+    """Write the labels that look wrong to the run of the fold that they are in; returns lines about them."""
+    suspicious, looked_at = suspicious_labels.inspect_folds(run_of.values())
+    lines = suspicious_labels.describe(suspicious, looked_at)
+    if suspicious:
+        make_folder(folder)
+        lines.append(f"labels: all of them are in {suspicious_labels.write(folder, suspicious)}")
+    for line in lines:
+        say(line)
+    return lines
 
 
 def _notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:

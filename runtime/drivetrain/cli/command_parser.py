@@ -1,0 +1,30 @@
+"""The parser of a command line, whose errors have the three parts of all others."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from drivetrain.errors import SpecError
+
+_REQUIRED = "the following arguments are required: "
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that refuses with what was given, what is possible, and what to do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line.
+
+        Raises:
+            SpecError: always.
+        """
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        lacking = message.removeprefix(_REQUIRED)
+        text = f"{self.prog}: {lacking} {'are' if ',' in lacking else 'is'} missing" if lacking != message else message
+        description, choices, possible = text.removeprefix("argument ").partition(" (choose from ")
+        raise SpecError(
+            description,
+            possible.removesuffix(")") if choices else usage,
+            f"`{self.prog} --help` explains the arguments",
+        )

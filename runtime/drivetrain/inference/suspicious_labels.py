@@ -1,0 +1,160 @@
+"""Finds labels that are probably wrong: where a model that has not seen a sample is surer of another class than usual.
+
+Confident learning (Northcutt et al. 2021): a sample belongs to a class if its probability is at least the mean that the
+samples with this label have. Each sample is judged by the run of a fold that was trained on the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.job.formatting import printable
+from drivetrain.system.files import write_text
+
+if TYPE_CHECKING:
+    from drivetrain.models.saved_model import SavedModel
+
+FILE = "labels.csv"
+MAX_SHOWN = 8
+"""Labels that are printed; the file has all."""
+MAX_TITLE = 100
+"""Characters of a sample's name that are printed."""
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SuspiciousLabel:
+    """A label that is probably wrong."""
+
+    sample: str
+    """Where it is: file, row, first words."""
+    head: str
+    label: str
+    suggestion: str
+    label_probability: float
+    suggestion_probability: float
+
+
+@dataclass
+class HeadPredictions:
+    """What the runs of all folds predict for the samples that they have not seen."""
+
+    classes: tuple[str, ...]
+    samples: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    probabilities: list[Numbers] = field(default_factory=list)
+    """One (samples of the fold, classes) for each fold."""
+
+
+def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The samples whose labels are probably wrong, with the suggested class; the most suspicious first.
+
+    Args:
+        probabilities: (N, classes), each row by a model that was not trained on that sample.
+        labels: (N,) class indices.
+    """
+    count = probabilities.shape[1]
+    # How sure the models are of a class where it is the label; a class without samples is never suggested.
+    thresholds = np.array(
+        [probabilities[labels == c, c].mean() if (labels == c).any() else np.inf for c in range(count)]
+    )
+    likely = np.where(probabilities >= thresholds, probabilities, -1.0)
+    suggested = likely.argmax(axis=1)
+    rows = np.flatnonzero((likely.max(axis=1) >= 0) & (suggested != labels))
+    margins = probabilities[rows, labels[rows]] - probabilities[rows, suggested[rows]]
+    return [(int(row), int(suggested[row])) for row in rows[np.argsort(margins, kind="stable")]]
+
+
+def inspect_folds(runs: Iterable[Path]) -> tuple[list[SuspiciousLabel], int]:
+    """The suspicious labels of the data of these runs, one for each fold, and the number of labels that were looked at.
+
+    Raises:
+        CheckpointError: if a run has no trained model.
+        DataError: if the data has changed since.
+    """
+    heads: dict[str, HeadPredictions] = {}
+    for run in runs:
+        _predict_fold(run, heads)
+    suspicious, looked_at = [], 0
+    for name, head in heads.items():
+        probabilities, labels = np.concatenate(head.probabilities), np.array(head.labels)
+        looked_at += len(labels)
+        for row, suggestion in find_suspicious(probabilities, labels):
+            label = int(labels[row])
+            suspicious.append(
+                SuspiciousLabel(
+                    head.samples[row],
+                    name,
+                    head.classes[label],
+                    head.classes[suggestion],
+                    float(probabilities[row, label]),
+                    float(probabilities[row, suggestion]),
+                )
+            )
+    suspicious.sort(key=lambda one: one.label_probability - one.suggestion_probability)
+    return suspicious, looked_at
+
+
+def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:
+    """Add what a run predicts for its validation samples, for each head with exclusive classes."""
+    import torch
+
+    from drivetrain.data.dataset import NO_LABEL
+    from drivetrain.inference import evaluate
+    from drivetrain.models import forward, saved_model
+
+    # The user has just trained with this code.
+    trained: SavedModel = saved_model.load(run, consent=True)
+    _, data = evaluate.validation_data(run, trained, consent=True)
+    split = data.validation
+    exclusive = [head for head in trained.heads.values() if head.classes and not head.several]
+    for ids, outputs in forward.outputs(trained.network, data.heads, split, data.prepare, torch.device("cpu")):
+        for head in exclusive:
+            targets = split.targets[head.name][torch.from_numpy(ids)]
+            labelled = targets != NO_LABEL
+            predictions = heads.setdefault(head.name, HeadPredictions(head.classes))
+            probabilities = (outputs[head.name].double() / head.temperature).softmax(dim=1)
+            predictions.probabilities.append(probabilities[labelled].numpy())
+            predictions.labels += targets[labelled].tolist()
+            predictions.samples += [split.title(int(number)) for number in ids[labelled.numpy()]]
+
+
+def write(folder: Path, suspicious: Sequence[SuspiciousLabel]) -> Path:
+    """Write a table of all suspicious labels, the most suspicious first.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(["sample", "output", "label", "suggestion", "label_probability", "suggestion_probability"])
+    for one in suspicious:
+        numbers = (f"{one.label_probability:.4f}", f"{one.suggestion_probability:.4f}")
+        table.writerow([one.sample, one.head, one.label, one.suggestion, *numbers])
+    write_text(folder / FILE, text.getvalue())
+    return folder / FILE
+
+
+def describe(suspicious: Sequence[SuspiciousLabel], looked_at: int) -> list[str]:
+    """What was found, for the terminal and the page."""
+    if not looked_at:
+        return ["labels: no output has exclusive classes, so no label can be judged"]
+    if not suspicious:
+        return [f"labels: none of {looked_at:,} looks wrong to the runs that were not trained on it"]
+    share = len(suspicious) / looked_at
+    lines = [f"labels: {len(suspicious):,} of {looked_at:,} ({share:.1%}) look wrong; look at them before changing any"]
+    for one in suspicious[:MAX_SHOWN]:
+        of_head = f"{one.head}: " if one.head else ""
+        lines.append(
+            f"labels: {printable(one.sample, MAX_TITLE)}: {of_head}{one.label} ({one.label_probability:.0%}), rather "
+            f"{one.suggestion} ({one.suggestion_probability:.0%})"
+        )
+    return lines
