@@ -210,6 +210,19 @@ def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -
         tables.read([path], data.preprocessing, data.heads, labelled=True)
 
 
+def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> None:
+    """Their class had a probability of 1.0, without a word."""
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    sizes = np.array(rows["size"], dtype=float)
+    for factor, said in ((1.0, False), (1e6, True)):
+        rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
+        new = tables.read([stored(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
+        notes = [note for note in new.notes if "is a guess" in note]
+        assert len(notes) == said
+        assert not said or ("new.parquet: size is far from the " in notes[0] and "in 1 rows, such as" in notes[0])
+
+
 def test_several_labels(tmp_path: Path) -> None:
     rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
     data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))

@@ -44,6 +44,21 @@ class Number:
     edges: tuple[float, ...] = ()
     """Bounds of bins of equally many training rows, scaled and ascending; empty if the number is not embedded."""
 
+    def describe_distant(self, values: column_values.Numbers) -> list[str]:
+        """A note on values that are farther from those of the training rows than these are from each other."""
+        if not self.edges:
+            return []
+        low, high = (edge * self.std + self.mean for edge in (self.edges[0], self.edges[-1]))
+        distances = np.maximum(low - values, values - high)
+        distant = np.flatnonzero(distances > high - low)
+        if not len(distant):
+            return []
+        farthest = values[distant[np.argmax(distances[distant])]]
+        return [
+            f"{self.name} is far from the {low:.4g} to {high:.4g} of the training rows in {len(distant):,} rows, such as "
+            f"{farthest:g}: what is predicted there is a guess"
+        ]
+
     def scaled(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """One or two arrays of shape (N,)."""
         absent = np.isnan(values)
@@ -121,10 +136,12 @@ class Features:
         return tuple(_by_row(columns, count, len(table), kind) for columns, count, kind in shapes if count)
 
     def notes(self, table: pyarrow.Table, source: str) -> list[str]:
-        """Notes on empty cells and categories that the training rows did not have."""
+        """Notes on empty cells, on categories that the training rows did not have, and on numbers far from theirs."""
         lines = []
         for number in self.numbers:
-            count = int(np.isnan(column_values.numbers(table[number.name])[0]).sum())
+            values = column_values.numbers(table[number.name])[0]
+            lines += [f"{source}: {note}" for note in number.describe_distant(values)]
+            count = int(np.isnan(values).sum())
             if count and not number.missing:
                 lines.append(
                     f"{source}: {number.name} is empty in {count:,} rows and never in training: filled with the median, "
