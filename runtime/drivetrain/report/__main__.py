@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.errors import DrivetrainError, SpecError
+from drivetrain.report.record import read
+from drivetrain.report.sections.advice import model_advice
+from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from drivetrain.system import interpreter
-from drivetrain.system.console import guard_output, say_error
+from drivetrain.system.console import guard_output, say, say_error
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,7 +23,11 @@ def main(arguments: Sequence[str]) -> int:
             raise SpecError(
                 f"{len(arguments)} arguments", "one run folder", "python -m drivetrain.report runs/NAME-001"
             )
-        write(Path(arguments[0]))
+        run = Path(arguments[0])
+        write(run)
+        record = read(run)
+        for one in model_advice(record, summarize(record)):
+            say(f"advice: {one.change}: {one.why}; {one.line}")
     except DrivetrainError as error:
         say_error(error)
         return error.exit_code

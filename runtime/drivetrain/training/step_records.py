@@ -83,7 +83,7 @@ class StepRecords:
         if result.finite:
             word = run.numerics.good(result.loss, step.place, lambda: run.batches.order(*step.place)[0])
             if word:
-                run.events.add("numbers", word, step.number)
+                run.events.add("loss", word, step.number)
             return
         text = f"step {step.number} skipped: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}"
         run.events.add("numbers", text, step.number)

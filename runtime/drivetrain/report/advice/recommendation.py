@@ -25,8 +25,8 @@ class Advice:
     gain: str
     line: str
     """The line for the spec."""
-    weight: float
-    """Seconds that it may save; larger than any run time if the run itself is at risk."""
+    weight: float = 0.0
+    """Seconds that it may save, among changes that save time; larger than any run time if the run itself is at risk."""
 
 
 Rule = Callable[[Record, Summary], Iterator[Advice]]

@@ -1,4 +1,4 @@
-"""Advice: at most three changes to the spec that would have helped this run, each with its expected gain.
+"""Advice: at most three changes to the spec that would have helped this run, those about the model first.
 
 Every rule is a function of the record alone: it checks one thing, and gives one piece of advice or none.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from drivetrain.report.advice.job_rules import JOB_RULES
 from drivetrain.report.advice.machine_rules import MACHINE_RULES
+from drivetrain.report.advice.model_rules import MODEL_RULES
 from drivetrain.report.advice.recommendation import MIN_RUN_SECONDS, Advice
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.record import Record
@@ -16,9 +17,15 @@ MAX_SUGGESTIONS = 3
 
 
 def advice(record: Record, summary: Summary) -> list[Advice]:
-    """Suggested changes, most helpful first; empty for a run that is too short."""
+    """Suggested changes: what makes the model better, then what saves the most time; at most three."""
     suggestions = [advice for rule in JOB_RULES + MACHINE_RULES for advice in rule(record, summary)]
-    return sorted(suggestions, key=lambda one: -one.weight)[:MAX_SUGGESTIONS]
+    faster = sorted(suggestions, key=lambda one: -one.weight)
+    return [*model_advice(record, summary), *faster][:MAX_SUGGESTIONS]
+
+
+def model_advice(record: Record, summary: Summary) -> list[Advice]:
+    """Suggested changes that make the model better, or that say how good it is."""
+    return [advice for rule in MODEL_RULES for advice in rule(record, summary)]
 
 
 def advice_section(record: Record, summary: Summary) -> Section | None:
@@ -28,5 +35,5 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
         return None
     rows = tuple((one.line, one.change, one.gain, one.why) for one in suggestions)
     table: Block = Table(("change in the job file", "what it does", "expected gain", "reason"), rows)
-    nothing = Text("No setting was found that would make this run faster or safer.", Tone.GOOD)
+    nothing = Text("No setting was found that would make this model better, or its run faster or safer.", Tone.GOOD)
     return Section("advice", "Recommendations", (table if rows else nothing,))

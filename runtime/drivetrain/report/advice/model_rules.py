@@ -1,0 +1,145 @@
+"""Rules about the model: trained for too long or too briefly, a loss that jumps, a weak class, too few samples to judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+from drivetrain.job import lower_is_better
+from drivetrain.job.formatting import format_metric
+from drivetrain.report.advice.recommendation import Advice, Rule, at
+from drivetrain.report.confusion import confusions
+from drivetrain.report.formatting import share
+from drivetrain.report.record import Record
+from drivetrain.report.summary import Summary
+
+LOSS = "validation/loss"
+MIN_EPOCHS = 5
+"""Evaluations from which on their course says something."""
+RISE = 0.1
+"""Share by which the loss must have risen since its best epoch, for the training to have been too long."""
+MIN_RISE = 0.03
+"""The same as a number: nobody notices that a loss of 0.03 becomes one of 0.04."""
+LATE = 0.7
+"""Part of the epochs after which the lowest loss may come."""
+PROGRESS = 0.02
+"""Share by which the metric must have improved in the last quarter, for the training to have been too short."""
+MAX_JUMPS = 3
+"""Jumps of the loss that may happen."""
+WEAK, STRONG = 0.6, 0.8
+"""F1 of a class that is weak while the others together are strong."""
+UNEVEN = 3.0
+"""Ratio of largest to smallest class from which on weights can help."""
+WIDE = 0.05
+"""Half of the interval of an accuracy from which on its second digit says nothing."""
+NORMAL_95 = 1.96
+"""Standard errors to each side that hold 95 % of a normal distribution."""
+
+
+def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The validation loss rose long before the end."""
+    losses = record.metrics.get(LOSS)
+    if losses is None or len(losses) < MIN_EPOCHS or summary.status != "done":
+        return
+    values, epochs = list(losses.ys), len(losses)
+    best = min(range(epochs), key=values.__getitem__) + 1
+    if best > LATE * epochs or values[-1] - values[best - 1] <= max(MIN_RISE, RISE * values[best - 1]):
+        return
+    metric = summary.best.metric if summary.best else LOSS
+    hidden = "" if metric == LOSS else f"; the weights were chosen by {metric}, which may hide it"
+    yield Advice(
+        "train for fewer epochs",
+        f"overfitting: {LOSS} was lowest after epoch {best} of {epochs} and is {share(values[-1] / values[best - 1] - 1)} higher "
+        f"at the end{hidden}",
+        f"{share(1 - (best + 2) / epochs)} less time; weight decay, dropout, augmentation or more data make the other epochs useful",
+        f"train: {{epochs: {best + 2}}}",
+    )
+
+
+def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The metric that chooses the weights was still improving at the end, by more than chance."""
+    best, epochs = summary.best, at(record.spec, "train", "epochs")
+    series = record.metrics.get(best.metric) if best else None
+    if best is None or series is None or len(series) < MIN_EPOCHS or not isinstance(epochs, int):
+        return
+    sign = -1.0 if lower_is_better(best.metric) else 1.0
+    values = [sign * value for value in series.ys]
+    earlier, last = max(values[: -(-3 * len(values) // 4)]), values[-1]
+    samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
+    # Of a share among n samples, a change of one standard error is chance.
+    chance = sqrt(last * (1 - last) / samples) if samples and 0 < last < 1 else 0.0
+    if summary.status == "done" and last == max(values) and last - earlier > max(chance, PROGRESS * abs(earlier)):
+        yield Advice(
+            "train for more epochs",
+            f"{best.metric} was still improving: {format_metric(sign * earlier)} after three quarters of the epochs, "
+            f"{format_metric(sign * last)} at the end",
+            "a better model",
+            f"train: {{epochs: {2 * epochs}}}",
+        )
+
+
+def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The training loss jumped again and again."""
+    jumps = sum(event.get("kind") == "loss" for event in record.events)
+    rate = at(record.spec, "train", "optimizer", "lr")
+    if jumps > MAX_JUMPS and isinstance(rate, int | float):
+        yield Advice(
+            "lower the learning rate",
+            f"the loss jumped to ten times its usual value {jumps:,} times",
+            "a steadier training; `drivetrain find-lr` measures which rate is too high",
+            f"train: {{optimizer: {{lr: {rate / 3:.2g}}}}}",
+        )
+
+
+def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice]:
+    """A class is predicted much worse than the others."""
+    for confusion in confusions(record.result.get("confusion")):
+        weakest = confusion.weakest(1)
+        if not weakest or confusion.hits < STRONG * confusion.total or weakest[0][4] >= WEAK:
+            continue
+        name, samples, precision, recall, f1 = weakest[0]
+        sizes = [sum(row) for row in confusion.matrix if sum(row)]
+        of_head = f" of {confusion.head}" if confusion.head else ""
+        reason = f"{name}{of_head} has F1 {f1:.2f} (precision {precision:.2f}, recall {recall:.2f}) with {samples:,} validation samples"
+        is_weighted = at(record.spec, "train", "class_weights") not in (None, "none")
+        if max(sizes) >= UNEVEN * samples and not is_weighted:
+            gain, line = f"more of {name} is found, at the price of more false ones", "train: {class_weights: balanced}"
+        else:
+            gain, line = "hard classes need examples, or a label that can be told apart", f"more samples of {name}"
+        yield Advice("help the weakest class", reason, gain, line)
+
+
+def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]:
+    """There are too few validation samples for the digits of the accuracy."""
+    best = summary.best
+    if best is None or lower_is_better(best.metric):
+        return
+    for confusion in confusions(record.result.get("confusion")):
+        low, high = interval(confusion.hits, confusion.total)
+        if high - low > 2 * WIDE:
+            yield Advice(
+                "judge it on more samples",
+                f"{confusion.hits:,} of {confusion.total:,} right: the accuracy on new data may be {share(round(low, 2))} to {share(round(high, 2))} (95 % interval)",
+                "a value that can be compared; the mean of the folds uses every sample once",
+                "drivetrain repeat JOB --folds 5",
+            )
+            return
+
+
+def interval(hits: int, total: int) -> tuple[float, float]:
+    """Where the true share lies with 95 % probability (Wilson 1927); 0 to 1 without samples."""
+    if not total:
+        return 0.0, 1.0
+    squared, part = NORMAL_95**2, hits / total
+    middle = (part + squared / (2 * total)) / (1 + squared / total)
+    half = NORMAL_95 * sqrt(part * (1 - part) / total + squared / (4 * total**2)) / (1 + squared / total)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    _advise_on_overfitting,
+    _advise_on_more_epochs,
+    _advise_on_jumps,
+    _advise_on_weak_classes,
+    _advise_on_few_samples,
+)

@@ -1,0 +1,122 @@
+"""Advice about the model, on fabricated runs: too long, too short, unsteady, a weak class, few samples; none where all is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+
+from drivetrain.report import __main__ as report_command
+from drivetrain.report.advice.model_rules import interval
+from drivetrain.report.advice.recommendation import Advice
+from drivetrain.report.record import read
+from drivetrain.report.sections.advice import advice, model_advice
+from drivetrain.report.summary import summarize
+from tests.report_folder import change, make, rows
+
+EPOCHS = 12
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of twelve epochs whose model needs nothing."""
+    run = make(tmp_path / "digits-001")
+    matrix = [[290 if truth == guess else 1 for guess in range(10)] for truth in range(10)]
+    change(run / "result.json", lambda r: r["confusion"][""].update(matrix=matrix))
+    return run
+
+
+def evaluate(run: Path, losses: Sequence[float], accuracies: Sequence[float] | None = None) -> None:
+    values = zip(losses, accuracies or [0.97] * len(losses), strict=True)
+    rows(
+        run / "metrics.jsonl",
+        [
+            {"step": 45 * (epoch + 1), "epoch": epoch, "validation/loss": loss, "validation/accuracy": accuracy}
+            for epoch, (loss, accuracy) in enumerate(values)
+        ],
+    )
+
+
+def advise(run: Path) -> list[Advice]:
+    record = read(run)
+    return model_advice(record, summarize(record))
+
+
+def test_a_model_that_needs_nothing(run: Path) -> None:
+    assert advise(run) == []
+    evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.13, 0.12, 0.11, 0.1, 0.095, 0.09, 0.085, 0.08])
+    assert advise(run) == []
+
+
+def test_overfitting_names_the_epoch_and_the_line(run: Path) -> None:
+    evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3])
+    (one,) = advise(run)
+    assert one.line == "train: {epochs: 6}"
+    assert "lowest after epoch 4 of 12 and is 100 % higher" in one.why
+    assert "chosen by validation/accuracy" in one.why
+
+
+def test_a_loss_that_is_lowest_late_or_rises_little_is_no_overfitting(run: Path) -> None:
+    evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.151, 0.152, 0.153, 0.154, 0.155, 0.156, 0.157, 0.158])
+    assert advise(run) == []
+    evaluate(run, [0.5, 0.3, 0.2, 0.03, 0.03, 0.04, 0.04, 0.04, 0.045, 0.045, 0.045, 0.045])
+    assert advise(run) == []
+    evaluate(run, [1.2 - epoch / 10 for epoch in range(10)] + [0.4, 0.5])
+    assert advise(run) == []
+
+
+def test_still_improving_by_more_than_chance(run: Path) -> None:
+    losses = [0.5] * EPOCHS
+    evaluate(run, losses, [0.3 + 0.05 * epoch for epoch in range(EPOCHS)])
+    (one,) = advise(run)
+    assert one.line == "train: {epochs: 24}"
+    evaluate(run, losses, [0.9 + 0.001 * epoch for epoch in range(EPOCHS)])
+    assert advise(run) == []
+
+
+def test_a_loss_that_jumps_again_and_again(run: Path) -> None:
+    rows(run / "events.jsonl", [{"step": n, "kind": "loss", "text": "the loss jumped"} for n in range(5)])
+    (one,) = advise(run)
+    assert one.line == "train: {optimizer: {lr: 0.001}}"
+    assert "5 times" in one.why
+
+
+@pytest.mark.parametrize(("samples", "line"), [(30, "train: {class_weights: balanced}"), (290, "more samples of 7")])
+def test_a_class_that_is_much_weaker_than_the_others(run: Path, samples: int, line: str) -> None:
+    def spoil(result: dict) -> None:  # type: ignore[type-arg]
+        matrix = result["confusion"][""]["matrix"]
+        matrix[7] = [samples // 20] * 10
+        matrix[7][7] = samples - 9 * (samples // 20)
+        matrix[7][1], matrix[7][7] = matrix[7][7], matrix[7][1]
+
+    change(run / "result.json", spoil)
+    (one,) = advise(run)
+    assert one.line == line
+    assert one.why.startswith("7 has F1 0.")
+
+
+def test_few_samples_have_an_interval(run: Path) -> None:
+    matrix = [[37, 8], [9, 36]]
+    change(run / "result.json", lambda r: r["confusion"].update({"": {"classes": ["a", "b"], "matrix": matrix}}))
+    (one,) = advise(run)
+    assert "73 of 90 right: the accuracy on new data may be 72 % to 88 %" in one.why
+    assert one.line == "drivetrain repeat JOB --folds 5"
+
+
+@pytest.mark.parametrize(("hits", "total"), [(0, 5), (73, 90), (90, 90), (1, 1000)])
+def test_the_interval_is_that_of_scipy(hits: int, total: int) -> None:
+    expected = binomtest(hits, total).proportion_ci(method="wilson")
+    assert interval(hits, total) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    assert interval(0, 0) == (0.0, 1.0)
+
+
+def test_it_comes_first_in_the_report_and_on_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3])
+    assert report_command.main([str(run)]) == 0
+    assert "advice: train for fewer epochs: overfitting: " in capsys.readouterr().out
+    assert json.loads((run / "report.json").read_text())["advice"][0]["change"] == "train for fewer epochs"
+    record = read(run)
+    assert advice(record, summarize(record))[0].change == "train for fewer epochs"
