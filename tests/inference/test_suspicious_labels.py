@@ -14,7 +14,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 
 from drivetrain.inference import suspicious_labels
-from drivetrain.inference.suspicious_labels import SuspiciousLabel, find_suspicious
+from drivetrain.inference.suspicious_labels import LabelReview, SuspiciousLabel, find_suspicious
 
 
 @pytest.mark.parametrize("share", [0.05])
@@ -77,9 +77,12 @@ def test_the_table_has_all_and_the_terminal_the_first(tmp_path: Path) -> None:
         rows = list(csv.reader(file))
     assert rows[1] == ["a.csv row 0\x1b", "kind", "x", "y", "0.0100", "0.9000"]
     assert len(rows) == 21
-    lines = suspicious_labels.describe(suspicious, 400)
-    assert lines[0].startswith("labels: 20 of 400 (5.0%) look wrong")
+    lines = LabelReview(suspicious, 400, 300).describe()
+    assert (
+        lines[0]
+        == "labels: 20 of 400 (5.0%) look wrong to runs that were not trained on them and agree with 75.0% of all"
+    )
     assert lines[1] == "labels: a.csv row 0\\x1b: kind: x (1%), rather y (90%)"
-    assert len(lines) == 1 + suspicious_labels.MAX_SHOWN
-    assert "none of 400" in suspicious_labels.describe([], 400)[0]
-    assert "no output has exclusive classes" in suspicious_labels.describe([], 0)[0]
+    assert len(lines) == 2 + suspicious_labels.MAX_SHOWN
+    assert "none of 400" in LabelReview([], 400, 390).describe()[0]
+    assert "no output has exclusive classes" in LabelReview([], 0, 0).describe()[0]

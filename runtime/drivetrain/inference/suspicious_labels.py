@@ -43,6 +43,35 @@ class SuspiciousLabel:
     suggestion_probability: float
 
 
+@dataclass(frozen=True)
+class LabelReview:
+    """What the runs of all folds say of the labels that they were not trained on."""
+
+    suspicious: Sequence[SuspiciousLabel]
+    """The most suspicious first."""
+    labels: int
+    """How many were looked at."""
+    agreeing: int
+    """How many are the most probable class to the run."""
+
+    def describe(self) -> list[str]:
+        """The result, for the terminal and the page."""
+        if not self.labels:
+            return ["labels: no output has exclusive classes, so no label can be judged"]
+        judges = f"to runs that were not trained on them and agree with {self.agreeing / self.labels:.1%} of all"
+        if not self.suspicious:
+            return [f"labels: none of {self.labels:,} looks wrong {judges}"]
+        count = len(self.suspicious)
+        lines = [f"labels: {count:,} of {self.labels:,} ({count / self.labels:.1%}) look wrong {judges}"]
+        for one in self.suspicious[:MAX_SHOWN]:
+            of_head = f"{one.head}: " if one.head else ""
+            lines.append(
+                f"labels: {printable(one.sample, MAX_TITLE)}: {of_head}{one.label} ({one.label_probability:.0%}), rather "
+                f"{one.suggestion} ({one.suggestion_probability:.0%})"
+            )
+        return [*lines, "labels: look at them before changing any: what is hard looks wrong, too"]
+
+
 @dataclass
 class HeadPredictions:
     """What the runs of all folds predict for the samples that they have not seen."""
@@ -73,8 +102,8 @@ def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> li
     return [(int(row), int(suggested[row])) for row in rows[np.argsort(margins, kind="stable")]]
 
 
-def inspect_folds(runs: Iterable[Path]) -> tuple[list[SuspiciousLabel], int]:
-    """The suspicious labels of the data of these runs, one for each fold, and the number of labels that were looked at.
+def inspect_folds(runs: Iterable[Path]) -> LabelReview:
+    """Review the labels of the data of these runs, one for each fold.
 
     Raises:
         CheckpointError: if a run has no trained model.
@@ -83,10 +112,12 @@ def inspect_folds(runs: Iterable[Path]) -> tuple[list[SuspiciousLabel], int]:
     heads: dict[str, HeadPredictions] = {}
     for run in runs:
         _predict_fold(run, heads)
-    suspicious, looked_at = [], 0
+    suspicious: list[SuspiciousLabel] = []
+    looked_at = agreeing = 0
     for name, head in heads.items():
         probabilities, labels = np.concatenate(head.probabilities), np.array(head.labels)
         looked_at += len(labels)
+        agreeing += int((probabilities.argmax(axis=1) == labels).sum())
         for row, suggestion in find_suspicious(probabilities, labels):
             label = int(labels[row])
             suspicious.append(
@@ -100,7 +131,7 @@ def inspect_folds(runs: Iterable[Path]) -> tuple[list[SuspiciousLabel], int]:
                 )
             )
     suspicious.sort(key=lambda one: one.label_probability - one.suggestion_probability)
-    return suspicious, looked_at
+    return LabelReview(suspicious, looked_at, agreeing)
 
 
 def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:
@@ -141,20 +172,3 @@ def write(folder: Path, suspicious: Sequence[SuspiciousLabel]) -> Path:
         table.writerow([one.sample, one.head, one.label, one.suggestion, *numbers])
     write_text(folder / FILE, text.getvalue())
     return folder / FILE
-
-
-def describe(suspicious: Sequence[SuspiciousLabel], looked_at: int) -> list[str]:
-    """What was found, for the terminal and the page."""
-    if not looked_at:
-        return ["labels: no output has exclusive classes, so no label can be judged"]
-    if not suspicious:
-        return [f"labels: none of {looked_at:,} looks wrong to the runs that were not trained on it"]
-    share = len(suspicious) / looked_at
-    lines = [f"labels: {len(suspicious):,} of {looked_at:,} ({share:.1%}) look wrong; look at them before changing any"]
-    for one in suspicious[:MAX_SHOWN]:
-        of_head = f"{one.head}: " if one.head else ""
-        lines.append(
-            f"labels: {printable(one.sample, MAX_TITLE)}: {of_head}{one.label} ({one.label_probability:.0%}), rather "
-            f"{one.suggestion} ({one.suggestion_probability:.0%})"
-        )
-    return lines

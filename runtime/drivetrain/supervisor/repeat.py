@@ -134,11 +134,11 @@ def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
 
 def _inspect_labels(folder: Path, run_of: Mapping[str, Path]) -> list[str]:
     """Write the labels that look wrong to the run of the fold that they are in; returns lines about them."""
-    suspicious, looked_at = suspicious_labels.inspect_folds(run_of.values())
-    lines = suspicious_labels.describe(suspicious, looked_at)
-    if suspicious:
+    review = suspicious_labels.inspect_folds(run_of.values())
+    lines = review.describe()
+    if review.suspicious:
         make_folder(folder)
-        lines.append(f"labels: all of them are in {suspicious_labels.write(folder, suspicious)}")
+        lines.append(f"labels: all of them are in {suspicious_labels.write(folder, review.suspicious)}")
     for line in lines:
         say(line)
     return lines
