@@ -62,9 +62,13 @@ class TableData(TableFileData):
 
 
 class MlpSpec(WithWeights):
-    """A multilayer perceptron over embedded numbers and categories: linear layers with ReLU and dropout."""
+    """A multilayer perceptron over embedded numbers and categories: linear layers with ReLU and dropout; or a linear model."""
 
-    name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
+    name: Literal["mlp", "linear"] = Field(
+        "mlp",
+        description="linear: the sum of one function for each column, piecewise linear over its bins; it is solved in seconds "
+        "and has bins alone",
+    )
     hidden: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
         (256, 256), description="units of each hidden layer"
     )
@@ -121,8 +125,20 @@ class TableJob(Job):
                     "columns that are features",
                     "add it to data.features, or remove it",
                 )
+        yield from self._problems_of_linear_model()
         if isinstance(self, TableRegressionJob):
             yield from self.class_weights_refused()
+
+    def _problems_of_linear_model(self) -> Iterator[Problem]:
+        model = self.model
+        if not isinstance(model, MlpSpec) or model.name != "linear":
+            return
+        for key in ("hidden", "embedding", "number_embedding", "dropout"):
+            # The spec that a run stores has every key with its default.
+            if getattr(model, key) != MlpSpec.model_fields[key].default:
+                yield self.problem(
+                    ("model", key), "has no effect on model.name: linear", "a linear model has bins", f"remove {key}"
+                )
 
     def _columns_with_two_roles(self) -> Iterator[Problem]:
         data: Any = self.data

@@ -23,7 +23,16 @@ from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet, unfreezing
 from drivetrain.models.freeze import freeze, random_and_frozen
-from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
+from drivetrain.models.networks import (
+    cnn,
+    cnn_lstm,
+    hf_vision,
+    linear_table,
+    mlp,
+    text_encoder,
+    timm_vision,
+    user_network,
+)
 from drivetrain.models.unfreezing import Unfreezing
 from drivetrain.pretrained import earlier_run, families, hub_name, timm_folder
 from drivetrain.pretrained import folder as pretrained
@@ -222,6 +231,11 @@ def _table_network(job: TableJob, dataset: Dataset) -> Model:
         "numbers": columns.width,
         "categories": columns.sizes,
         "outputs": dataset.heads[""].outputs,
+    }
+    if spec.name == "linear":
+        arguments |= {"edges": columns.edges}
+        return Model(linear_table.build(**arguments), "linear tables", arguments, spec.freeze)
+    arguments |= {
         "hidden": list(spec.hidden),
         "embedding": spec.embedding,
         "dropout": spec.dropout,

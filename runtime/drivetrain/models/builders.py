@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision
+from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, linear_table, mlp, text_encoder, timm_vision
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "images": cnn.build,
@@ -21,6 +21,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "texts": text_encoder.build,
     "series": cnn_lstm.build,
     "tables": mlp.build,
+    "linear tables": linear_table.build,
 }
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 """Bytes of a network that are allowed whatever the file holds."""

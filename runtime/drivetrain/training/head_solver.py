@@ -15,7 +15,7 @@ from torch import Tensor
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.training.losses import HeadLoss
 
-PENALTIES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+PENALTIES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 """Factors of half the squared weights of standardized features, beside the sum of the losses: 1 / C of scikit-learn."""
 ROUNDING = 1e-6
 """Deviations smaller than this part of the feature's largest value, or of a usual feature's deviation, say nothing."""

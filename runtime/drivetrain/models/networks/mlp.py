@@ -22,21 +22,19 @@ MIN_BIN_WIDTH = 1e-6
 """Of a scaled number: the slope of a bin between denormal numbers would be infinite."""
 
 
-class NumberEmbeddings(nn.Module):
-    """Embeds each number as a piecewise-linear function of it, plus a linear one (Gorishniy et al. 2022).
+class BinShares(nn.Module):
+    """How much of each bin lies below a number: input (N, numbers), output (N, numbers, bins) from 0 to 1.
 
-    Input (N, numbers), output (N, numbers * size). The pieces lie between the edges of the column's bins, and start at
-    zero: at first the embedding is linear. Beyond the outer edges the pieces are constant, so that a value far from all
-    training rows cannot become a huge one.
+    Beyond the outer edges nothing changes, so that a value far from all training rows cannot become a huge one.
     """
 
     left: Tensor
     slope: Tensor
 
-    def __init__(self, edges: Sequence[Sequence[float]], size: int) -> None:
+    def __init__(self, edges: Sequence[Sequence[float]]) -> None:
         super().__init__()
-        most_bins = max(map(len, edges)) - 1
-        left, slope = torch.zeros(len(edges), most_bins), torch.zeros(len(edges), most_bins)
+        self.most_bins = max(map(len, edges)) - 1
+        left, slope = torch.zeros(len(edges), self.most_bins), torch.zeros(len(edges), self.most_bins)
         for column, column_edges in enumerate(edges):
             bounds, bins = torch.tensor(column_edges), len(column_edges) - 1
             left[column, :bins] = bounds[:-1]
@@ -44,15 +42,28 @@ class NumberEmbeddings(nn.Module):
         # Columns with fewer bins have a slope of 0 in the others, which gives 0.
         self.register_buffer("left", left, persistent=False)
         self.register_buffer("slope", slope, persistent=False)
-        self.pieces = nn.Parameter(torch.zeros(len(edges), most_bins, size))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return ((numbers.unsqueeze(2) - self.left) * self.slope).clamp(0, 1)
+
+
+class NumberEmbeddings(nn.Module):
+    """Embeds each number as a piecewise-linear function of it, plus a linear one (Gorishniy et al. 2022).
+
+    Input (N, numbers), output (N, numbers * size). The pieces lie between the edges of the column's bins, and start at
+    zero: at first the embedding is linear.
+    """
+
+    def __init__(self, edges: Sequence[Sequence[float]], size: int) -> None:
+        super().__init__()
+        self.shares = BinShares(edges)
+        self.pieces = nn.Parameter(torch.zeros(len(edges), self.shares.most_bins, size))
         self.weight = nn.Parameter(torch.empty(len(edges), size).uniform_(-(size**-0.5), size**-0.5))
         self.bias = nn.Parameter(torch.empty(len(edges), size).uniform_(-(size**-0.5), size**-0.5))
 
     def forward(self, numbers: Tensor) -> Tensor:
-        x = numbers.unsqueeze(2)
-        reached = ((x - self.left) * self.slope).clamp(0, 1)  # the share of each bin that lies below the number
-        pieces = torch.bmm(reached.transpose(0, 1), self.pieces).transpose(0, 1)
-        return (pieces + x * self.weight + self.bias).flatten(1)
+        pieces = torch.bmm(self.shares(numbers).transpose(0, 1), self.pieces).transpose(0, 1)
+        return (pieces + numbers.unsqueeze(2) * self.weight + self.bias).flatten(1)
 
 
 class Mlp(nn.Module):

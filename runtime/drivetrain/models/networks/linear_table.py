@@ -1,0 +1,60 @@
+"""A linear model for tables: the outputs are sums of one function for each column, piecewise linear in its numbers.
+
+A generalized additive model (Hastie & Tibshirani 1986). Only its outputs are trained, so they are solved, in a second or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drivetrain.models.networks.mlp import BinShares
+
+
+class LinearTable(nn.Module):
+    """A linear layer over shares of bins, numbers without bins, and categories as one column for each value.
+
+    Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int, each only if the table has such
+    columns; the output is (N, outputs).
+    """
+
+    binned: Tensor
+    plain: Tensor
+
+    def __init__(
+        self, numbers: int, categories: Sequence[int], outputs: int, edges: Sequence[Sequence[float]] = ()
+    ) -> None:
+        super().__init__()
+        self.numbers, self.sizes = numbers, tuple(categories)
+        binned = [column for column, column_edges in enumerate(edges) if column_edges]
+        plain = [column for column in range(numbers) if column not in binned]
+        self.register_buffer("binned", torch.tensor(binned, dtype=torch.int64), persistent=False)
+        self.register_buffer("plain", torch.tensor(plain, dtype=torch.int64), persistent=False)
+        width = len(plain) + sum(categories)
+        if binned:
+            self.shares = BinShares([edges[column] for column in binned])
+            width += len(binned) * self.shares.most_bins
+        self.classifier = nn.Linear(width, outputs)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        if self.numbers:
+            parts.append(inputs[0].index_select(1, self.plain))
+            if len(self.binned):
+                parts.append(self.shares(inputs[0].index_select(1, self.binned)).flatten(1))
+        for column, size in enumerate(self.sizes):
+            parts.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.classifier.weight.dtype))
+        return self.classifier(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
+
+
+def build(*, numbers: int, categories: Sequence[int], outputs: int, edges: Sequence[Sequence[float]] = ()) -> nn.Module:
+    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
+
+    `edges` are the bounds of the bins of each number, ascending; a number with none goes in as it is.
+    """
+    return LinearTable(numbers, categories, outputs, edges)
