@@ -181,7 +181,7 @@ def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
         pyarrow.table(dict(zip(("load", "class"), zip(*rows, strict=True), strict=True))), "large.parquet"
     )
     Path("large.jsonl").write_text("\n".join(json.dumps({"load": a, "class": b}) for a, b in rows))
-    monkeypatch.setattr(table_sample, "WHOLE", 1000)
+    monkeypatch.setattr(table_sample, "WHOLE_FILE_BYTES", 1000)
     for kind, least, most in (("csv", 25_000, 35_000), ("parquet", 30_000, 30_000), ("jsonl", 25_000, 35_000)):
         sample = table_sample.read(Path(f"large.{kind}"), CsvFiles())
         assert (len(sample.table), sample.complete) == (5000, False)

@@ -278,7 +278,7 @@ def test_packed_json_lines_count_as_unpacked(tmp_path: Path, write: Callable[[gz
 
 
 def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl_records, "LARGEST", MIB)
+    monkeypatch.setattr(jsonl_records, "MAX_LINE_BYTES", MIB)
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wb") as file:
         file.write(b'{"text": "' + b"x" * (9 * MIB))

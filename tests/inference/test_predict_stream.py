@@ -84,7 +84,7 @@ def test_every_task_gives_what_it_gives_for_files(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stdin_records, "MOST", 5)
+    monkeypatch.setattr(stdin_records, "MAX_GROUP_RECORDS", 5)
     folder = images.folder.parent / "held"
     wanted = from_file(images, folder, capsys)
     assert piped(images, "".join(f"{row['sample']}\n" for row in wanted))[1] == wanted

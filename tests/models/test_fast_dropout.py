@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from drivetrain import optimizations
 from drivetrain.hardware import facts as hardware
 from drivetrain.job.workload import Workload
-from drivetrain.models.fast_dropout import ENOUGH, DropoutFromBits, restore_layers
+from drivetrain.models.fast_dropout import MIN_ELEMENTS, DropoutFromBits, restore_layers
 from drivetrain.optimizations import packed_dropout
 from tests import tiny
 from tests.paths import MACHINES
@@ -44,11 +44,11 @@ def test_rate_mean_and_neighbours_are_those_of_dropout(rate: float) -> None:
 def test_a_kept_unit_is_scaled_by_the_rounded_rate() -> None:
     """The rate is rounded to 1/65536, and the scale with it, so that the mean does not move."""
     kept = round(0.9 * 65536)
-    assert float(drawn(0.1, (ENOUGH,), dtype=torch.float64).max()) == 65536 / kept
+    assert float(drawn(0.1, (MIN_ELEMENTS,), dtype=torch.float64).max()) == 65536 / kept
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("shape", [(ENOUGH,), (1, ENOUGH + 3), (7, 1023, 5), (2, 64, 19, 23)])
+@pytest.mark.parametrize("shape", [(MIN_ELEMENTS,), (1, MIN_ELEMENTS + 3), (7, 1023, 5), (2, 64, 19, 23)])
 def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.ones(shape, dtype=dtype).requires_grad_()
@@ -61,18 +61,18 @@ def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def test_the_result_depends_on_the_seed_only() -> None:
-    one, same, other = drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 2)
+    one, same, other = drawn(0.5, (MIN_ELEMENTS,), 1), drawn(0.5, (MIN_ELEMENTS,), 1), drawn(0.5, (MIN_ELEMENTS,), 2)
     assert torch.equal(one, same)
     assert 0.45 < float((one == other).float().mean()) < 0.55
     torch.manual_seed(1)
     layer = DropoutFromBits(0.5)
-    assert not torch.equal(layer(torch.ones(ENOUGH)), layer(torch.ones(ENOUGH)))
+    assert not torch.equal(layer(torch.ones(MIN_ELEMENTS)), layer(torch.ones(MIN_ELEMENTS)))
 
 
 def test_recomputed_blocks_use_the_same_dropout_masks() -> None:
     """Gradient checkpointing runs the forward pass twice."""
     torch.manual_seed(0)
-    layer, x = DropoutFromBits(0.5), torch.ones(ENOUGH, requires_grad=True)
+    layer, x = DropoutFromBits(0.5), torch.ones(MIN_ELEMENTS, requires_grad=True)
     y = checkpoint(layer, x, use_reentrant=False)
     y.sum().backward()
     assert x.grad is not None
@@ -82,12 +82,12 @@ def test_recomputed_blocks_use_the_same_dropout_masks() -> None:
 @pytest.mark.parametrize(
     ("layer", "x", "training"),
     [
-        (DropoutFromBits(0.3), torch.randn(ENOUGH - 1), True),
-        (DropoutFromBits(0.0), torch.randn(ENOUGH), True),
-        (DropoutFromBits(1.0), torch.randn(ENOUGH), True),
-        (DropoutFromBits(1e-6), torch.randn(ENOUGH), True),
-        (DropoutFromBits(0.3, inplace=True), torch.randn(ENOUGH), True),
-        (DropoutFromBits(0.3), torch.randn(ENOUGH), False),
+        (DropoutFromBits(0.3), torch.randn(MIN_ELEMENTS - 1), True),
+        (DropoutFromBits(0.0), torch.randn(MIN_ELEMENTS), True),
+        (DropoutFromBits(1.0), torch.randn(MIN_ELEMENTS), True),
+        (DropoutFromBits(1e-6), torch.randn(MIN_ELEMENTS), True),
+        (DropoutFromBits(0.3, inplace=True), torch.randn(MIN_ELEMENTS), True),
+        (DropoutFromBits(0.3), torch.randn(MIN_ELEMENTS), False),
     ],
 )
 def test_small_and_compiled_calls_use_torchs_dropout(layer: nn.Dropout, x: torch.Tensor, training: bool) -> None:
@@ -131,7 +131,7 @@ def test_a_compiled_network_uses_torchs_dropout_masks() -> None:
 
 def test_tensor_subclasses_use_torchs_dropout() -> None:
     layer = DropoutFromBits(0.5)
-    found = torch.vmap(layer, randomness="different")(torch.ones(3, ENOUGH))
+    found = torch.vmap(layer, randomness="different")(torch.ones(3, MIN_ELEMENTS))
     assert 0.4 < float((found == 0).float().mean()) < 0.6
     nested = torch.nested.nested_tensor([torch.ones(200, 100), torch.ones(300, 100)], layout=torch.jagged)
     assert layer(nested).is_nested

@@ -73,7 +73,7 @@ def gradient(done: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
 def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     tmp_path: Path, model: str, tokens: int | str, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpadding, "ROW", 200)
+    monkeypatch.setattr(unpadding, "MAX_ROW_TOKENS", 200)
     reports.write(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced}, prioridad: 0.3}"
     asked = reports.job(tmp_path, model=STILL + model, labels=labels)
@@ -290,7 +290,7 @@ def test_rows_on_a_gpu_are_as_long_as_memory_allows() -> None:
             ("h100", 110_000_000),
         )
     ]
-    assert sizes[0] == sizes[2] == unpadding.ROW < sizes[1] < sizes[3] <= unpadding.GPU_TOKENS
+    assert sizes[0] == sizes[2] == unpadding.MAX_ROW_TOKENS < sizes[1] < sizes[3] <= unpadding.GPU_TOKENS
 
 
 @pytest.mark.parametrize("obstacle", ["", "no kernel image is available"])

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from drivetrain.plan.scaling import FABRIC, GOOD, LATENCY, OneMachine, Scaling, lines
+from drivetrain.plan.scaling import (
+    FABRIC_LATENCY_SECONDS,
+    GOOD_EFFICIENCY,
+    TCP_LATENCY_SECONDS,
+    OneMachine,
+    Scaling,
+    lines,
+)
 from drivetrain.system.units import format_rate, parse_rate
 
 HALF_GBIT, FAST = 500e6, 20e9
@@ -44,8 +51,8 @@ def test_the_needed_link_gives_the_efficiency(nodes: int, halved: bool) -> None:
     made = two(2.0, nodes=nodes, halved=halved)
     needed = made.needed_link()
     assert needed is not None
-    assert made.efficiency(needed) == pytest.approx(GOOD)
-    assert made.efficiency(needed / 2) < GOOD < made.efficiency(needed * 2)
+    assert made.efficiency(needed) == pytest.approx(GOOD_EFFICIENCY)
+    assert made.efficiency(needed / 2) < GOOD_EFFICIENCY < made.efficiency(needed * 2)
 
 
 def test_no_link_helps_where_each_share_is_too_small() -> None:
@@ -69,14 +76,18 @@ def test_the_words_say_if_it_pays() -> None:
 def test_latency_grows_with_the_processes_and_buckets() -> None:
     """On a link without end only messages and what sums cost."""
     made = [two(10.0, nodes=n, gradients=40_000_000) for n in (2, 3, 9)]
-    ring = [2 * (n - 1) * LATENCY + (n - 1) * LATENCY for n in (2, 3, 9)]
+    ring = [2 * (n - 1) * TCP_LATENCY_SECONDS + (n - 1) * TCP_LATENCY_SECONDS for n in (2, 3, 9)]
     summing = [one.summing for one in made]
     assert [one.waiting(1e15) for one in made] == pytest.approx(
-        [max(last, work + few) for last, work, few in zip(ring, summing, (n * LATENCY for n in (1, 2, 8)), strict=True)]
+        [
+            max(last, work + few)
+            for last, work, few in zip(ring, summing, (n * TCP_LATENCY_SECONDS for n in (1, 2, 8)), strict=True)
+        ]
     )
     gpus = [replace(one, on_cpu=False) for one in made]
     assert [one.waiting(1e15) for one in gpus] == pytest.approx(
-        [2 * rounds * FABRIC + few * LATENCY for rounds, few in ((1, 1), (2, 2), (4, 8))], rel=5e-3
+        [2 * rounds * FABRIC_LATENCY_SECONDS + few * TCP_LATENCY_SECONDS for rounds, few in ((1, 1), (2, 2), (4, 8))],
+        rel=5e-3,
     )
 
 
@@ -110,7 +121,7 @@ def test_divided_weights_travel_three_times_and_are_held_in_parts() -> None:
     assert (whole.updating, parts.updating) == (1.0, 0.25)
     needed = parts.needed_link()
     assert needed is not None
-    assert parts.efficiency(needed) == pytest.approx(GOOD)
+    assert parts.efficiency(needed) == pytest.approx(GOOD_EFFICIENCY)
 
 
 def test_the_words_say_what_does_not_fit_one_gpu() -> None:

@@ -20,7 +20,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+    monkeypatch.setattr(hub_connection, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -193,5 +193,5 @@ def test_the_reading_process_has_no_network() -> None:
 
 
 def test_the_reading_process_is_limited() -> None:
-    done = apart("unpickle_process._limit(1000); bytearray(unpickle_process.MEMORY + (64 << 20))")
+    done = apart("unpickle_process._limit(1000); bytearray(unpickle_process.SPARE_MEMORY_BYTES + (64 << 20))")
     assert "MemoryError" in done.stderr

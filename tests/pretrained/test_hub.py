@@ -178,7 +178,7 @@ def test_an_error_of_the_hub_stays(hub: Hub) -> None:
     hub.faults = [Fault(status=500)]
     error = refused()
     assert (error.given, error.action) == ("the hub answers 500, an error of its own", "try again later")
-    assert len(hub.asked) == hub_connection.ATTEMPTS
+    assert len(hub.asked) == hub_connection.MAX_ATTEMPTS
 
 
 def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
@@ -237,17 +237,17 @@ def direct(hub: Hub, listed: HubFile) -> None:
 
 
 def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_download, "EVERY", 0.1)
+    monkeypatch.setattr(hub_download, "PROGRESS_SECONDS", 0.1)
     hub.faults = [Fault(path="safetensors", pause=0.05)]
     begun = time.monotonic()
     got(lines)
-    assert 2 <= len(lines[1:]) <= (time.monotonic() - begun) / hub_download.EVERY
+    assert 2 <= len(lines[1:]) <= (time.monotonic() - begun) / hub_download.PROGRESS_SECONDS
     for line in lines[1:]:
         assert re.fullmatch(r"hub: [01]\.\d of 1\.0 MB, \d+\.\d\d MB/s, about \d+ (s|min) left", line)
 
 
 def test_a_hub_that_falls_silent(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub_connection, "PATIENCE", 0.1)
+    monkeypatch.setattr(hub_connection, "READ_TIMEOUT_SECONDS", 0.1)
     hub.faults = [Fault(path="safetensors", pause=0.5)]
     error = refused()
     assert "model.safetensors ends after" in error.given or "cannot be reached" in error.given

@@ -78,7 +78,7 @@ def test_two_processes_fetch_it_once(hub: Hub) -> None:
 
 
 def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub_download, "_SPARE", 1 << 62)
+    monkeypatch.setattr(hub_download, "_SPARE_BYTES", 1 << 62)
     with pytest.raises(StorageError, match=r"needs \d+ MB, and [\d,]+ MB are free(.|\n)*set HF_HOME"):
         got()
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))

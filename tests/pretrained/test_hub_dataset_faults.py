@@ -83,7 +83,7 @@ def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_slow_link_is_told(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hub_download, "EVERY", 0.05)
+    monkeypatch.setattr(hub_download, "PROGRESS_SECONDS", 0.05)
     hub.faults = [Fault(path="train-00000", pause=0.05)]
     found(tmp_path)
     assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)

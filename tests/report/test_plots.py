@@ -13,7 +13,18 @@ import pytest
 from drivetrain.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
 from drivetrain.report.log_series import Series
 from drivetrain.report.render.page import _bar
-from drivetrain.report.render.plot_svg import BOTTOM, LEFT, RIGHT, SHADES, TOP, Axis, Plot, curves, fit_axis, scatter
+from drivetrain.report.render.plot_svg import (
+    BOTTOM,
+    LEFT,
+    LINE_COLORS,
+    RIGHT,
+    TOP,
+    Axis,
+    Plot,
+    curves,
+    fit_axis,
+    scatter,
+)
 from tests.paths import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -154,5 +165,5 @@ def test_no_two_parts_of_a_bar_have_the_same_color() -> None:
     shades = re.findall(r'<span class="key ([a-z0-9-]+)">', shown)
     assert re.findall(r'<i class="([a-z0-9-]+)"', shown) == shades
     colored = [shade for shade in shades if shade != "tone-quiet"]
-    assert len(set(colored)) == len(colored) == SHADES
+    assert len(set(colored)) == len(colored) == LINE_COLORS
     assert [sizes[i] for i, shade in enumerate(shades) if shade == "tone-quiet"] == [0.1, 0.2, 0.3]

@@ -161,7 +161,7 @@ def test_files_that_a_batch_script_cannot_hold_are_named(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cluster_job, "LARGEST", 100)
+    monkeypatch.setattr(cluster_job, "MAX_SCRIPT_FILE_BYTES", 100)
     (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
     assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
     assert "read when the run starts, as they are then: code/scale.json" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "t.csv").write_text("x,kind\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
     path = tmp_path / "kinds.yaml"
     path.write_text(JOB)
-    monkeypatch.setattr(study, "FIRST", 2)
+    monkeypatch.setattr(study, "MIN_FINISHED_TRIALS", 2)
     monkeypatch.setattr(child_process, "child", trainer())
     monkeypatch.setattr(swept, "write", lambda folder, result: None)
     return path

@@ -17,7 +17,7 @@ from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write as write_report
 from drivetrain.tracking import rank_record
-from drivetrain.tracking.live.dashboard import RANKS, line
+from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, line
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.rank_record import RankRecord, exchange_share, slowest
 from drivetrain.training.rank_sampler import RankSampler
@@ -62,7 +62,7 @@ def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
     assert line(view).endswith("slowest: rank 1 on beta")
     rank_record.write(run, [replace(SLOW, rank=rank) for rank in range(20)])
     text = text_of(RunReader(run).read(), 60)
-    assert text.count("samples/s") == RANKS + 1
+    assert text.count("samples/s") == MAX_PROCESS_ROWS + 1
     assert "the slowest of 20 processes" in text
 
 

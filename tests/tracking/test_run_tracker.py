@@ -87,7 +87,7 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             return super().runs_log_batch(given)
 
     monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
-    monkeypatch.setattr(run_tracker, "QUICK", 0.0)
+    monkeypatch.setattr(run_tracker, "QUICK_REQUEST_SECONDS", 0.0)
     with serving(Slow()) as slow:
         run = folder(tmp_path, slow.address, rows=550)
         assert main.main(["track", str(run)]) == 0

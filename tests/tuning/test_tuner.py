@@ -100,7 +100,7 @@ def test_off_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert set(found) == {"channels_last"}
@@ -112,7 +112,7 @@ def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     real = tune.Tuner.arm
 
     def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
@@ -180,7 +180,7 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
-    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     reports.write(tmp_path)
     asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
@@ -263,7 +263,7 @@ def test_a_timeout_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> No
 
 class _Silent:
     def numbers(self, quiet: bool) -> list[tuple[float, float]]:
-        return [(1.0, 1.0)] * variants.CHECKED
+        return [(1.0, 1.0)] * variants.COMPARED_STEPS
 
 
 def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:

@@ -204,7 +204,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     @dataclass
     class Timed(Known):
         until: float = math.inf
-        checked: int = variants.CHECKED
+        checked: int = variants.COMPARED_STEPS
 
         def steps(self, count: int) -> float:
             now[0] += count * self.cost()
@@ -233,7 +233,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
         assert not found
         assert "to measure optimizations" in said[0]
         # Two steps of the defaults and two of fp32 are within the share of a run of 200 steps.
-        if steps * tuner_state.MEASURING_SHARE < 2 * vetted_plans.CHECKED:
+        if steps * tuner_state.MEASURING_SHARE < 2 * vetted_plans.COMPARED_STEPS:
             assert now[0] <= seconds
             assert len(said) == 1
         else:

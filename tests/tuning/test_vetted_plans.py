@@ -28,7 +28,7 @@ MEASURED = "measure: full, compile: false, precision: fp32"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired_timing, "BLOCK", 0.001)
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.001)
     monkeypatch.setattr(tune, "FULL", 3.0)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
 
-CHUNK = 256
+SAMPLES_PER_CHUNK = 256
 """Samples that are read together: decoded pictures of a whole data set need not fit into memory."""
 PICTURE_SIDE = 16
 """Pixels; a linear model gains nothing from more of them, and takes longer."""
@@ -226,5 +226,5 @@ class TextFeatures:
 
 
 def _chunks(ids: Ids) -> Iterator[Ids]:
-    for start in range(0, max(len(ids), 1), CHUNK):
-        yield ids[start : start + CHUNK]
+    for start in range(0, max(len(ids), 1), SAMPLES_PER_CHUNK):
+        yield ids[start : start + SAMPLES_PER_CHUNK]

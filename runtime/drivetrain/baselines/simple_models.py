@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 200
 """Of the solver of logistic regression; what has not converged by then hardly changes."""
-LEAST = 1e-6
+MIN_PROBABILITY = 1e-6
 """The probability of a class that a model has never seen: its logarithm must be finite."""
 
 Predict = Callable[[Split, Ids], Tensor]
@@ -35,10 +35,10 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
         answer = targets.float().mean(0)
     elif targets.ndim == 2:
         shares = targets.float().mean(0)
-        answer = _log_odds(shares) if head.several else shares.clamp_min(LEAST).log()
+        answer = _log_odds(shares) if head.several else shares.clamp_min(MIN_PROBABILITY).log()
     else:
         counts = torch.bincount(targets[targets != NO_LABEL], minlength=len(head.classes)).float()
-        answer = (counts / counts.sum().clamp_min(1)).clamp_min(LEAST).log()
+        answer = (counts / counts.sum().clamp_min(1)).clamp_min(MIN_PROBABILITY).log()
     return lambda split, ids: answer.expand(len(ids), -1)
 
 
@@ -107,9 +107,9 @@ def _fit_classifiers(
     model = create().fit(columns, classes)
 
     def predict_classes(split: Split, ids: Ids) -> Tensor:
-        probabilities = np.full((len(ids), len(head.classes)), LEAST)
+        probabilities = np.full((len(ids), len(head.classes)), MIN_PROBABILITY)
         probabilities[:, model.classes_] = model.predict_proba(read(split, ids))
-        return torch.from_numpy(np.log(np.maximum(probabilities, LEAST))).float()
+        return torch.from_numpy(np.log(np.maximum(probabilities, MIN_PROBABILITY))).float()
 
     return predict_classes
 
@@ -132,7 +132,7 @@ def _drop_unlabelled(ids: Ids, targets: Tensor) -> tuple[Ids, Tensor]:
 
 
 def _log_odds(shares: Tensor) -> Tensor:
-    bounded = shares.clamp(LEAST, 1 - LEAST)
+    bounded = shares.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
     return (bounded / (1 - bounded)).log()
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.pretrained.hub_download import HubFile
     from drivetrain.storage.stored_copy import StoredCopy
 
-SHOWN = 30
+MAX_LISTED_FILES = 30
 """Largest number of files that are listed."""
 
 
@@ -88,10 +88,10 @@ def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: s
         say(f"{name}: fetched {size}, each compared with its hash")
     else:
         say(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
-    for file, origin in sorted(files, key=lambda row: row[0].name)[:SHOWN]:
+    for file, origin in sorted(files, key=lambda row: row[0].name)[:MAX_LISTED_FILES]:
         say(f"  {file.name}  {format_bytes(file.size)}{origin}")
-    if len(files) > SHOWN:
-        say(f"  and {len(files) - SHOWN:,} more")
+    if len(files) > MAX_LISTED_FILES:
+        say(f"  and {len(files) - MAX_LISTED_FILES:,} more")
 
 
 def _fetch_in_container(options: argparse.Namespace) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALLEST = 1 << 20
+MIN_SHARED_BYTES = 1 << 20
 """Bytes of an array that is worth sharing."""
-PIECE = 1 << 24
+COMPARED_BYTES = 1 << 24
 """Bytes that are compared at a time."""
 
 
@@ -20,11 +20,11 @@ def is_large(array: Any) -> bool:
     """Whether an array lies in memory of its own and is worth sharing."""
     if isinstance(array, Tensor):
         plain = array.device.type == "cpu" and array.is_contiguous()
-        return plain and array.nbytes >= SMALLEST and not _is_file(array.data_ptr())
+        return plain and array.nbytes >= MIN_SHARED_BYTES and not _is_file(array.data_ptr())
     if isinstance(array, np.ndarray):
         plain = array.flags.c_contiguous and not array.dtype.hasobject
-        return plain and array.nbytes >= SMALLEST and not _is_file(array.ctypes.data)
-    return int(array.nbytes) >= SMALLEST and not _is_file(_address(array))
+        return plain and array.nbytes >= MIN_SHARED_BYTES and not _is_file(array.ctypes.data)
+    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_file(_address(array))
 
 
 def _address(column: Any) -> int:
@@ -124,5 +124,6 @@ def is_same(one: Any, two: Any) -> bool:
         return bool(one.equals(two))
     first_bytes, right = _bytes(one), _bytes(two)
     return all(
-        np.array_equal(first_bytes[at : at + PIECE], right[at : at + PIECE]) for at in range(0, len(first_bytes), PIECE)
+        np.array_equal(first_bytes[at : at + COMPARED_BYTES], right[at : at + COMPARED_BYTES])
+        for at in range(0, len(first_bytes), COMPARED_BYTES)
     )

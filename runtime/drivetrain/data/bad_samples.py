@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from drivetrain.errors import DataError
 
-SHOWN = 20
+MAX_LISTED_SAMPLES = 20
 """Largest number of bad samples that are listed by name."""
 
 
@@ -37,9 +37,9 @@ def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list
     """
     if not bad:
         return []
-    lines = [str(one) for one in bad[:SHOWN]]
-    if len(bad) > SHOWN:
-        lines.append(f"and {len(bad) - SHOWN:,} more")
+    lines = [str(one) for one in bad[:MAX_LISTED_SAMPLES]]
+    if len(bad) > MAX_LISTED_SAMPLES:
+        lines.append(f"and {len(bad) - MAX_LISTED_SAMPLES:,} more")
     head = f"{key}: {len(bad):,} of {total:,} samples cannot be used"
     if len(bad) > budget * total:
         raise DataError(

@@ -22,15 +22,15 @@ Contents = npt.NDArray[np.int64]
 """A digest of each sample, shape (N,): equal for samples with the same content."""
 MARK = "copies"
 """Key of the stored preprocessing of a run whose split keeps copies together."""
-FEWEST = 20
+MAX_MEAN_REPEATS = 20
 """Rows of a table, or short texts, that repeat more often than this on average are few kinds of samples, not copies."""
-SHOWN = 3
+MAX_LISTED_SAMPLES = 3
 """Largest number of samples that a note lists."""
-COINCIDENCES = 0.01
+TOLERATED_SHARE = 0.01
 """Share of texts that may repeat others before the split looks after it; a score is wrong by no more than that."""
-SAMPLE = 10_000
+SAMPLED_ROWS = 10_000
 """Rows from which it is estimated how often the values of a column coincide."""
-CHANCE = 0.01
+MAX_CHANCE_SHARE = 0.01
 """Share of the pairs of equal rows that may be explained by chance before they no longer count as copies."""
 
 
@@ -71,7 +71,7 @@ def table_digests(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, f
         mixed = (mixed ^ (numbers.view(np.uint64) + np.uint64(1))) * np.uint64(0xFF51AFD7ED558CCD)
         mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
         mixed ^= mixed >> np.uint64(29)
-        counts = np.unique(numbers[:: -(-len(numbers) // SAMPLE)], return_counts=True)[1].astype(np.float64)
+        counts = np.unique(numbers[:: -(-len(numbers) // SAMPLED_ROWS)], return_counts=True)[1].astype(np.float64)
         chance *= float((counts * (counts - 1)).sum() / max(1.0, counts.sum() * (counts.sum() - 1)))
     return mixed.view(np.int64), chance
 
@@ -84,7 +84,7 @@ def number_contents(contents: Contents) -> Groups:
 
 def are_coincidences(contents: Contents) -> bool:
     """Whether so few samples are equal that it does not matter where they are, such as short texts of the same words."""
-    return bool(len(contents) - len(np.unique(contents)) <= COINCIDENCES * len(contents))
+    return bool(len(contents) - len(np.unique(contents)) <= TOLERATED_SHARE * len(contents))
 
 
 def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
@@ -96,7 +96,7 @@ def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
     """
     sizes = np.unique(contents, return_counts=True)[1].astype(np.float64)
     equal, pairs = (sizes * (sizes - 1)).sum(), len(contents) * (len(contents) - 1)
-    return bool(len(contents) > FEWEST * len(sizes) or chance * pairs > CHANCE * equal)
+    return bool(len(contents) > MAX_MEAN_REPEATS * len(sizes) or chance * pairs > MAX_CHANCE_SHARE * equal)
 
 
 class Division:
@@ -192,11 +192,11 @@ def contradictions(
         names = sorted(label for label in written if label is not None)
         if len(names) > 1:
             count += 1
-            titles.append(f"{title(int(members[0]))} ({list_names(names, 3)})" if count <= SHOWN else "")
+            titles.append(f"{title(int(members[0]))} ({list_names(names, 3)})" if count <= MAX_LISTED_SAMPLES else "")
     if not titles:
         return []
     return [
-        f"{count:,} {sample_noun} occur with different labels, which no network can learn: {list_names(titles, SHOWN)}"
+        f"{count:,} {sample_noun} occur with different labels, which no network can learn: {list_names(titles, MAX_LISTED_SAMPLES)}"
     ]
 
 
@@ -215,7 +215,9 @@ def note_shared(
     both = np.flatnonzero(np.isin(other, training)).tolist()
     if not both:
         return []
-    titles = list_names([title(index) if number < SHOWN else "" for number, index in enumerate(both)], SHOWN)
+    titles = list_names(
+        [title(index) if number < MAX_LISTED_SAMPLES else "" for number, index in enumerate(both)], MAX_LISTED_SAMPLES
+    )
     return [
         f"{len(both):,} {name} are also in the {among} data: {titles} (of {len(other):,}; the same file or the same "
         "content, so the score says little about new ones)"

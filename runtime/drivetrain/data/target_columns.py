@@ -19,7 +19,7 @@ from drivetrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-FEW = 10
+MAX_CLASSES_OF_FEW_ROWS = 10
 """Up to this many distinct values are accepted as classes, whatever the number of rows."""
 
 
@@ -148,7 +148,7 @@ def classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
             "two classes or more",
             "add rows of another class",
         )
-    if len(names) > max(FEW, len(rows) / 2):
+    if len(names) > max(MAX_CLASSES_OF_FEW_ROWS, len(rows) / 2):
         raise DataError(
             f"{key}: {target.names[0]} has {len(names):,} different values in {len(rows):,} rows",
             "classes that repeat",

@@ -68,18 +68,18 @@ class BatchParts:
         return ids[rank_parts[0].start : rank_parts[-1].start + rank_parts[-1].samples]
 
 
-BITS = 48
+DIGEST_BITS = 48
 """Few enough for a float64."""
 _GAMMA, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def hash_samples(ids: npt.NDArray[np.int64]) -> float:
-    """The sum of the numbers of some samples, in any order; a whole number of BITS bits."""
+    """The sum of the numbers of some samples, in any order; a whole number of DIGEST_BITS bits."""
     # The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-    return float(int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64)) % 2**BITS)
+    return float(int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64)) % 2**DIGEST_BITS)
 
 
 def digest_batch(numbers: Sequence[float], *, shared: bool = True) -> str:
@@ -90,4 +90,4 @@ def digest_batch(numbers: Sequence[float], *, shared: bool = True) -> str:
         shared: whether each has computed its own samples, and not all of them the whole batch.
     """
     total = sum(map(int, numbers)) if shared else int(numbers[0])
-    return f"{total % 2**BITS:012x}"
+    return f"{total % 2**DIGEST_BITS:012x}"

@@ -21,7 +21,7 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.sharded_tensor import is_sharded
 from drivetrain.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
 
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 """Bytes; vectorized kernels are slower on gradients that start elsewhere."""
 
 
@@ -262,7 +262,7 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[_Bucket]:
             yield _Bucket(open_.pop(kind), size)
             slots, size = open_.setdefault(kind, []), 0
         slots.append(_Slot(p, size, torch.empty_like(p, device="meta").stride()))
-        step = ALIGNMENT // p.element_size()
+        step = ALIGNMENT_BYTES // p.element_size()
         sizes[kind] = size + -(-p.numel() // step) * step
     for kind, slots in open_.items():
         yield _Bucket(slots, sizes[kind])

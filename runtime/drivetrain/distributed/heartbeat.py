@@ -28,7 +28,7 @@ LOST_AFTER = 45.0
 SUSPECT_AFTER = 4 * SIGN_INTERVAL
 """Seconds without a sign that tell who is gone when a connection has broken."""
 ACTION = "run the same command again; it resumes from the last checkpoint; the log of that node says more"
-SLOWEST = 1e6
+MIN_BYTES_PER_SECOND = 1e6
 """Bytes a second below which an exchange stands still: LOST_AFTER is so much longer for what it carries."""
 LEAVE_TIMEOUT = 2 * SUSPECT_AFTER
 """Seconds for which rank 0 waits at the end until the others have left."""
@@ -184,7 +184,7 @@ class Heartbeat:
     def _waits_too_long(self) -> bool:
         """Whether the present collective has taken longer than any network that is worth training over."""
         since = self._waits_since
-        return since is not None and time.monotonic() - since > LOST_AFTER + self._travelling / SLOWEST
+        return since is not None and time.monotonic() - since > LOST_AFTER + self._travelling / MIN_BYTES_PER_SECOND
 
     def _stuck(self) -> str:
         """In rank 0: who was heard last, if all wait in a collective and nothing arrives; empty if one of them computes."""

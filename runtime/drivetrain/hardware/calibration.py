@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-BUSY = 0.15
+BUSY_SHARE = 0.15
 """Share of the time that the threads of the probes waited for a CPU from which on nothing is said about thread counts:
 a second thread that has to wait slows down every operation, and the neighbor may be gone tomorrow."""
-_NOTED = 0.05
+_NOTED_QUOTA_SHARE = 0.05
 """Share of the time from which on a quota is named as a cause."""
 
 
@@ -73,13 +73,13 @@ class Calibration:
     @property
     def is_busy(self) -> bool:
         """Whether other processes or the quota took too much of the CPUs to compare numbers of threads."""
-        return self.waited > BUSY
+        return self.waited > BUSY_SHARE
 
     @property
     def disturbance(self) -> str:
         """Why the probes waited: `other processes took 40% of the CPU time`, the quota was used up, or both."""
         other_processes = f"other processes took {self.waited - self.throttled:.0%} of the CPU time"
-        if self.throttled < _NOTED:
+        if self.throttled < _NOTED_QUOTA_SHARE:
             return other_processes
         quota = f"the CPU quota was used up for {self.throttled:.0%} of the time"
         return quota if self.throttled > self.waited / 2 else f"{quota}, and {other_processes}"

@@ -16,7 +16,7 @@ from drivetrain.system.version import VERSION
 
 SWITCH = "DRIVETRAIN_CALIBRATION"
 """The variable with which trainings neither calibrate nor use a calibration: `off`."""
-PROBES = 1
+PROBES_VERSION = 1
 """Version of the probes; with other probes a machine is calibrated again."""
 
 
@@ -25,7 +25,7 @@ def key(hardware: Hardware) -> str:
     cpu = hardware.cpu
     parts = [
         VERSION,
-        PROBES,
+        PROBES_VERSION,
         [cpu.model, cpu.architecture, cpu.flags, cpu.capped, cpu.cores, cpu.affinity, cpu.budget, cpu.quota],
         [[gpu.name, gpu.driver, gpu.mig] for gpu in hardware.gpus],
         asdict(hardware.torch) if hardware.torch else None,

@@ -40,7 +40,7 @@ _ARM_MODELS = {
     ("0x41", "0xd4f"): "Neoverse-V2",
     ("0x61", "0x000"): "Apple silicon in a virtual machine",
 }
-_NEARLY = 0.75
+_FAST_CORE_SHARE = 0.75
 """Cores from this share of the fastest one's capacity count as fast: some chips have one core that is a bit faster."""
 _CPUS = Path("sys/devices/system/cpu")
 _CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -166,7 +166,9 @@ def _cores(root: Path, allowed: frozenset[int]) -> int:
 def _fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
     """Physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
     capacities = {cpu: parse_number(read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
-    fast = frozenset(cpu for cpu, capacity in capacities.items() if capacity >= _NEARLY * max(capacities.values()))
+    fast = frozenset(
+        cpu for cpu, capacity in capacities.items() if capacity >= _FAST_CORE_SHARE * max(capacities.values())
+    )
     return None if fast == allowed else _cores(root, fast)
 
 

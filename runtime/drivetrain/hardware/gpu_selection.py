@@ -19,9 +19,9 @@ from drivetrain.system.units import format_bytes, parse_bytes
 
 GpuRequest = Literal["auto", "all", "none"] | Sequence[int]
 
-CONTEXT = 512 << 20
+CUDA_CONTEXT_BYTES = 512 << 20
 """Approximate bytes of GPU memory that CUDA itself needs before the first tensor."""
-UNUSED = 0.9
+UNUSED_MEMORY_SHARE = 0.9
 """Share of a GPU's memory that is free if nobody else computes on it; a desktop takes some."""
 
 
@@ -58,8 +58,8 @@ def _choose(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...],
 
 def _preference(gpu: Gpu) -> tuple[object, ...]:
     """What orders GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
-    unused = gpu.free >= UNUSED * gpu.memory
-    return gpu.free >= CONTEXT, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
+    unused = gpu.free >= UNUSED_MEMORY_SHARE * gpu.memory
+    return gpu.free >= CUDA_CONTEXT_BYTES, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
 
 
 def _select_numbers(hardware: Hardware, requested: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
@@ -135,9 +135,9 @@ def refuse_full(gpu: Gpu) -> None:
     Raises:
         DeviceError: if not even CUDA itself would fit.
     """
-    if gpu.free < CONTEXT:
+    if gpu.free < CUDA_CONTEXT_BYTES:
         raise DeviceError(
             f"{_list_gpus((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} free",
-            f"at least {format_bytes(CONTEXT)}, which CUDA itself needs, plus the memory of the training",
+            f"at least {format_bytes(CUDA_CONTEXT_BYTES)}, which CUDA itself needs, plus the memory of the training",
             "nvidia-smi lists the processes that use the rest: end them, or choose another GPU with limits.gpus",
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from drivetrain.models.saved_model import SavedModel
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-CLOSE = 1e-4
+MAX_DIFFERENCE = 1e-4
 """Largest difference that counts as agreement."""
 TRACED, TRIED = 3, (1, 5)
 """Samples in the export's example, and other batch sizes with which the file is tested."""
@@ -68,10 +68,10 @@ def export(request: ExportRequest) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         onnx_file.write(network, first, names, trained.preprocessing.get("max_length"), temporary)
         worst = onnx_file.difference(network, temporary, other_examples)
-        if worst > CLOSE:
+        if worst > MAX_DIFFERENCE:
             raise CheckpointError(
                 f"the outputs of {output} differ by {worst:.2g} from those of the network",
-                f"at most {CLOSE:g}",
+                f"at most {MAX_DIFFERENCE:g}",
                 "use the model with `drivetrain predict`, and report this network as a bug",
             )
         temporary.replace(output)

@@ -27,9 +27,9 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import plain
 
 NAME = "standard input"
-MOST = 256
+MAX_GROUP_RECORDS = 256
 """Largest number of records in a group."""
-WAIT = 0.1
+GROUP_SECONDS = 0.1
 """Seconds in which a group collects more records after its first."""
 _SEEN = "; a container can access only the project and the folders on the command line"
 _SEP = re.compile(rb'"?sep=.', re.IGNORECASE)
@@ -121,7 +121,9 @@ def whole(stream: BinaryIO, folder: Path) -> Path:
     return file
 
 
-def groups(records: Iterable[Record], most: int = MOST, wait: float = WAIT) -> Iterator[list[Record]]:
+def groups(
+    records: Iterable[Record], most: int = MAX_GROUP_RECORDS, wait: float = GROUP_SECONDS
+) -> Iterator[list[Record]]:
     """The records as they arrive.
 
     Raises:

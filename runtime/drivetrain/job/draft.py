@@ -11,9 +11,9 @@ import yaml
 
 from drivetrain.job.formatting import printable
 
-REASONS = 34
+REASON_COLUMN = 34
 """Column at which reasons start, if the value is not longer."""
-LONGEST = 200
+MAX_COMMENT_CHARACTERS = 200
 """Largest length of a comment line, in characters."""
 _PLAIN = re.compile(r"(\.{0,2}/)?[^\W\d][\w./-]*( [\w./-]+)*")
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
@@ -49,7 +49,7 @@ class Draft:
     def text(self, name: str, heading: Sequence[str]) -> str:
         """The YAML file, starting with `heading` as comments."""
         about = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
-        lines = [f"# {printable(line, LONGEST)}" for line in (*heading, *about)]
+        lines = [f"# {printable(line, MAX_COMMENT_CHARACTERS)}" for line in (*heading, *about)]
         lines += _lines([Entry("name", scalar(name)), Entry("task", self.task, self.reason)])
         lines += ["data:", *_lines(self.data, "  ")]
         lines += _lines([self.model] if self.model else [])
@@ -81,11 +81,11 @@ def _lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
     """Each key with its reason beside it, or above it if the value is long."""
     lines = []
     for entry in entries:
-        line, reason = f"{indent}{entry.key}: {entry.value}", printable(entry.reason, LONGEST)
+        line, reason = f"{indent}{entry.key}: {entry.value}", printable(entry.reason, MAX_COMMENT_CHARACTERS)
         if not reason:
             lines.append(line)
-        elif len(line) + 2 <= REASONS + 6 and len(reason) <= 100:
-            lines.append(f"{line:<{REASONS}}  # {reason}")
+        elif len(line) + 2 <= REASON_COLUMN + 6 and len(reason) <= 100:
+            lines.append(f"{line:<{REASON_COLUMN}}  # {reason}")
         else:
             lines += [f"{indent}# {reason}", line]
     return lines

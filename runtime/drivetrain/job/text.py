@@ -21,7 +21,7 @@ from drivetrain.system.spelling import plain
 
 Truncation = Literal["right", "left", "middle"]
 
-LENGTH = 4096
+MAX_TEXT_LENGTH = 4096
 """Largest `max_length`: the memory of attention grows with its square."""
 PART_TOKENS = 512
 """Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
@@ -89,7 +89,7 @@ class TextData(TableFileData):
         description="column that says which texts belong together, such as a user: a fraction for validation, or a fold, takes "
         "whole groups; a text without a group is one of its own",
     )
-    max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
+    max_length: Annotated[int, Field(ge=8, le=MAX_TEXT_LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
     truncation: Truncation = Field(

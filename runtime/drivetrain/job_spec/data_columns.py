@@ -24,7 +24,7 @@ from drivetrain.pretrained.earlier_run import EarlierModel
 
 Key = tuple[str, ...]
 TABLES = (TableJob, TextJob, SeriesJob)
-SHOWN = 30
+MAX_LISTED_COLUMNS = 30
 """Largest number of columns in a message."""
 
 
@@ -107,7 +107,7 @@ def _error(job: Job, missing: list[Missing]) -> DataError:
     )
 
 
-def list_names(names: Sequence[str], most: int = SHOWN) -> str:
+def list_names(names: Sequence[str], most: int = MAX_LISTED_COLUMNS) -> str:
     """`a, b, c` and how many more."""
     unlisted = len(names) - most
     return ", ".join(names[:most]) + (f" and {unlisted} more" if unlisted > 0 else "")

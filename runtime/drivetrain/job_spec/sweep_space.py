@@ -17,7 +17,7 @@ from drivetrain.job_spec.yaml_file import put_value
 
 FIXED = ("name", "task", "limits", "environment", "monitor", "checkpoint", "baselines", "sweep")
 """Sections that no trial changes: they decide nothing about the weights, or how all trials are compared."""
-SLACK = 1e-9
+STEP_TOLERANCE = 1e-9
 """Share of a step by which a range may miss a multiple of it, as 0.1 + 0.2 misses 0.3."""
 Check = Callable[[Document], Job]
 
@@ -116,7 +116,10 @@ def _of_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> Itera
         yield job.problem(
             (*key_path, "step"), "is set, and log is true", "one of them", "remove one, or list the values"
         )
-    elif step is not None and abs((high - low) / step - round((high - low) / step)) > SLACK * (high - low) / step:
+    elif (
+        step is not None
+        and abs((high - low) / step - round((high - low) / step)) > STEP_TOLERANCE * (high - low) / step
+    ):
         below = low + step * ((high - low) // step)
         yield job.problem(
             (*key_path, "high"),

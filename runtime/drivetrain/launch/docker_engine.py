@@ -14,7 +14,7 @@ from drivetrain.launch.project import PROJECT, image
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT, ENGINE, HOST
 
-TIMEOUT = 5
+ANSWER_SECONDS = 5
 """Timeout in seconds for answers of a local engine."""
 GROUP = "sudo usermod -aG docker $USER, then log in again"
 """The command that lets a user use the installed engine."""
@@ -36,7 +36,7 @@ def connect() -> Any:
     except ImportError:
         return EngineMissing("the docker package is not installed here", f"`{HOST}`")
     try:
-        client = docker.from_env(timeout=TIMEOUT)
+        client = docker.from_env(timeout=ANSWER_SECONDS)
         client.ping()
     except docker.errors.DockerException as error:
         return absent(str(error))

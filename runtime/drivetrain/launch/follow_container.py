@@ -81,7 +81,7 @@ def follow_size(container: Any) -> None:
         resize()
 
 
-SMALLEST = 384 << 20
+MIN_MEMORY_BYTES = 384 << 20
 """Bytes. With less, torch and the supervisor alone reach the limit, whatever the batch."""
 
 
@@ -161,10 +161,10 @@ def explain_end(code: int, attributes: Any) -> str:
         return ""
     if attributes["State"].get("OOMKilled"):
         limit = format_bytes(attributes["HostConfig"]["Memory"])
-        if attributes["HostConfig"]["Memory"] < SMALLEST:
+        if attributes["HostConfig"]["Memory"] < MIN_MEMORY_BYTES:
             return (
                 f"the container was killed because it reached its memory limit of {limit}\n"
-                f"  possible: at least {format_bytes(SMALLEST)}, of which the libraries take most\n"
+                f"  possible: at least {format_bytes(MIN_MEMORY_BYTES)}, of which the libraries take most\n"
                 "  do:       --set limits.memory=1g, or more for a large network, then run the same command again"
             )
         return (

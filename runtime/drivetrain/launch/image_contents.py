@@ -31,7 +31,7 @@ PACKAGES = (
 )
 """What the layers below the project's code are made of, for all architectures."""
 CODE = ("docker/sbom.py", "runtime/__main__.py", "runtime/drivetrain", "scripts/own-runs", "LICENSE")
-SHOWN = 3
+MAX_LISTED_FILES = 3
 
 
 def hashes(word: str, root: Path = PROJECT, parts: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:
@@ -67,8 +67,8 @@ def check_in_container(word: str, record: Path = RECORD, checkout: Path = CHECKO
 
 
 def _list_names(names: list[str]) -> str:
-    unlisted = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {unlisted} more" if unlisted > 0 else "")
+    unlisted = len(names) - MAX_LISTED_FILES
+    return ", ".join(names[:MAX_LISTED_FILES]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ from drivetrain.system.version import VERSION
 REGISTRY = "DRIVETRAIN_REGISTRY"
 """The environment variable that says where images are published; `none`: nowhere."""
 NAME = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
-TIMEOUT = 15
+ANSWER_SECONDS = 15
 """Timeout in seconds for the registry's answer; the pull itself may take long."""
 _OWNER = re.compile(r"github\.com[:/]([\w.-]+)/")
 
@@ -128,11 +128,11 @@ def _digest(engine: Any, image_name: str) -> str:
 
     import docker
 
-    usual, engine.api.timeout = engine.api.timeout, TIMEOUT
+    usual, engine.api.timeout = engine.api.timeout, ANSWER_SECONDS
     try:
         return str(engine.images.get_registry_data(image_name).id)
     except requests.exceptions.Timeout:
-        return f"no answer within {TIMEOUT} seconds"
+        return f"no answer within {ANSWER_SECONDS} seconds"
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         message = str(getattr(error, "explanation", None) or error)
         return "not published" if "unknown" in message or "denied" in message else message.splitlines()[-1][:150]

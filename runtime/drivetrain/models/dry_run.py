@@ -18,7 +18,7 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Batch, Dataset, Head, Split
 from drivetrain.data.loader.batches import fetch, in_order
 
-TRIED = 16
+TRIAL_SAMPLES = 16
 """Samples whose targets show how a loss is put together, if these are no classes."""
 
 CPU = torch.device("cpu")
@@ -74,8 +74,8 @@ def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
         return torch.arange(len(head.classes))
     split = dataset.train
     # An iterable is read from its beginning.
-    count = min(len(split), TRIED) if isinstance(split, StreamSplit) else len(split)
-    ids = np.linspace(0, count - 1, TRIED).astype(np.int64)
+    count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
+    ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
     if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
         flat = split.targets[head.name].flatten(1)
         ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])

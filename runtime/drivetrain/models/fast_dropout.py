@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-ENOUGH = 1 << 15
+MIN_ELEMENTS = 1 << 15
 """Elements; from this size on it is faster than torch's dropout."""
 LEVELS = 1 << 16
 """Each element uses 16 random bits, so the rate is rounded to 1/65536."""
@@ -41,7 +41,7 @@ def _plain(x: Tensor) -> bool:
         and not x.is_nested
         and x.is_floating_point()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and x.numel() >= ENOUGH
+        and x.numel() >= MIN_ELEMENTS
     )
 
 

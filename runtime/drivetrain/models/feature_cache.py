@@ -27,9 +27,9 @@ from drivetrain.models.frozen_split import CacheSaving, FrozenSplit
 from drivetrain.system import torch_errors
 from drivetrain.system.files import reserve
 
-TOKENS = 2048
+TOKENS_PER_GROUP = 2048
 """Tokens of a group, padding included."""
-NUMBER = 4
+FLOAT32_BYTES = 4
 """Bytes of a float32."""
 
 
@@ -163,7 +163,7 @@ def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
 def total(dataset: Dataset, saving: CacheSaving) -> int:
     """Bytes of all activations."""
     splits = (*[dataset.train] * max(1, dataset.views), dataset.validation)
-    return NUMBER * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
+    return FLOAT32_BYTES * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
 
 
 def keep(
@@ -258,7 +258,7 @@ def _groups(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
     order = np.argsort(lengths, kind="stable").astype(np.int64)
     cuts, first = [0], 0
     for position, number in enumerate(order.tolist()):
-        if position > first and (position + 1 - first) * lengths[number] > TOKENS:
+        if position > first and (position + 1 - first) * lengths[number] > TOKENS_PER_GROUP:
             cuts.append(position)
             first = position
     return [order[start:end] for start, end in pairwise([*cuts, len(order)])]
@@ -271,5 +271,5 @@ def _lengths(split: Any) -> npt.NDArray[np.int64]:
 def _file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Map an unlinked file, with its disk space allocated now: a disk that fills later would kill the process."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        reserve(file, NUMBER * prod(shape), folder)
+        reserve(file, FLOAT32_BYTES * prod(shape), folder)
         return np.memmap(file, np.float32, "r+", shape=shape)

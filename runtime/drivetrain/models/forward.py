@@ -27,11 +27,11 @@ def without_gradients(model: nn.Module) -> torch.no_grad | torch.inference_mode:
     return torch.no_grad() if has_own_layers(model) else torch.inference_mode()
 
 
-MOST = 1024
+MAX_BATCH_SIZE = 1024
 """Largest batch size."""
-ROOM = 4_000_000
+MAX_BATCH_VALUES = 4_000_000
 """Limit of input values per batch; activations take about a hundred times as much memory."""
-VECTOR = 256
+VALUES_PER_INDEX = 256
 """Values that a token or category counts as, since the network embeds it as a vector."""
 
 
@@ -70,6 +70,6 @@ def groups(split: Split, prepare: Preprocessing) -> Iterator[Ids]:
     ids = np.arange(len(split), dtype=np.int64)
     look = ids[:8]
     inputs = prepare(split.gather(look), look, None)
-    numbers = sum(prod(x.shape[1:]) * (1 if x.is_floating_point() else VECTOR) for x in inputs)
-    size = max(1, min(MOST, ROOM // max(1, numbers)))
+    numbers = sum(prod(x.shape[1:]) * (1 if x.is_floating_point() else VALUES_PER_INDEX) for x in inputs)
+    size = max(1, min(MAX_BATCH_SIZE, MAX_BATCH_VALUES // max(1, numbers)))
     return (ids[start : start + size] for start in range(0, len(ids), size))

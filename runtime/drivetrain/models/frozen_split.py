@@ -14,7 +14,7 @@ from drivetrain.data.dataset import Inputs
 from drivetrain.models.freeze import frozen_parts
 
 Outputs = Tensor | Mapping[str, Tensor]
-CLOSE = 1e-4
+MAX_SPLIT_DIFFERENCE = 1e-4
 """Largest difference between the split and the whole network, relative to its largest output; fp32 rounding."""
 
 
@@ -144,7 +144,7 @@ def _counting(model: nn.Module) -> Iterator[list[int]]:
 def _like_the_whole(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
     undivided, parts = (tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
     return all(
-        float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max()))
+        float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
         for one, two in zip(undivided, parts, strict=True)
     )
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from drivetrain.data.dataset import Dataset, Inputs
 from drivetrain.job.workload import CACHE_PAYS, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
-from drivetrain.models.frozen_split import CLOSE, CacheSaving, evaluating, tensors
+from drivetrain.models.frozen_split import MAX_SPLIT_DIFFERENCE, CacheSaving, evaluating, tensors
 from drivetrain.models.unfreezing import Unfreezing
 
 ALL_ALONG = Unfreezing()
@@ -177,7 +177,9 @@ def _texts(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _alike(network: Any, ids: Tensor, mask: Tensor) -> bool:
     pairs = zip(*(tensors(call(ids, mask)) for call in (network, network.packed)), strict=True)
-    return all(float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max())) for one, two in pairs)
+    return all(
+        float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max())) for one, two in pairs
+    )
 
 
 def _count_kept_bytes(network: Any, ids: Tensor, mask: Tensor) -> int:

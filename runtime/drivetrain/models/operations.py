@@ -15,7 +15,7 @@ from drivetrain.job.workload import format_flop
 from drivetrain.models.build import Model
 from drivetrain.models.networks import cnn
 
-_LESS = 0.5
+_NOTED_FLOP_SHARE = 0.5
 """The other stem is mentioned if it needs at most this share of the FLOPs."""
 
 
@@ -49,7 +49,11 @@ def stem_costs(network: Model) -> dict[str, object] | None:
     with torch.random.fork_rng(devices=[]):
         stem = cnn.stem(arguments["channels"], arguments["width"] or 64, small=False)
     theirs, ours = forward(module, arguments["image_size"], stem), forward(module, arguments["image_size"])
-    return {"name": arguments["name"], "small": 3 * ours, "large": 3 * theirs} if theirs <= _LESS * ours else None
+    return (
+        {"name": arguments["name"], "small": 3 * ours, "large": 3 * theirs}
+        if theirs <= _NOTED_FLOP_SHARE * ours
+        else None
+    )
 
 
 def _other(costs: dict[str, Any]) -> str:

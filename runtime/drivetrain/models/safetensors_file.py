@@ -60,7 +60,7 @@ _KINDS = {
     torch.float8_e5m2: "F8_E5M2",
 }
 """dtypes and their names in the format."""
-_ALIGNED = 8
+_ALIGNMENT_BYTES = 8
 """The header's length is a multiple of this many bytes."""
 
 
@@ -101,7 +101,7 @@ def pieces(tensors: Tensors) -> Iterator[memoryview]:
         start, end = end, end + value.numel() * value.element_size()
         header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for _, value in rows:
         flat = value.detach().to("cpu").contiguous().reshape(-1)

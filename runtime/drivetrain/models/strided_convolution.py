@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-NARROW = 16
+WIDE_ENOUGH_CHANNELS = 16
 """From this number of channels on (one AVX-512 register) the workspace is large enough."""
 
 
@@ -73,7 +73,7 @@ def _is_affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
     has_whole_output = isinstance(module, nn.Conv2d) or all(
         p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)
     )
-    return plain and has_whole_output and channels < NARROW and max(module.stride) > 1
+    return plain and has_whole_output and channels < WIDE_ENOUGH_CHANNELS and max(module.stride) > 1
 
 
 def _numbers(padding: Any) -> tuple[int, ...]:

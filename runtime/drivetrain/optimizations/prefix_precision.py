@@ -20,7 +20,7 @@ EFFECT = Effect.ROUNDING
 OFF = "fp32"
 Values = Literal["fp32", "bf16"]
 
-ENOUGH = 1e11
+MIN_FLOPS = 1e11
 """FLOPs over all samples, about a second on two cores. Below, there is nothing to gain, and networks this small can be
 slower in bf16.
 """
@@ -40,7 +40,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     unit = _unit(hardware)
     if unit is None:
         return Choice("fp32", "without bf16 matrix units it is often slower; used only if requested")
-    if workload is not None and workload.prefix_work * workload.prefix_bytes < ENOUGH:
+    if workload is not None and workload.prefix_work * workload.prefix_bytes < MIN_FLOPS:
         return Choice("fp32", "computing the cached features once takes too little time to matter")
     return Choice("bf16", f"{unit}; the cached features are computed once, without gradients")
 

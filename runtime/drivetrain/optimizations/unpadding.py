@@ -42,7 +42,7 @@ REDRAWS = True
 PACKED = "packed"
 Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
 
-ROW = 2048
+MAX_ROW_TOKENS = 2048
 """Largest number of tokens in a row on a CPU; beyond it the fixed cost of a forward pass hardly matters."""
 GPU_TOKENS = 65536
 """Tokens of a row or a micro-batch on a GPU, where only memory and the cost of a pass decide about its size."""
@@ -124,16 +124,19 @@ def pass_tokens(hardware: Hardware, workload: Workload | None) -> int:
 def row_tokens(job: Job, hardware: Hardware, workload: Workload) -> int:
     """Tokens of a row: on a GPU as many as half of the free memory holds."""
     if hardware.gpu is None or not workload.token_bytes:
-        return ROW
+        return MAX_ROW_TOKENS
     half = gradient_checkpointing.bytes_for_activations(job, hardware, workload) // 2
-    return min(GPU_TOKENS, max(ROW, half // workload.token_bytes))
+    return min(GPU_TOKENS, max(MAX_ROW_TOKENS, half // workload.token_bytes))
 
 
 def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
     """Why not, if rows might take more than half of the free memory; else None."""
     if workload is None:
         return None
-    need, spare = ROW * workload.token_bytes, gradient_checkpointing.bytes_for_activations(job, hardware, workload)
+    need, spare = (
+        MAX_ROW_TOKENS * workload.token_bytes,
+        gradient_checkpointing.bytes_for_activations(job, hardware, workload),
+    )
     return (
         f"one sequence needs up to {format_bytes(need)}, {format_bytes(max(0, spare))} available"
         if need > spare / 2

@@ -16,9 +16,9 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Optimization, Value
 
-MARGIN = 1.05
+MIN_SPEEDUP = 1.05
 """Speedup that a value needs, beside a spread that excludes a tie."""
-BAD = 0.8
+HOPELESS_SPEEDUP = 0.8
 """A value whose probe is at most this fast, compared with the present one, is not measured by `measure: auto`."""
 
 
@@ -54,7 +54,7 @@ def verdict(
     comparison = next(
         (text for value in (best, rival) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
     )
-    clear = spreads[best][0] > spreads[rival][2] and spreads[best][1] >= MARGIN * spreads[rival][1]
+    clear = spreads[best][0] > spreads[rival][2] and spreads[best][1] >= MIN_SPEEDUP * spreads[rival][1]
     return Verdict(best if clear else None, comparison if clear else f"no clear difference: {comparison}")
 
 
@@ -75,7 +75,7 @@ def is_hopeless(
     if calibration is None or job.optimize.get("measure") == "full":
         return None
     spreads = _spreads(optimization, job, hardware, workload)
-    if value not in spreads or present not in spreads or spreads[value][2] > BAD * spreads[present][0]:
+    if value not in spreads or present not in spreads or spreads[value][2] > HOPELESS_SPEEDUP * spreads[present][0]:
         return None
     ratio = spreads[value][1] / spreads[present][1]
     return f"calibrated {ratio:.2f}x {_format_value(present)} on {calibration.date}"

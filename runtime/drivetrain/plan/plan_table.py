@@ -19,7 +19,7 @@ from drivetrain.plan import calibrated
 from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.system.units import format_bytes
 
-WIDE = 96
+WIDE_COLUMNS = 96
 """Columns from which on the reasons have a column of their own."""
 
 
@@ -101,7 +101,7 @@ class _Rows:
     decisions: Sequence[Decision]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= WIDE:
+        if options.max_width >= WIDE_COLUMNS:
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
             for title in ("setting", "value", "source", "effect", "reason"):
                 table.add_column(title, no_wrap=title != "reason", overflow="fold")

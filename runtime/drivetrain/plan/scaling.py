@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from drivetrain.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
 from drivetrain.system.units import format_rate
 
-WIRE = 0.94
+WIRE_SHARE = 0.94
 """Share of a link's rate that gradients get: 25 MB took 423 ms at 500 Mbit/s."""
-HIDDEN = 0.5
+HIDDEN_SHARE = 0.5
 """Share of the forward and the backward pass behind which the exchange hides: 0.44 and 0.51 were measured."""
-SUMMED = 0.5e9
+SUMMED_BYTES_PER_SECOND = 0.5e9
 """Bytes a second that one CPU sums and copies where the link is faster: 25 MB took 50 ms."""
-LATENCY = 50e-6
+TCP_LATENCY_SECONDS = 50e-6
 """Seconds that a message takes from one process to the next through TCP: assumed."""
-FABRIC = 10e-6
+FABRIC_LATENCY_SECONDS = 10e-6
 """Seconds from one GPU to one on another node: assumed."""
-NVLINK = 300e9
+NVLINK_BYTES_PER_SECOND = 300e9
 """Bytes a second that a GPU sends to others of its node: assumed, two thirds of what the data sheet of the H100 says."""
-BLOCKS = 32
+ASSUMED_BLOCKS = 32
 """Parts of a network with divided weights that are gathered one after another: assumed, as many as a large one has layers."""
-STATE = 16
+BYTES_PER_PARAMETER = 16
 """Bytes of a trained parameter with AdamW in fp32: weight, gradient and two moments."""
-GOOD = 0.9
+GOOD_EFFICIENCY = 0.9
 """The efficiency that `needed_link` is for."""
-PAYS = 1.1
+WORTHWHILE_SPEEDUP = 1.1
 """How many times as fast as one machine several have to be before they are worth it."""
 
 
@@ -90,19 +90,19 @@ class Scaling:
     def _rounds(self) -> int:
         """Collectives of a step that carry gradients or weights."""
         bucket = BUCKET_BYTES if self.on_cpu else GPU_BUCKET_BYTES
-        return 3 * BLOCKS if self.sharded else max(1, math.ceil(self._size / bucket))
+        return 3 * ASSUMED_BLOCKS if self.sharded else max(1, math.ceil(self._size / bucket))
 
     @property
     def _delay(self) -> float:
         """Seconds that a collective takes for an empty message: a ring on CPUs, a tree over the nodes of GPUs."""
         if self.on_cpu:
-            return 2 * (self.processes - 1) * LATENCY
-        return 2 * math.ceil(math.log2(self.nodes)) * FABRIC
+            return 2 * (self.processes - 1) * TCP_LATENCY_SECONDS
+        return 2 * math.ceil(math.log2(self.nodes)) * FABRIC_LATENCY_SECONDS
 
     @property
     def agreeing(self) -> float:
         """Seconds of the small collective with which all agree on a step, a ring of processors also among GPUs."""
-        return (self.processes - 1) * LATENCY
+        return (self.processes - 1) * TCP_LATENCY_SECONDS
 
     @property
     def held(self) -> float:
@@ -111,7 +111,7 @@ class Scaling:
 
     def _traveling(self, size: float, link: float) -> float:
         """Seconds that so many bytes take between the nodes, or between the GPUs of one."""
-        return size / NVLINK if self.nodes == 1 else size * 8 / (WIRE * link)
+        return size / NVLINK_BYTES_PER_SECOND if self.nodes == 1 else size * 8 / (WIRE_SHARE * link)
 
     @property
     def computing(self) -> float:
@@ -130,12 +130,12 @@ class Scaling:
             return self.summing + self.agreeing
         transfer_seconds = self._traveling(self.sent, link) + self._rounds * self._delay
         last = self._traveling(self.sent / self._rounds, link) + self._delay
-        return max(transfer_seconds - HIDDEN * self.computing, last, self.summing) + self.agreeing
+        return max(transfer_seconds - HIDDEN_SHARE * self.computing, last, self.summing) + self.agreeing
 
     @property
     def summing(self) -> float:
         """Seconds in which the processors of a process sum gradients."""
-        return self.sent / SUMMED if self.on_cpu and self.processes > 1 else 0.0
+        return self.sent / SUMMED_BYTES_PER_SECOND if self.on_cpu and self.processes > 1 else 0.0
 
     def step(self, link: float) -> float:
         """Seconds of a step."""
@@ -146,13 +146,13 @@ class Scaling:
         return self.one.step / self.processes / self.step(link)
 
     def needed_link(self) -> float | None:
-        """Bits a second from which on the efficiency is GOOD; None if no link gives that."""
-        room = self.one.step / self.processes / GOOD - self.computing - self.updating - self.agreeing
-        early = room + HIDDEN * self.computing - self._rounds * self._delay
+        """Bits a second from which on the efficiency is GOOD_EFFICIENCY; None if no link gives that."""
+        room = self.one.step / self.processes / GOOD_EFFICIENCY - self.computing - self.updating - self.agreeing
+        early = room + HIDDEN_SHARE * self.computing - self._rounds * self._delay
         after_last = room - self._delay
         if min(room - self.summing, early, after_last) <= 0:
             return None
-        total_bits = self.sent * 8 / WIRE
+        total_bits = self.sent * 8 / WIRE_SHARE
         return max(total_bits / early, total_bits / self._rounds / after_last)
 
     @property
@@ -188,12 +188,12 @@ def lines(scaling: Scaling, link: float | None, room: int | None = None) -> Iter
     needed = scaling.needed_link()
     if needed is None:
         limit = f"{duration(scaling.summing)} to sum and {duration(scaling.updating)} to update, beside {duration(scaling.computing)} to compute"
-        yield f"  link      none gives {GOOD:.0%} of {scaling.processes} times the speed: {limit}"
+        yield f"  link      none gives {GOOD_EFFICIENCY:.0%} of {scaling.processes} times the speed: {limit}"
     else:
-        yield f"  link      {format_rate(needed)} gives {GOOD:.0%} of {scaling.processes} times the speed"
+        yield f"  link      {format_rate(needed)} gives {GOOD_EFFICIENCY:.0%} of {scaling.processes} times the speed"
     if link is not None:
         gain = one.step / scaling.step(link)
-        verdict = "" if gain >= PAYS else ": it does not pay"
+        verdict = "" if gain >= WORTHWHILE_SPEEDUP else ": it does not pay"
         yield (
             f"  expected  {duration(scaling.step(link))} a step at {format_rate(link)}, {duration(scaling.waiting(link))} of it waiting: "
             f"{gain:.2g} times as fast as one process, {scaling.efficiency(link):.0%} efficient{verdict}"

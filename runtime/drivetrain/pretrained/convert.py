@@ -18,7 +18,7 @@ from drivetrain.system.files import storage_error
 
 NAME = "model.safetensors"
 """The file name that libraries look for in a folder."""
-PATIENCE = 900
+CHILD_TIMEOUT_SECONDS = 900
 """Timeout of the child process in seconds."""
 
 
@@ -88,9 +88,11 @@ def _read_apart(file: Path, out: Path) -> dict[str, Any]:
     ]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=CHILD_TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise _failure_error(file, f"took more than {PATIENCE} seconds") from None
+        raise _failure_error(file, f"took more than {CHILD_TIMEOUT_SECONDS} seconds") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         end = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"

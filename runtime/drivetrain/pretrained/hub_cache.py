@@ -27,7 +27,7 @@ from drivetrain.system.files import make_folder, read_json, sync_folder, write_j
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
-ABANDONED = 7 * 86_400.0
+ABANDONED_SECONDS = 7 * 86_400.0
 """Seconds after which an incomplete file counts as abandoned, as those of a revision that has moved on."""
 _LOCK = ".drivetrain.lock"
 
@@ -171,7 +171,7 @@ class Repository:
         for part in self.blobs.glob(f"*{PART}"):
             with contextlib.suppress(OSError):  # what cannot be removed is no reason to end
                 status = part.stat()
-                if time.time() - status.st_mtime > ABANDONED:
+                if time.time() - status.st_mtime > ABANDONED_SECONDS:
                     part.unlink()
                     removed += status.st_size
         return removed

@@ -26,11 +26,11 @@ from drivetrain.system.files import parse_json
 from drivetrain.system.secrets import mask
 from drivetrain.system.version import VERSION
 
-PATIENCE = 10.0
+READ_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for the hub's next byte."""
-PAUSE = 1.0
+FIRST_PAUSE_SECONDS = 1.0
 """Seconds before the second attempt; each further one waits twice as long."""
-ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 """Attempts at a hub that answers with an error of its own."""
 LONGEST_WAIT = 300.0
 """Seconds that the hub may make us wait in all."""
@@ -113,10 +113,10 @@ class Connection:
             HubError: if the hub refuses, or cannot be reached.
         """
         last, reason = start + count - 1, ""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                self.say(f"hub: {reason}; next attempt in {PAUSE * 2 ** (attempt - 1):,.0f} s")
-                time.sleep(PAUSE * 2 ** (attempt - 1))
+                self.say(f"hub: {reason}; next attempt in {FIRST_PAUSE_SECONDS * 2 ** (attempt - 1):,.0f} s")
+                time.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
             with self.open(url, start=start, last=last) as answer:
                 if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-{last}/"):
                     return None
@@ -149,7 +149,7 @@ class Connection:
         while True:
             attempt += 1
             try:
-                answer: HTTPResponse = self.opener.open(request, timeout=PATIENCE)
+                answer: HTTPResponse = self.opener.open(request, timeout=READ_TIMEOUT_SECONDS)
                 return answer
             except HTTPError as error:
                 with error:
@@ -163,7 +163,7 @@ class Connection:
             except (OSError, HTTPException) as error:
                 if attempt == 2:
                     raise unreachable(self.endpoint, error) from None
-                pause, reason = PAUSE, _reason(error)
+                pause, reason = FIRST_PAUSE_SECONDS, _reason(error)
             waited += pause
             self.say(f"hub: {reason}; next attempt in {pause:,.0f} s")
             time.sleep(pause)
@@ -215,9 +215,9 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
 
 def _pause(status: int, headers: Message, attempt: int) -> float | None:
     """Seconds until the next attempt; None if there is none."""
-    if status not in _BUSY or (status != 429 and attempt == ATTEMPTS):
+    if status not in _BUSY or (status != 429 and attempt == MAX_ATTEMPTS):
         return None
-    return max(read_retry_after(headers) or 0.0, PAUSE * 2.0 ** min(attempt - 1, 6))
+    return max(read_retry_after(headers) or 0.0, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 6))
 
 
 def read_retry_after(headers: Message) -> float | None:
@@ -253,6 +253,6 @@ def unreachable(endpoint: str, error: Exception) -> HubError:
 
 def _reason(cause: object) -> str:
     if isinstance(cause, TimeoutError):
-        return f"no answer within {PATIENCE:g} s"
+        return f"no answer within {READ_TIMEOUT_SECONDS:g} s"
     text = str(getattr(cause, "strerror", None) or cause).strip() or type(cause).__name__
     return mask(text.splitlines()[0][:200])

@@ -28,7 +28,7 @@ SPLITS = {
 }
 CONVERTED = "refs/convert/parquet"
 """The branch on which the hub keeps datasets as Parquet: CONFIG/SPLIT/0000.parquet."""
-SHOWN = 6
+MAX_LISTED_FILES = 6
 _WORDS = re.compile(r"[-._ 0-9/]+")
 _MERGE = re.compile(r"<<['\"]?\s*:")
 _HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
@@ -110,10 +110,10 @@ def _read_configured(paths: Sequence[str], readme: str, dataset: DatasetName) ->
 
 def _several(configs: Mapping[str, Files], dataset: DatasetName, hint: str) -> HubError:
     lines = []
-    for name, files in list(configs.items())[:SHOWN]:
+    for name, files in list(configs.items())[:MAX_LISTED_FILES]:
         first = {split: dataset.at(split_files[0]) for split, split_files in files.items() if split_files}
         lines.append(f"\n            {name}: " + ", ".join(f"{split}: {path}" for split, path in first.items()))
-    unlisted = len(configs) - SHOWN
+    unlisted = len(configs) - MAX_LISTED_FILES
     return HubError(
         f"has {len(configs)} configurations: {_list_names(list(configs))}{hint}",
         "one of them",
@@ -154,7 +154,7 @@ def _by_name(inside: Sequence[str], start: str, dataset: DatasetName, *, images:
     if dataset.revision == CONVERTED and not dataset.path:
         names = sorted({path.split("/")[0] for path in inside if path.count("/") > 1})
         if len(names) > 1:
-            examples = ", ".join(dataset.at(name) for name in names[:SHOWN])
+            examples = ", ".join(dataset.at(name) for name in names[:MAX_LISTED_FILES])
             raise HubError(
                 f"has {len(names)} configurations: {_list_names(names)}",
                 "one of them",
@@ -232,5 +232,5 @@ def _one_format(by_split: Files, dataset: DatasetName, *, images: bool) -> Files
 
 
 def _list_names(names: Sequence[str]) -> str:
-    unlisted = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {unlisted} more" if unlisted > 0 else "")
+    unlisted = len(names) - MAX_LISTED_FILES
+    return ", ".join(names[:MAX_LISTED_FILES]) + (f" and {unlisted} more" if unlisted > 0 else "")

@@ -19,12 +19,12 @@ from drivetrain.system.files import storage_error, sync_folder
 
 PART = ".part"
 """Ending of a file that is not complete; the next process resumes it."""
-EVERY = 5.0
+PROGRESS_SECONDS = 5.0
 """Seconds between two lines of progress."""
-STALLS = 4
+MAX_STALLED_ATTEMPTS = 4
 """Attempts in a row that bring no byte, after which a download ends."""
-_CHUNK = 1 << 18
-_SPARE = 64 << 20
+_CHUNK_BYTES = 1 << 18
+_SPARE_BYTES = 64 << 20
 """Bytes that stay free on the disk."""
 
 
@@ -46,7 +46,7 @@ class HubFile:
             if len(self.hash) == 64:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.hash
             digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
             return digest.hexdigest() == self.hash
 
@@ -68,7 +68,7 @@ class Progress:
         self.done += count
         self._received += count * received
         now = time.monotonic()
-        if now - self._told < EVERY or self.done >= self.total:
+        if now - self._told < PROGRESS_SECONDS or self.done >= self.total:
             return
         self._told = now
         rate = max(1.0, self._received / (now - self._begun))
@@ -133,7 +133,7 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
 def _check_space(part: Path, file: HubFile) -> None:
     have = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
-    if file.size - have + _SPARE > free:
+    if file.size - have + _SPARE_BYTES > free:
         raise StorageError(
             f"{part.parent}: {file.name} needs {(file.size - have) / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free",
             "a folder with free space",
@@ -156,14 +156,14 @@ def _receive_all(connection: Connection, url: str, file: HubFile, part: Path, pr
         if have == file.size:
             return
         amount = f"{have / 1e6:,.1f} of {file.size / 1e6:,.1f} MB"
-        if stalls == STALLS:
+        if stalls == MAX_STALLED_ATTEMPTS:
             raise HubError(
                 f"{file.name} ends after {amount}: {reason}",
                 "the whole file",
                 "call the same command again: it resumes there; if it ends there again, check the proxy or mirror",
             )
         connection.say(f"hub: {file.name} was cut after {amount}: {reason}; resuming")
-        time.sleep(hub_connection.PAUSE * 2**stalls)
+        time.sleep(hub_connection.FIRST_PAUSE_SECONDS * 2**stalls)
 
 
 def _receive_some(
@@ -200,7 +200,7 @@ def _append(answer: HTTPResponse, part: Path, size: int, progress: Progress) -> 
     with part.open("ab") as file:
         while (room := size + 1 - file.tell()) > 0:
             try:
-                chunk = answer.read1(min(_CHUNK, room))
+                chunk = answer.read1(min(_CHUNK_BYTES, room))
             except (OSError, HTTPException) as error:
                 return str(error) or type(error).__name__
             if not chunk:

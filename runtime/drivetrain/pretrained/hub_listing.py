@@ -11,7 +11,7 @@ from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_download import HubFile
 from drivetrain.pretrained.hub_error import HubError
 
-_PAGES = 200
+_MAX_PAGES = 200
 """Largest number of pages of a list."""
 
 
@@ -36,7 +36,7 @@ def files(connection: Connection, name: str, commit: str, *, nested: bool = Fals
     """
     listed: list[HubFile] = []
     path = f"{_repository(connection, name)}/tree/{commit}{'?recursive=true' if nested else ''}"
-    for _ in range(_PAGES):
+    for _ in range(_MAX_PAGES):
         rows, path = connection.json(path)
         if not isinstance(rows, list):
             raise _strange(connection, "no list of files")

@@ -26,9 +26,9 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 """Keys under which training scripts store a network beside other things."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """Prefixes that wrappers of a network add to every name."""
-SECONDS = 600
+MAX_CPU_SECONDS = 600
 """CPU seconds."""
-MEMORY = 2 << 30
+SPARE_MEMORY_BYTES = 2 << 30
 """Bytes of memory beyond what the file needs."""
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system")
@@ -72,8 +72,8 @@ def _no_programs() -> None:
 def _limit(size: int) -> None:
     now = psutil.Process().memory_info().vms
     for kind, most in (
-        (resource.RLIMIT_AS, now + 3 * size + MEMORY),
-        (resource.RLIMIT_CPU, SECONDS),
+        (resource.RLIMIT_AS, now + 3 * size + SPARE_MEMORY_BYTES),
+        (resource.RLIMIT_CPU, MAX_CPU_SECONDS),
         (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),

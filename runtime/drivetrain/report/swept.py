@@ -21,7 +21,7 @@ State = Literal["done", "ended early", "failed"]
 KINDS = (("ended early", Tone.QUIET), ("done", Tone.PLAIN), ("best", Tone.GOOD))
 MIN_CORRELATED_TRIALS = 5
 """Finished trials from which a rank correlation is shown."""
-WIDE = 50
+LOGARITHMIC_RATIO = 50
 """Ratio of the largest to the smallest value from which the metric is drawn on a logarithmic scale."""
 
 
@@ -191,7 +191,7 @@ def _plots(result: SweepResult) -> Iterator[Scatter]:
     ys = [trial.value for trial in shown_trials if trial.value is not None]
     if len(ys) < 2:
         return
-    wide = min(ys) > 0 and max(ys) > WIDE * min(ys)
+    wide = min(ys) > 0 and max(ys) > LOGARITHMIC_RATIO * min(ys)
     kinds = tuple(kind for kind in KINDS if any(_kind(result, trial) == kind[0] for trial in shown_trials))
     title = f"{format_json(result.metric)}{' (log scale)' if wide else ''}"
 

@@ -21,7 +21,7 @@ from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble, translate
 from drivetrain.system.installation import STORAGE
 
-PART = 8 << 20
+PART_BYTES = 8 << 20
 """Bytes of one request of a longer upload, and of one piece of a download."""
 AT_ONCE = 4
 """Requests of one upload side by side."""
@@ -103,7 +103,9 @@ class ObjectStore:
 
     def stream(self, name: str) -> Iterator[bytes]:
         """The content of an object in pieces; a connection that is cut is taken up again where it ended."""
-        pieces = self._ask("read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART)))
+        pieces = self._ask(
+            "read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART_BYTES))
+        )
         while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
 
@@ -183,8 +185,8 @@ class ObjectStore:
             OSError: if the file cannot be read.
         """
         with path.open("rb") as file:
-            first = file.read(PART)
-            if len(first) < PART:
+            first = file.read(PART_BYTES)
+            if len(first) < PART_BYTES:
                 self.put(name, first)
                 return
 
@@ -193,12 +195,12 @@ class ObjectStore:
                 while part:
                     yield part
                     moved()
-                    part = file.read(PART)
+                    part = file.read(PART_BYTES)
 
             self._ask(
                 "write",
                 name,
-                lambda: _client().put(self._store, name, parts(), chunk_size=PART, max_concurrency=AT_ONCE),
+                lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
             )
 
     def create(self, name: str, content: bytes) -> str | None:

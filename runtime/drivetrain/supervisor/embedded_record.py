@@ -31,7 +31,7 @@ from drivetrain.training.user_parts import UserParts, group_settings
 FILE = "objects.json"
 MAX_LISTED_DIFFERENCES = 5
 """Differences that are listed."""
-LARGEST = 16 << 20
+MAX_HASHED_BYTES = 16 << 20
 """Bytes of an array that is hashed as a whole; of a larger one, the first and the last ones."""
 MAX_OBJECTS = 200_000
 """Objects inside of one attribute that are looked at."""
@@ -282,8 +282,8 @@ class _Digest:
             self._add_all(array.tolist())
             return
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-        half = LARGEST // 2
-        for part in (content,) if content.size <= LARGEST else (content[:half], content[-half:]):
+        half = MAX_HASHED_BYTES // 2
+        for part in (content,) if content.size <= MAX_HASHED_BYTES else (content[:half], content[-half:]):
             self.hash.update(part.tobytes())
 
     def _write(self, kind: str, text: str) -> None:

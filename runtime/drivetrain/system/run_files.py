@@ -24,9 +24,9 @@ STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.j
 
 POSSIBLE = "regular files and folders: in a run folder no link is followed"
 ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
-LARGEST = 256 << 20
+MAX_FILE_BYTES = 256 << 20
 """Bytes of a file that is read as a whole; one with holes can say that it is larger than any memory."""
-LONGEST = 16 << 20
+MAX_LINE_LENGTH = 16 << 20
 """Characters or bytes of a line."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,7 +127,7 @@ class RunFiles:
         """The content of a file.
 
         Raises:
-            OSError: as `open`; EFBIG if it has more than LARGEST bytes.
+            OSError: as `open`; EFBIG if it has more than MAX_FILE_BYTES bytes.
         """
         with self.open(name, "rb") as file:
             return bytes(_whole(file))
@@ -188,21 +188,21 @@ def _whole(file: IO[Any]) -> Any:
     """The content of an open file.
 
     Raises:
-        OSError: EFBIG if it has more than LARGEST bytes.
+        OSError: EFBIG if it has more than MAX_FILE_BYTES bytes.
     """
-    if os.fstat(file.fileno()).st_size > LARGEST:
+    if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
-    return file.read(LARGEST)  # it may have grown
+    return file.read(MAX_FILE_BYTES)  # it may have grown
 
 
 def lines(file: IO[Any]) -> Iterator[Any]:
     """The lines of an open file, one at a time.
 
     Raises:
-        OSError: EFBIG for a line of LONGEST characters or bytes, such as the zeros of a hole.
+        OSError: EFBIG for a line of MAX_LINE_LENGTH characters or bytes, such as the zeros of a hole.
     """
-    while line := file.readline(LONGEST):
-        if len(line) == LONGEST:
+    while line := file.readline(MAX_LINE_LENGTH):
+        if len(line) == MAX_LINE_LENGTH:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
         yield line
 

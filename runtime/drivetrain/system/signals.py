@@ -27,7 +27,7 @@ SCHEDULED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 WATCHED = (*REPEATED, signal.SIGHUP, *SCHEDULED)
 IGNORED = frozenset(number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN)
 """Our starter ignores these, as `nohup` and a shell's `&` do: they stay without effect, also in our children."""
-TOGETHER = 0.3
+SIGNAL_GROUP_SECONDS = 0.3
 """Seconds in which signals count as one: who ends a session or a service sends them to every process, us and our starter."""
 AT_ONCE = tuple(128 + number for number in REPEATED)
 """Exit codes after a second signal."""
@@ -86,7 +86,7 @@ class Signals:
         if number in REPEATED:
             now = time.monotonic()
             self.first = self.first or now
-            if now - self.first > TOGETHER and not (self.scheduled and number == signal.SIGTERM):
+            if now - self.first > SIGNAL_GROUP_SECONDS and not (self.scheduled and number == signal.SIGTERM):
                 self._end_at_once(number)
         if self.received is None:
             self.received = NOTICE if number == POLLED else signal_name(number)

@@ -17,7 +17,7 @@ SWEEPS, POLITE = 30, 10
 """Number of 0.1 s rounds that look for new children; how many of them send SIGTERM (rather than SIGKILL)."""
 
 
-AGAIN = 30.0
+NEXT_ALARM_SECONDS = 30.0
 """Seconds until the next alarm: Python drops an exception that is raised in a destructor."""
 
 
@@ -45,7 +45,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     unrelated = set(psutil.Process().children(recursive=True))
     before = signal.signal(signal.SIGALRM, raise_timeout)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    signal.setitimer(signal.ITIMER_REAL, seconds, NEXT_ALARM_SECONDS)
     try:
         yield
     finally:

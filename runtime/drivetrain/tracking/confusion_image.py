@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from drivetrain.tracking.tensorboard import PngImage, Shown
 
-NAMED = 20
+MAX_NAMED_CLASSES = 20
 """Up to this many classes, names and counts are shown."""
 
 
@@ -27,16 +27,16 @@ def pictures(counts: Mapping[str, Any]) -> dict[str, Shown]:
 def draw(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngImage:
     """Draw a confusion matrix with true classes by row; the color is the share among the row's samples."""
     count = len(classes)
-    cell = max(24, 340 // count) if count <= NAMED else max(2, 640 // count)
+    cell = max(24, 340 // count) if count <= MAX_NAMED_CLASSES else max(2, 640 // count)
     font = ImageFont.load_default(max(10, min(16, cell // 2)))
-    names = [name[:14] for name in classes] if count <= NAMED else [""]
+    names = [name[:14] for name in classes] if count <= MAX_NAMED_CLASSES else [""]
     margin_left = round(max(font.getlength(name) for name in names)) + 12
     sheet = Image.new("RGB", (margin_left + cell * count + 8, cell * count + 32), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((6, 4), "rows: true class, columns: predicted class", fill="black", font=font)
     for i, row in enumerate(matrix):
         middle = 26 + i * cell + cell // 2
-        if count <= NAMED:
+        if count <= MAX_NAMED_CLASSES:
             draw.text((6, middle), names[i], fill="black", font=font, anchor="lm")
         for j, value in enumerate(row):
             # The square root makes rare mistakes visible.
@@ -44,7 +44,7 @@ def draw(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngImage:
             full = (31, 119, 180) if i == j else (214, 70, 40)
             box = (margin_left + j * cell, 26 + i * cell, margin_left + (j + 1) * cell - 1, 26 + (i + 1) * cell - 1)
             draw.rectangle(box, fill=tuple(round(255 - strength * (255 - colour)) for colour in full))
-            if count <= NAMED and value:
+            if count <= MAX_NAMED_CLASSES and value:
                 ink = "white" if strength > 0.6 else "black"
                 draw.text((margin_left + j * cell + cell // 2, middle), f"{value}", fill=ink, font=font, anchor="mm")
     return PngImage.of(sheet)

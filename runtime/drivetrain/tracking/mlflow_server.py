@@ -26,7 +26,7 @@ VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKI
 """From which MLflow's own client takes the same."""
 REQUEST_TIMEOUT = 10.0
 """Seconds to wait for an answer."""
-LARGEST = 8 << 20
+MAX_ANSWER_BYTES = 8 << 20
 """Bytes of an answer."""
 _PASSING = (408, 425, 429)
 
@@ -83,8 +83,8 @@ class MlflowServer:
             request.add_header("Authorization", self.authorization)
         try:
             with self.opener.open(request, timeout=self._patience()) as answer:
-                content: bytes = answer.read(LARGEST + 1)
-                if len(content) > LARGEST:
+                content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+                if len(content) > MAX_ANSWER_BYTES:
                     raise self.stranger()
                 return content
         except HTTPError as error:

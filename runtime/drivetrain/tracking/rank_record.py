@@ -15,7 +15,7 @@ from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import RunFiles
 
 FILE = "ranks.json"
-SLOWER = 1.15
+NOTED_SLOWDOWN = 1.15
 """So many times slower than the others is worth a word; less is noise."""
 
 
@@ -71,7 +71,7 @@ def slowest(records: Sequence[RankRecord]) -> RankRecord | None:
     if len(records) < 2 or not all(record.samples > 0 for record in records):
         return None
     last = min(records, key=lambda record: record.speed)
-    return last if usual_speed(records, last) > SLOWER * last.speed else None
+    return last if usual_speed(records, last) > NOTED_SLOWDOWN * last.speed else None
 
 
 def usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float:

@@ -44,7 +44,7 @@ FILES = (
 """Of a run folder; its weights stay there."""
 MIN_NUMBERS = 50
 """Numbers of a request that are sent to a server, however slow it is."""
-QUICK = 1.0
+QUICK_REQUEST_SECONDS = 1.0
 """Seconds of a request after which the next may have twice as many."""
 OTHER = ("step", "epoch", "batch")
 """Of a row of metrics.jsonl, what is no metric."""
@@ -136,7 +136,7 @@ class RunTracker:
                 # A server that takes longer for so many than we wait for an answer would never get further.
                 self.most = max(MIN_NUMBERS, self.most // 2)
             raise
-        if time.monotonic() - begun < QUICK:
+        if time.monotonic() - begun < QUICK_REQUEST_SECONDS:
             self.most = min(self.tracker.most, 2 * self.most)
 
     def finish(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FLUSH_EVERY = 2.0
 """Seconds until a written event must be on disk."""
-GATHER = 0.5
+GATHER_SECONDS = 0.5
 """Seconds over which events are collected; each wake-up of the thread takes the CPU and the GIL from a step."""
 _POLYNOMIAL = 0x82F63B78
 _MASK = 0xA282EAD8
@@ -110,7 +110,7 @@ class TensorBoardWriter:
 
     def _next(self, file: Any) -> Item | None:
         if self.queue.empty():
-            self.closing.wait(GATHER)
+            self.closing.wait(GATHER_SECONDS)
         try:
             return self.queue.get(timeout=FLUSH_EVERY)
         except queue.Empty:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from drivetrain.tracking.tensorboard import PngImage
 
-SMALLEST = 96
+MIN_SIDE_PIXELS = 96
 """Pixels; smaller images are enlarged to this side."""
 
 
@@ -21,7 +21,7 @@ def grid(images: Tensor, mean: object = None, std: object = None) -> PngImage:
     top = 1.0 if images.max() <= 2 else 255.0
     pixels = (images / top).clamp(0, 1).mul(255).to(torch.uint8)[:, :3]
     pixels = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] != 3 else pixels
-    side = max(SMALLEST, *pixels.shape[2:])
+    side = max(MIN_SIDE_PIXELS, *pixels.shape[2:])
     columns = min(4, len(pixels))
     sheet = Image.new("RGB", (columns * (side + 4), -(-len(pixels) // columns) * (side + 4)), "white")
     for number, one in enumerate(pixels):

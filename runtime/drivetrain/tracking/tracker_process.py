@@ -24,7 +24,7 @@ POLL_SECONDS = 5.0
 """Seconds between two looks at the run."""
 LONGEST_PAUSE = 60.0
 """Seconds between two attempts at a server that does not answer."""
-ORPHANED = 5.0
+ORPHANED_SECONDS = 5.0
 """Seconds for the rest if the process that started this one has died."""
 
 
@@ -120,7 +120,7 @@ def _read_end(pause: float) -> float | None:
     if not select.select([sys.stdin], [], [], pause)[0]:
         return None
     text = sys.stdin.readline().strip()
-    return float(text) if text else ORPHANED
+    return float(text) if text else ORPHANED_SECONDS
 
 
 if __name__ == "__main__":

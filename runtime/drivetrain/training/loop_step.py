@@ -22,7 +22,7 @@ BATCHES = (
     "(inputs, targets) with tensors, where inputs may be a tuple of them; a mapping of tensors, whose keys are arguments "
     "of the model; without loss= also a tensor or a tuple of tensors, the arguments of the model"
 )
-TRIED = 32
+TRIAL_SAMPLES = 32
 """Samples that show how a loss is put together."""
 LOSSES = "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
 
@@ -153,7 +153,7 @@ class LoopLoss:
     def _try_division(self) -> Division:
         assert self.batch is not None
         some, model = (
-            self._mask_labels(self.batch.between(0, min(TRIED, max(4, len(self.batch) // 2)))),
+            self._mask_labels(self.batch.between(0, min(TRIAL_SAMPLES, max(4, len(self.batch) // 2)))),
             self.forms.model,
         )
         before = {module: module.training for module in model.modules()}

@@ -21,7 +21,7 @@ from drivetrain.errors import NumericsError
 from drivetrain.job.train import Fp16
 
 IN_A_ROW = 3
-ROLLBACKS = 1
+MAX_ROLLBACKS = 1
 SCALER_SKIPS = 20
 SPIKE_FACTOR = 10.0
 SPIKE_WINDOW = 50
@@ -133,7 +133,7 @@ class NonfiniteGuard:
             NumericsError: if no further rollback is allowed.
         """
         self.rollbacks += 1
-        if self.rollbacks > ROLLBACKS:
+        if self.rollbacks > MAX_ROLLBACKS:
             raise NumericsError(
                 f"{problem}, and the run has already been rolled back once", "one rollback per run", ADVICE
             )

@@ -13,7 +13,7 @@ from drivetrain.tracking import tensorboard_images
 from drivetrain.tracking.tensorboard import Shown
 from drivetrain.training.run import Run
 
-SAMPLES = 16
+SHOWN_IMAGES = 16
 """Images of the first batch that are shown."""
 
 
@@ -52,7 +52,7 @@ def _batch(run: Run) -> dict[str, Shown]:
     batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
     with torch.no_grad():
         ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
-        images = run.mix(ready).inputs[0][:SAMPLES].float().cpu()
+        images = run.mix(ready).inputs[0][:SHOWN_IMAGES].float().cpu()
     scale = run.dataset.preprocessing
     return {
         "batch/as the network sees it": partial(tensorboard_images.grid, images, scale.get("mean"), scale.get("std"))

@@ -24,9 +24,9 @@ FILE = "batch_size.json"
 """In the run folder: the batch size, the reason, and samples per second of every size."""
 FIRST, MOST = 8, 4096
 """Sizes that are tried: doubled from the first up to at most this."""
-STEPS = 20
+MIN_STEPS_PER_EPOCH = 20
 """Smallest number of steps per epoch."""
-GAIN = 1.05
+MIN_SPEEDUP = 1.05
 """Speedup that a larger batch must have."""
 
 
@@ -101,7 +101,7 @@ def pin(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
 
 def most(samples: int) -> int:
     """The largest batch size that is tried for so many training samples: the first one, doubled."""
-    doublings = max(1, samples // STEPS // FIRST).bit_length() - 1
+    doublings = max(1, samples // MIN_STEPS_PER_EPOCH // FIRST).bit_length() - 1
     return min(MOST, FIRST << doublings, samples)
 
 
@@ -112,13 +112,13 @@ def choose(speeds: Mapping[int, float]) -> int:
         speeds: samples per second by size.
     """
     best = max(speeds.values())
-    return min(size for size, speed in speeds.items() if speed * GAIN >= best)
+    return min(size for size, speed in speeds.items() if speed * MIN_SPEEDUP >= best)
 
 
 def gains(speeds: Mapping[int, float]) -> bool:
     """Whether either of the last two doublings was faster, so that another may be."""
     last = list(speeds.values())[-3:]
-    return len(last) < 3 or max(last[1:]) >= GAIN * last[0]
+    return len(last) < 3 or max(last[1:]) >= MIN_SPEEDUP * last[0]
 
 
 def consequence(job: Job, size: int) -> str:

@@ -18,18 +18,18 @@ from drivetrain.system.fault_points import fault_point
 
 Block = TypeVar("Block")
 """The result of a block of steps: its seconds, or more."""
-BLOCK = 0.12
+BLOCK_SECONDS = 0.12
 """Seconds of a block of steps: short enough to fit between the activities of others."""
-ROUNDS = 20
-CALM = 3
+MAX_ROUNDS = 20
+CALM_ONE_IN = 3
 """One in so many pairs counts, those with the least noise: other processes make blocks slower, never faster."""
-FEWEST = 4
+MIN_PAIRS = 4
 """Smallest number of pairs that count."""
 EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
 """(pairs, below, above): timing ends early after so many pairs if all that count are below or all above. At the first
 of these limits all pairs count.
 """
-CLEAR = 14
+CLEAR_PAIRS = 14
 """Pairs after which it is enough that three in four of those that count agree."""
 
 
@@ -59,7 +59,7 @@ class PairedTiming:
 
 def steps_per_block(step: float) -> int:
     """Steps per block, if a step takes `step` seconds."""
-    return max(1, math.ceil(BLOCK / step))
+    return max(1, math.ceil(BLOCK_SECONDS / step))
 
 
 def in_turn(
@@ -93,7 +93,7 @@ def compare(
     count = steps_per_block(step)
     pairs_of_times: list[tuple[float, float]] = []
     start = time.monotonic()
-    for pair in in_turn(incumbent, challenger, count, ROUNDS):
+    for pair in in_turn(incumbent, challenger, count, MAX_ROUNDS):
         pairs_of_times.append(pair)
         if _clear(pairs_of_times) or time.monotonic() - start > seconds:
             break
@@ -104,7 +104,7 @@ def calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """The ratios of the pairs in which the slower variant was closest to its own best."""
     best = [min(times) for times in zip(*pairs_of_times, strict=True)]
     order = sorted(pairs_of_times, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
-    return tuple(pair[0] / pair[1] for pair in order[: max(FEWEST, round(len(pairs_of_times) / CALM))])
+    return tuple(pair[0] / pair[1] for pair in order[: max(MIN_PAIRS, round(len(pairs_of_times) / CALM_ONE_IN))])
 
 
 def _clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
@@ -114,7 +114,7 @@ def _clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
         if len(pairs_of_times) >= pairs and (max(ratios) < below or min(ratios) > above):
             return True
     low, high = PairedTiming(ratios).middle()
-    return len(pairs_of_times) >= CLEAR and (high < 1 or low > EARLY[-1][2])
+    return len(pairs_of_times) >= CLEAR_PAIRS and (high < 1 or low > EARLY[-1][2])
 
 
 MAX_WAITED_SHARE = 0.03
@@ -142,7 +142,7 @@ Sides = tuple[TimedBlock, TimedBlock]
 def time_quiet_pairs(slow: Steps, fast: Steps, count: int, pairs: int) -> list[Sides]:
     """The `pairs` pairs of blocks of `count` steps with the least noise; the variants take turns in going first."""
     timed_pairs: list[Sides] = []
-    end = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK
+    end = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
     for sides in in_turn(slow, fast, count, MAX_REPETITIONS * pairs):
         timed_pairs.append(sides)
         enough = sum(_waited_seconds(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs

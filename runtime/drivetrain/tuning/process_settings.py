@@ -32,11 +32,11 @@ from drivetrain.tuning.paired_timing import compare
 if TYPE_CHECKING:
     from drivetrain.tuning import variants
 
-FROM = 30.0
+MIN_BUDGET_SECONDS = 30.0
 """Seconds of budget from which on children are worth starting."""
-STANDING = 5.0
+MIN_START_SECONDS = 5.0
 """Seconds that a child needs at least until it is ready."""
-CHILDREN = 3
+START_MULTIPLES = 3
 """Required time as a multiple of a child's start: two starts, and as much for the comparison."""
 ORDER = ("cpu_threads", "allocator", "openmp_runtime")
 """Settings that may gain most come first."""
@@ -70,7 +70,7 @@ def measure(
     total: float,
     seconds: float,
     say: Callable[[str], None],
-    standing: float = STANDING,
+    standing: float = MIN_START_SECONDS,
 ) -> dict[str, Measurement]:
     """The results for candidate values of the effective plan.
 
@@ -86,7 +86,7 @@ def measure(
     """
     end, measurements = time.monotonic() + seconds, dict[str, Measurement]()
     obstacle = _no_room()
-    if obstacle or seconds < CHILDREN * max(standing, STANDING):
+    if obstacle or seconds < START_MULTIPLES * max(standing, MIN_START_SECONDS):
         say(f"tune: threads, OpenMP runtime and allocator not measured: {obstacle or 'not enough time'}")
         return measurements
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:

@@ -42,7 +42,7 @@ from drivetrain.training.phase_timer import PhaseTimer, since_start
 from drivetrain.training.run import Run, assemble
 from drivetrain.training.user_parts import UserParts
 from drivetrain.tuning import process_settings, tuner_state, variants, vetted_plans
-from drivetrain.tuning.paired_timing import BLOCK, compare
+from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
 
@@ -112,7 +112,7 @@ class Tuner(VariantBuilder):
     def _all(self, contest: TunerState, limit: TimeBudget) -> None:
         """Measure one value after the other within the limit; then what takes a process of its own."""
         run, rivals = self.made, list[process_settings.Rival]()
-        if self.source and limit.seconds >= process_settings.FROM:
+        if self.source and limit.seconds >= process_settings.MIN_BUDGET_SECONDS:
             rivals = process_settings.list_contested(run.job, run.hardware, run.plan)
         share = OWN if rivals else 1.0
         vetted_plans.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
@@ -145,7 +145,7 @@ class Tuner(VariantBuilder):
         challenger = contest.plan.with_values({optimization.name: value})
         compiles = challenger.value("compile") is not False
         compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
-        if seconds_left < max(4 * BLOCK, 10 * step, compiling if compiles else 0.0):
+        if seconds_left < max(4 * BLOCK_SECONDS, 10 * step, compiling if compiles else 0.0):
             contest.trials.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
             if f"{optimization.name} {value}" not in out_of_time:
                 out_of_time.add(f"{optimization.name} {value}")
@@ -216,7 +216,7 @@ class Tuner(VariantBuilder):
         wrong = variants.differs(numbers, reference, variants.tolerance(plan))
         if wrong:
             return Verdict(False, f"vetoed: {wrong}")
-        cost = max(0.0, first - (variants.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
+        cost = max(0.0, first - (variants.COMPARED_STEPS + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
         self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
         for side in (incumbent, challenger):
             side.batches = self.batches(side.run)

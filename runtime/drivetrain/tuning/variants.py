@@ -29,11 +29,11 @@ from drivetrain.training.run import Run, assemble
 from drivetrain.training.step_result import StepResult
 from drivetrain.tuning.paired_timing import PairedTiming
 
-MARGIN = 1.02
+MIN_SPEEDUP = 1.02
 """Speedup, in three of four pairs, that a value needs to replace the default."""
-CHECKED = 4
+COMPARED_STEPS = 4
 """Steps whose losses and gradient norms are compared."""
-SETTLING = 32
+MAX_SETTLING_STEPS = 32
 """Largest number of skipped steps until the fp16 scale must fit."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT = 5e-2
@@ -55,7 +55,7 @@ class Variant:
     batches: Iterator[Batch]
     until: float = math.inf
     """Deadline for its numbers, on the monotonic clock."""
-    checked: int = CHECKED
+    checked: int = COMPARED_STEPS
     """Steps whose numbers are read."""
     settled: bool = False
     """Whether the fp16 scale fits."""
@@ -78,7 +78,7 @@ class Variant:
         fault_point("tuner step")
         run, batch = self.run, next(self.batches)
         run.set_rate()
-        for _ in range(SETTLING):
+        for _ in range(MAX_SETTLING_STEPS):
             result = run.step(run.mix(run.preprocess(batch, 0)), run.own_parts(len(batch)))
             if self.settled or not run.step.scaler.active or result.finite:
                 break
@@ -134,7 +134,7 @@ def judge(pair: PairedTiming, cost: float, seconds: float) -> Verdict:
     """
     text = f"{pair.spread()}, loss ok" + (f", {cost:.0f} s to compile" if cost else "")
     pays = seconds * (1 - 1 / pair.median) > cost
-    return Verdict(pair.median >= MARGIN and pair.middle()[0] > 1 and pays, text, pair.median)
+    return Verdict(pair.median >= MIN_SPEEDUP and pair.middle()[0] > 1 and pays, text, pair.median)
 
 
 def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str = "everything off") -> str | None:
@@ -199,7 +199,7 @@ class VariantBuilder:
         self.initial = copy.deepcopy(network.module.state_dict())
         self.facts = inspect_workload(dataset, network.module)
         self.given: dict[Value, list[Batch]] = {}
-        self.checked = CHECKED
+        self.checked = COMPARED_STEPS
         """Steps whose losses and gradient norms are compared."""
         self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
 

@@ -16,11 +16,11 @@ from drivetrain.tuning.paired_timing import compare
 from drivetrain.tuning.tuner_state import TunerState
 from drivetrain.tuning.variants import VariantBuilder
 
-CHECKED = 2
+COMPARED_STEPS = 2
 """Steps of a run too short to be measured that are compared with fp32."""
-TIMED = 0.5
+TIMED_SECONDS = 0.5
 """Seconds for comparing a calibrated value in steps of the job itself."""
-LONGEST = 10.0
+MAX_CHECK_SECONDS = 10.0
 """Seconds after which this check gives up."""
 
 
@@ -85,12 +85,12 @@ def short(builder: VariantBuilder) -> dict[str, Measurement]:
     rounding = [row for row in run.plan.decisions if row.effect == Effect.ROUNDING]
     calibrated = [row.name for row in rounding if row.source == "calibrated"]
     share = tuner_state.MEASURING_SHARE * run.total_steps
-    spared = share < 2 * CHECKED or run.plan.value("feature_cache") is not False
+    spared = share < 2 * COMPARED_STEPS or run.plan.value("feature_cache") is not False
     if not rounding or (spared and not calibrated):
         return {}
-    builder.checked = CHECKED
+    builder.checked = COMPARED_STEPS
     contest = TunerState(run.plan, builder.arm(run.plan))
-    longest = LONGEST if calibrated else min(LONGEST, share * contest.incumbent.steps(1))
+    longest = MAX_CHECK_SECONDS if calibrated else min(MAX_CHECK_SECONDS, share * contest.incumbent.steps(1))
     right = defaults(builder, contest, time.monotonic() + longest)
     for name in calibrated if right and not contest.measurements else ():
         _time(builder, contest, name)
@@ -104,9 +104,9 @@ def _time(builder: VariantBuilder, contest: TunerState, name: str) -> None:
     for arm in (plain, contest.incumbent):
         arm.batches = builder.batches(arm.run)
         arm.steps(1)
-    pair = compare(plain.steps, contest.incumbent.steps, contest.incumbent.steps(1), TIMED)
+    pair = compare(plain.steps, contest.incumbent.steps, contest.incumbent.steps(1), TIMED_SECONDS)
     text = f"{format_value(value)} {pair.spread()} against {format_value(off)} in steps of this job"
-    builder.say(f"calibrate: {name} {text}, loss ok in {CHECKED} steps")
+    builder.say(f"calibrate: {name} {text}, loss ok in {COMPARED_STEPS} steps")
     if pair.median < 1:
         contest.measurements[name] = Measurement(off, text, evidence.today())
 

@@ -67,7 +67,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+    monkeypatch.setattr(hub_connection, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture

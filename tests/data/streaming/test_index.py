@@ -14,7 +14,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream, parquet_index, remote_store
 from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.ranged_file import TAIL, RangedFile
+from drivetrain.data.streaming.ranged_file import TAIL_BYTES, RangedFile
 from drivetrain.errors import DataError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, local: Path) -> None:
         indexed(tmp_path, address)
 
 
-@pytest.mark.parametrize("size", [1, TAIL - 1, TAIL, TAIL + 1, 3 * TAIL])
+@pytest.mark.parametrize("size", [1, TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1, 3 * TAIL_BYTES])
 def test_reads_like_a_file(size: int) -> None:
     content = bytes(n * 7 % 251 for n in range(size))
     asked: list[tuple[int, int]] = []

@@ -304,8 +304,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, port: int) -> None:
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     """Nobody listens, or somebody listens and never says a word."""
-    monkeypatch.setattr(hub_connection, "PATIENCE", 0.2)
-    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+    monkeypatch.setattr(hub_connection, "READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(hub_connection, "FIRST_PAUSE_SECONDS", 0.01)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if answers:

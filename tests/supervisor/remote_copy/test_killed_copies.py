@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from drivetrain.errors import Busy
-from drivetrain.storage.object_store import PART
+from drivetrain.storage.object_store import PART_BYTES
 from drivetrain.storage.remote_address import parse
 from drivetrain.supervisor.remote_copy import writer_lock
 from drivetrain.supervisor.remote_copy.copy_child import CopyChild
@@ -30,7 +30,7 @@ from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, sta
 
 KINDS = ("gone", "lost")
 """The last request is not carried out; it is, and its answer is lost."""
-LONG = PART + 1000
+LONG = PART_BYTES + 1000
 
 
 @dataclass

@@ -16,7 +16,7 @@ from drivetrain.system import installation
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
 """Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
-OLD = 90 * 86400
+OLD_IMAGE_SECONDS = 90 * 86400
 """Seconds; an older image lacks too many security fixes of its distribution."""
 WORDS = ("cpu", "ampere", "legacy")
 
@@ -115,7 +115,7 @@ def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
     if word != "cpu" and snapshot.hardware.gpu is None:
         yield ok(title, f"revision {built}; not used on this host, which has no GPU")
-    elif age > OLD:
+    elif age > OLD_IMAGE_SECONDS:
         yield warn(title, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
     elif snapshot.project and image_contents.differs(labels, word, snapshot.project):
         yield ok(title, f"revision {built}, of other code than this checkout: the next start updates it")

@@ -17,7 +17,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
 FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
-PIECE = 1 << 24
+HASHED_BYTES = 1 << 24
 """Bytes that are hashed at a time."""
 
 
@@ -67,7 +67,7 @@ class ArraySplit:
         sha256 = hashlib.sha256()
         for tensor in (*self.inputs, *([] if self.raw is None else [self.raw])):
             sha256.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
-            step = max(1, PIECE // max(1, tensor[0].nbytes))
+            step = max(1, HASHED_BYTES // max(1, tensor[0].nbytes))
             for start in range(0, len(self), step):
                 rows = slice(start, start + step) if self.rows is None else self.rows[start : start + step]
                 sha256.update(tensor[rows].contiguous().flatten().view(torch.uint8).numpy().data)

@@ -21,9 +21,9 @@ from drivetrain.errors import OutOfMemory, SpecError
 
 TOLERANCE = 2e-5
 """Relative difference of float32 sums in another order; a loss that is put together wrongly differs by more."""
-LEAST = 8
+MIN_TRIAL_SAMPLES = 8
 """Samples of a trial, at least: parts of several sizes."""
-MOST = 2**22
+MAX_TRIAL_NUMBERS = 2**22
 """Numbers in the outputs of a trial, at most."""
 DIVIDING: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
     (nn.CrossEntropyLoss.forward, F.cross_entropy),

@@ -29,7 +29,7 @@ NEEDS = {
     "labels": "0 or 1, as (samples, labels)",
     "numbers": "one number for each sample, or (samples, numbers)",
 }
-MANY = 1000
+SUSPICIOUS_CLASS_INDEX = 1000
 """A class index of this or more, and of at least the number of samples, is taken for a mistake."""
 
 
@@ -168,7 +168,7 @@ def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> 
         raise DataError(
             f"{train.name}: all targets are {int(indices[0][0])}", "two classes or more", "add another class"
         )
-    if high >= max(MANY, len(train)):
+    if high >= max(SUSPICIOUS_CLASS_INDEX, len(train)):
         raise DataError(
             f"{train.name}: targets are whole numbers up to {high:,}, more than samples",
             "class indices from 0, or numbers as floats",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from drivetrain.data.custom import code_files, user_code
 from drivetrain.data.custom.arrays import describe
 from drivetrain.data.custom.loss_division import (
-    LEAST,
-    MOST,
+    MAX_TRIAL_NUMBERS,
+    MIN_TRIAL_SAMPLES,
     SPLITTABLE,
     Count,
     Division,
@@ -123,7 +123,7 @@ class CustomTerms:
         if self.is_tried:
             return
         self.is_tried = True
-        count = max(LEAST, min(len(targets), MOST // max(1, outputs[0].numel())))
+        count = max(MIN_TRIAL_SAMPLES, min(len(targets), MAX_TRIAL_NUMBERS // max(1, outputs[0].numel())))
         targets = targets.cpu()[torch.arange(count) * max(1, len(targets) // count) % len(targets)]
         division = None
         # On the CPU: what is invented may be no valid input, which a GPU does not survive.

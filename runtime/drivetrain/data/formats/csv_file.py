@@ -12,13 +12,13 @@ from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, Dialect
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
-BLOCK = 1 << 22
+BLOCK_BYTES = 1 << 22
 """Bytes that are read at once: those of the first rows, and those in which quotes are looked for."""
 LARGEST_BLOCK = 1 << 28
 """Bytes that are read at once of a file with longer rows."""
-TAIL = 1 << 16
+TAIL_BYTES = 1 << 16
 """Bytes at the end in which empty rows are found."""
-SHOWN = 5
+MAX_LISTED_ROWS = 5
 """Largest number of rows of wrong length in a message."""
 _NAMELESS = "\0"
 """Starts the names of columns that have none in the file."""
@@ -37,7 +37,7 @@ class CsvReader:
 
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
-        self.layout, self.block = csv_layout.find(path, key, files), BLOCK
+        self.layout, self.block = csv_layout.find(path, key, files), BLOCK_BYTES
         check_quotes(path, key, self.layout.names)
 
     def names(self) -> list[str]:
@@ -191,11 +191,11 @@ class CsvReader:
             # If no row is wrong, the failure has another cause, which the caller reports.
             pass
         if wrong:
-            remainder = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
+            remainder = [f"and {len(wrong) - MAX_LISTED_ROWS:,} more"] if len(wrong) > MAX_LISTED_ROWS else []
             head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
             name = self.layout.delimiter
             raise DataError(
-                "\n    ".join([head, *wrong[:SHOWN], *remainder]),
+                "\n    ".join([head, *wrong[:MAX_LISTED_ROWS], *remainder]),
                 "as many cells in each row as in the header",
                 f"put quotes around cells that contain a {name}, and add missing {name}s",
             )
@@ -231,7 +231,7 @@ class CsvReader:
         sign = re.escape(self.layout.sign.encode())
         if self.layout.sign == "\t":
             sign = rb"\t"
-        lines = re.split(rb"\r\n|\n|\r", self._end(TAIL).rstrip(b"\r\n"))
+        lines = re.split(rb"\r\n|\n|\r", self._end(TAIL_BYTES).rstrip(b"\r\n"))
         count = 0
         while count < len(lines) - 1 and re.fullmatch(rb"[ ]*(" + sign + rb"[ ]*)+", lines[-1 - count]):
             count += 1
@@ -282,7 +282,7 @@ def _has_escaped_quote(path: Path) -> bool:
     """Whether the file has a backslash before a quote at all, which few have."""
     with path.open("rb") as file:
         last = b""
-        while block := file.read(BLOCK):
+        while block := file.read(BLOCK_BYTES):
             if b'\\"' in last + block:
                 return True
             last = block[-1:]

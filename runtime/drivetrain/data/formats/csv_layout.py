@@ -18,9 +18,9 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import plain
 
 SUFFIXES = (".csv", ".tsv")
-SAMPLE = 1 << 18
+SAMPLE_BYTES = 1 << 18
 """Bytes of the first rows, in which separator and header are found; more if the header or the first row is longer."""
-LONGEST = 1 << 26
+MAX_CELL_CHARACTERS = 1 << 26
 """Characters of the longest cell, and bytes of the longest sample."""
 _SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
 """A first line for Excel, which is no part of the table."""
@@ -70,9 +70,9 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
         DataError: if the encoding or the separator cannot be told, or the first row is no header; names `key`.
         OSError: if it cannot be read.
     """
-    encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE)
+    encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE_BYTES)
     # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
-    csv.field_size_limit(LONGEST)
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
     sample = _read_sample(path, encoding, files)
     _check_above(sample.readings, sample.skipped, path, key, files)
     row_lines.note_skipped(path, sample.skipped)
@@ -102,7 +102,7 @@ class _Sample:
 
 def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
     """Read the start of a file; more of it until there is a row below the header, whatever the separator is."""
-    size = SAMPLE
+    size = SAMPLE_BYTES
     while True:
         with path.open("rb") as file:
             start = file.read(size)
@@ -114,7 +114,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
         readings = {
             name: rows_and_lines for name, sign in SIGNS.items() if (rows_and_lines := _rows(body, sign, complete))
         }
-        if complete or size >= LONGEST or all(len(rows) > 1 for rows, _ in readings.values()):
+        if complete or size >= MAX_CELL_CHARACTERS or all(len(rows) > 1 for rows, _ in readings.values()):
             break
         size *= 4
     named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)

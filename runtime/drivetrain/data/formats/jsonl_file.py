@@ -17,7 +17,7 @@ from drivetrain.job.formatting import printable
 if TYPE_CHECKING:
     import pyarrow
 
-CELL = 4
+EMPTY_CELL_BYTES = 4
 """Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
 LINE = len(b'{"a":1}')
 """Bytes of the shortest line with a key."""
@@ -96,12 +96,12 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
         DataError: if they do not fit into memory.
     """
     cells = DecodedSize(str(path), key)
-    if CELL * (size // LINE) ** 2 <= cells.limit:
+    if EMPTY_CELL_BYTES * (size // LINE) ** 2 <= cells.limit:
         return
     names = set[bytes]()
     for number, line in enumerate(lines, 1):
         names.update(_KEY.findall(line))
-        cells.add(CELL * number * len(names) - cells.size)
+        cells.add(EMPTY_CELL_BYTES * number * len(names) - cells.size)
 
 
 def _with_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from drivetrain.data import decoded_size
 
-HEADER = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes of a member in which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Those that numpy writes. The others unpack a few bytes to gigabytes at once, whatever is asked for."""
@@ -92,7 +92,7 @@ def _header(archive: zipfile.ZipFile, entry: str) -> Shape:
     if info.compress_type not in COMPRESSIONS:
         raise ValueError(f"{entry} is compressed in a way that numpy does not write")
     with archive.open(info) as opened:
-        file = io.BytesIO(opened.read(HEADER))
+        file = io.BytesIO(opened.read(MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)

@@ -23,7 +23,7 @@ Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
 SIGNS = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
 CURRENCIES = ("€", "$", "£")
-MOSTLY = 0.5
+MIN_NUMBER_SHARE = 0.5
 """Share of numbers among the filled cells from which on a text column is read as numbers."""
 LOOKED_AT = 1000
 """Distinct texts of a column from which it is told whether it can be numbers."""
@@ -209,7 +209,7 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     grouped = _count(distinct, _ANY_THOUSANDS)
     thousands = sum(_count(cells, _with(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER)
     return (
-        either >= max(1, MOSTLY * filled)
+        either >= max(1, MIN_NUMBER_SHARE * filled)
         and lists <= thousands
         and (either > plain or cleaned.sign != "" or grouped > 0 or bool(cleaned.marks))
     )
@@ -245,7 +245,7 @@ def _clean(column: Any, name: str, missing: Sequence[str]) -> _Column:
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
     cells = number_marks.unify_signs(compute.if_else(empty, None, cells))
     filled = len(cells) - cells.null_count
-    sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MOSTLY * filled), "")
+    sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MIN_NUMBER_SHARE * filled), "")
     unsigned = None
     if sign:
         unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 SUFFIXES = (".csv", ".tsv")
-LARGEST = 1 << 26
+MAX_COUNTED_BYTES = 1 << 26
 """Bytes; of a larger file only the row is told, since its lines would have to be counted."""
 _TOKEN = re.compile(r'(?:(?<=[,;\t|\n\r])|^)"(?:[^"]|"")*"|\r\n|\n|\r')
 """A cell in quotes, which may have line breaks, or the end of a line."""
@@ -43,7 +43,7 @@ def _line(path: Path, row: int) -> int:
         return 0
     try:
         status = os.stat(path)
-        if status.st_size > LARGEST or not os.path.isfile(path):
+        if status.st_size > MAX_COUNTED_BYTES or not os.path.isfile(path):
             return 0
         lines = _starts(path, status.st_mtime_ns, status.st_size, _skipped.get(path, 0))
     except (OSError, ValueError):

@@ -24,7 +24,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
 from drivetrain.job.data import ColorJitter, Erasing, ImageAugment
 
-NARROWEST = 0.3
+MIN_ASPECT_RATIO = 0.3
 """Smallest width / height of an erased patch; its inverse is the largest (Zhong et al. 2020)."""
 
 
@@ -91,7 +91,7 @@ def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
     height, width = pixels.shape[2:]
     whether, share, shape, y, x = drawn.T
     area = spec.area[0] + (spec.area[1] - spec.area[0]) * share
-    ratio = np.exp(np.log(NARROWEST) * (2 * shape - 1))
+    ratio = np.exp(np.log(MIN_ASPECT_RATIO) * (2 * shape - 1))
     tall = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
     wide = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
     top, first_x = np.floor(y * (height - tall + 1)), np.floor(x * (width - wide + 1))

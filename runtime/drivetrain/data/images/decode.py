@@ -47,11 +47,11 @@ _UPRIGHT = {
 _GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
 _BITS, _PHOTOMETRIC, _COMPRESSION, _PLANES = 258, 262, 259, 284
 """Tags of TIFF: bits of a sample, what 0 means, compression, and whether each channel is stored by itself."""
-VISIBLE = 8
+MAX_UNSEEN_DIFFERENCE = 8
 """Pixels that differ by no more than this, of 255, count as one color."""
-_MEASURED = 100_000
+_MEASURED_PIXELS = 100_000
 """Pixels of a file from which percentiles are computed."""
-_GLANCE = 64
+_CHECKED_SIDE = 64
 """Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
 _END = b"\xff\xd9"
@@ -156,12 +156,12 @@ def _look(source: Source) -> ImageHeader:
     with _open(source) as image:
         short, oblong = min(image.size), image.width != image.height
         colors = _has_color_of_16_bits(image)
-        image.draft(None, (_GLANCE, _GLANCE))
+        image.draft(None, (_CHECKED_SIDE, _CHECKED_SIDE))
         header = ImageHeader(short, False, oblong)
         if image.mode.startswith("I;16"):
             values = _values_16_bit(image, invert=True)
             low, high = (
-                float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED)], (1, 99))
+                float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED_PIXELS)], (1, 99))
             )
             header = header._replace(range_16_bit=(float(values.min()), low, high, float(values.max())))
         elif image.has_transparency_data:
@@ -342,7 +342,7 @@ def _is_without_alpha(image: Image.Image) -> bool:
 
 
 def _is_of_one_color(image: Image.Image) -> bool:
-    return all(high - low <= VISIBLE for low, high in _extremes(image))
+    return all(high - low <= MAX_UNSEEN_DIFFERENCE for low, high in _extremes(image))
 
 
 def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:

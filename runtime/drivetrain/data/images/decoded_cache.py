@@ -32,7 +32,7 @@ from drivetrain.errors import StorageError
 from drivetrain.system.files import reserve, storage_error
 from drivetrain.system.version import VERSION
 
-MARK = 8
+MARK_BYTES = 8
 """Bytes of a mark."""
 WRITTEN = 1 << 32
 """Set in every mark, so that no mark is 0, the content of a new file."""
@@ -92,7 +92,7 @@ class Decoded:
         Raises:
             StorageError: if that fails.
         """
-        length = len(self.files) * (self.row_bytes + MARK)
+        length = len(self.files) * (self.row_bytes + MARK_BYTES)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
@@ -129,7 +129,7 @@ def keep(files: Files, folder: Path, room: int) -> Decoded:
         StorageError: if the file cannot be created.
     """
     decoded = Decoded(files, folder / f"{_key(files)}.u8")
-    _make_room(decoded.path, room - len(files) * (decoded.row_bytes + MARK))
+    _make_room(decoded.path, room - len(files) * (decoded.row_bytes + MARK_BYTES))
     decoded.open()
     return decoded
 

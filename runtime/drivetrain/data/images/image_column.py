@@ -21,7 +21,7 @@ from drivetrain.system.units import format_bytes
 if TYPE_CHECKING:
     import pyarrow
 
-SHARE = 0.5
+MAX_MEMORY_SHARE = 0.5
 """Of the memory limit that encoded images of Parquet files may take."""
 _TABLES = (".parquet", ".arrow")
 
@@ -148,10 +148,10 @@ def _check_memory(path: Path, name: str, key: str) -> None:
             columns = (group.column(index) for group in groups for index in range(group.num_columns))
             size += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == name)
     limit = memory_limit()
-    if size > SHARE * limit:
+    if size > MAX_MEMORY_SHARE * limit:
         raise DataError(
             f'{key}: the images in column "{name}" of {path} are {format_bytes(size)}, and the memory limit is {format_bytes(limit)}',
-            f"images in Parquet up to {format_bytes(int(SHARE * limit))}, which are kept in memory; Arrow files, which are mapped",
+            f"images in Parquet up to {format_bytes(int(MAX_MEMORY_SHARE * limit))}, which are kept in memory; Arrow files, which are mapped",
             "raise limits.memory, or write the table as Arrow: "
             "python -c 'import datasets; datasets.Dataset.from_parquet(FILE).save_to_disk(FOLDER)'",
         )

@@ -14,9 +14,9 @@ from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
 from drivetrain.errors import DataError
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
-_SAMPLE = 200
+_SAMPLED_ROWS = 200
 """Rows that a form of the paths is tried with."""
-_FIRST = 5
+_FIRST_ROWS = 5
 """Rows of which one must be there before the sample is looked at."""
 _MOST_FOLDERS = 200
 _MOST_DROPPED = 8
@@ -46,7 +46,7 @@ def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[lis
         DataError: if the files of the cells are in two folders; names `key`.
     """
     filled = [cell for cell in cells if cell]
-    sample = filled[:: -(-len(filled) // _SAMPLE)] if filled else []
+    sample = filled[:: -(-len(filled) // _SAMPLED_ROWS)] if filled else []
     existing = sum(os.path.lexists(folder / cell) for cell in sample)
     if 2 * existing >= len(sample):
         return list(cells), []
@@ -79,7 +79,7 @@ def _forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
         for inside in folders:
             for ending in _ENDINGS:
                 form = PathForm(dropped, inside, ending)
-                if any(os.path.isfile(folder / form.path(cell)) for cell in sample[:_FIRST]):
+                if any(os.path.isfile(folder / form.path(cell)) for cell in sample[:_FIRST_ROWS]):
                     yield form
 
 

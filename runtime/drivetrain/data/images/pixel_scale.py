@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drivetrain.data.images.decode import VISIBLE, ImageHeader
+from drivetrain.data.images.decode import MAX_UNSEEN_DIFFERENCE, ImageHeader
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.npz_images import ImageArrays
@@ -29,21 +29,21 @@ from drivetrain.job.images import ImageJob
 Images = ImageArrays | Files
 _FEW_BITS = 2**14 - 1
 """Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
-_APART = 16
+_OTHER_SCALE_RATIO = 16
 """A range that is so many times narrower than another is on another scale, or the other one has outliers."""
-_WIDE = 4
+_WIDER_SPREAD_RATIO = 4
 """Values that are spread so many times wider than those of the training are on another scale."""
-_OVERSHOOT = 0.1
+_OVERSHOOT_SHARE = 0.1
 """Share of the range by which resizing can leave it."""
-_RATIO = 10
+_SCALE_RATIO = 10
 """From this ratio of two ranges on, they are different scales, for a model that does not say more."""
 _PERCENTILES_OF = 1_000_000
 """Values of an array from which percentiles are computed."""
 _LOOKED_AT = 200
 """Images of a set that is not trained on that are looked at."""
-_SET = 8
+_TELLING_IMAGES = 8
 """From so many images on, a range that is narrow for all of them is not by chance."""
-_INVISIBLE = 0.05
+_INVISIBLE_SHARE = 0.05
 """Share of transparent pictures of which nothing may be seen on the usual ground."""
 
 
@@ -122,13 +122,21 @@ def check_visible(raw: Tensor, key: str) -> list[str]:
     """
     flat = raw.flatten(2).float()
     low, high = flat.amin(2), flat.amax(2)
-    spread = VISIBLE if raw.dtype == torch.uint8 else VISIBLE / 255 * float(flat.max() - flat.min())
+    spread = (
+        MAX_UNSEEN_DIFFERENCE
+        if raw.dtype == torch.uint8
+        else MAX_UNSEEN_DIFFERENCE / 255 * float(flat.max() - flat.min())
+    )
     plain = (high == low).all(dim=1)
     count, colors = int(plain.sum()), low[plain]
     if not count:
         return []
     description = f"{count:,} of {len(raw):,} images are of one color"
-    if len(raw) >= _SET and 2 * count > len(raw) and float((colors.amax(0) - colors.amin(0)).max()) <= spread:
+    if (
+        len(raw) >= _TELLING_IMAGES
+        and 2 * count > len(raw)
+        and float((colors.amax(0) - colors.amin(0)).max()) <= spread
+    ):
         color = "/".join(f"{value:g}" for value in colors[0].tolist())
         raise DataError(
             f"{key}: {description} as the network sees them, and all of these of the same: {color}",
@@ -169,7 +177,7 @@ def keep_known(
         return replace(earlier, low=current.low, high=current.high, takes_bytes=current.takes_bytes)
     ratio = (current.high - current.low) / (earlier.high - earlier.low)
     measured = earlier.takes_bytes is not None and (earlier.low, earlier.high) not in COLORS
-    differs = not 1 / _RATIO < ratio < _RATIO if earlier.takes_bytes is None else not measured
+    differs = not 1 / _SCALE_RATIO < ratio < _SCALE_RATIO if earlier.takes_bytes is None else not measured
     if kind != torch.uint8 and differs:
         description = f"was trained on pixels from {earlier.low:g} to {earlier.high:g}; data.train has {current.low:g} to {current.high:g}"
         problem = job.problem(job.model_key("name"), description, "pixels on the same scale", "scale them in the file")
@@ -213,10 +221,10 @@ def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Ran
     """Whether values on their own scale, which are between two values, are colors on the scale of a model."""
     if new_scale in (BYTES, scale) or highest == lowest == 0:
         return True
-    if new_scale in COLORS or lowest < -_OVERSHOOT * scale[1] or highest > (1 + _OVERSHOOT) * scale[1]:
+    if new_scale in COLORS or lowest < -_OVERSHOOT_SHARE * scale[1] or highest > (1 + _OVERSHOOT_SHARE) * scale[1]:
         return False
     # Values around 0 with a small deviation are standardized ones.
-    enough = {FULL: _FEW_BITS, BYTES: 1 if lowest >= 0 else _OVERSHOOT * scale[1]}.get(scale, 0)
+    enough = {FULL: _FEW_BITS, BYTES: 1 if lowest >= 0 else _OVERSHOOT_SHARE * scale[1]}.get(scale, 0)
     return highest > enough
 
 
@@ -230,8 +238,8 @@ def _is_elsewhere(values: tuple[float, float, float, float], count: int, scale: 
     """
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
-    narrow = count >= _SET and (highest - lowest) * _APART < span
-    return low > scale[1] or high < scale[0] or high - low > _WIDE * span or narrow
+    narrow = count >= _TELLING_IMAGES and (highest - lowest) * _OTHER_SCALE_RATIO < span
+    return low > scale[1] or high < scale[0] or high - low > _WIDER_SPREAD_RATIO * span or narrow
 
 
 def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) -> None:
@@ -252,7 +260,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
         return resize, []
     lowest, highest = min(values[0] for values in deep), max(values[3] for values in deep)
     low, high = min(values[1] for values in deep), max(values[2] for values in deep)
-    outliers = low < high and (high - low) * _APART < highest - lowest
+    outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
     scale = (
         find_scale(*((low, high) if outliers else (lowest, highest)), whole_numbers=True) if lowest < highest else FULL
     )
@@ -280,7 +288,7 @@ def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
         return resize, notes
     counts = {name: sum(name in grounds and len(grounds) < len(GROUNDS) for grounds in invisible) for name in GROUNDS}
     usual = next(iter(GROUNDS))
-    ground = usual if counts[usual] <= _INVISIBLE * len(invisible) else min(counts, key=lambda name: counts[name])
+    ground = usual if counts[usual] <= _INVISIBLE_SHARE * len(invisible) else min(counts, key=lambda name: counts[name])
     note = f"{len(invisible):,} training images are partly transparent: they lie on {ground}"
     if ground != usual:
         note += f", because nothing can be seen of {counts[usual]:,} of them on {usual}"

@@ -13,7 +13,7 @@ from drivetrain.job.formatting import printable
 
 SEPARATORS = {"|": "a bar", ";": "a semicolon", ",": "a comma"}
 """What is looked for; a space too, but labels can have spaces."""
-FEW = 10
+MAX_FRACTION_CLASSES = 10
 """Up to this many distinct numbers with fractions are accepted as classes."""
 _LIST = re.compile(r"\[(.*)\]", re.DOTALL)
 _ITEM = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,]*?))\s*(?:,|$)""", re.DOTALL)
@@ -89,7 +89,7 @@ def check_classes(cells: Sequence[str], column: str, path: Path) -> None:
         )
     numbers = all(_FRACTION.fullmatch(cell) or _WHOLE.fullmatch(cell) for cell in counts)
     broken = [cell for cell in counts if _FRACTION.fullmatch(cell)]
-    if numbers and broken and len(counts) > FEW:
+    if numbers and broken and len(counts) > MAX_FRACTION_CLASSES:
         raise DataError(
             f'data.label_column: column "{column}" of {path} has {len(counts):,} different numbers such as {broken[0]}',
             "classes: text or whole numbers",

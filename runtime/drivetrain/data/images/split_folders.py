@@ -26,7 +26,7 @@ _UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unla
 _BESIDE = {"set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos"}
 """Words that may stand beside that of a split: `training_set`, `val_images`."""
 _ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_BESIDE, key=len, reverse=True))})$")
-_DEEPEST = 3
+_MAX_FOLDER_LEVELS = 3
 """Folders that may lie between that of a split and its class folders, as archives of archives have."""
 
 
@@ -115,7 +115,7 @@ def _spoken(name_words: set[str]) -> set[str]:
 
 def _inner(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
     """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_FOLDER_LEVELS):
         below = _subfolders(folder / name)
         if len(below) != 1 or below[0] in classes or not _subfolders(folder / name / below[0]):
             return name

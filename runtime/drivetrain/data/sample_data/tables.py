@@ -25,7 +25,7 @@ CONTRACTS = ("none", "basic", "full", "leased")
 GRADES = ("A", "B", "C", "D", "E")
 EMPTY_SENSORS, EMPTY_OIL, EMPTY_GRADE, EMPTY_OPERATOR = 0.03, 0.2, 0.1, 0.05
 """Shares of empty cells."""
-NEW = 200
+NEW_ROWS = 200
 """Rows of the file without targets."""
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -48,7 +48,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     table = _table(size, np.random.default_rng(seed), _CategoryEffects(seed))
     parquet.write_table(table, folder / "train.parquet")
-    fresh = _table(NEW, np.random.default_rng([seed, 1]), _CategoryEffects(seed))
+    fresh = _table(NEW_ROWS, np.random.default_rng([seed, 1]), _CategoryEffects(seed))
     csv.write_csv(fresh.drop_columns(["fails", "hours_left"]), folder / "new.csv")
     return [folder / "train.parquet", folder / "new.csv"]
 

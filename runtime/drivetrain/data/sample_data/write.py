@@ -18,7 +18,7 @@ EXAMPLES = {
     "data/table/train.parquet": ("table", "data/table", 40000),
 }
 """By the path that an example job names: kind, folder and size of its sample data."""
-LEAST = 20
+MIN_SAMPLES = 20
 """Fewest samples with which every class occurs, in validation too."""
 Write = Callable[[Path, int, int], list[Path]]
 
@@ -44,11 +44,11 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
         The files, in order.
 
     Raises:
-        SpecError: if `size` is below LEAST, or the folder is not empty.
+        SpecError: if `size` is below MIN_SAMPLES, or the folder is not empty.
         StorageError: if it cannot be written.
     """
-    if size < LEAST:
-        raise SpecError(f"--size {size}", f"{LEAST} samples or more", "raise --size")
+    if size < MIN_SAMPLES:
+        raise SpecError(f"--size {size}", f"{MIN_SAMPLES} samples or more", "raise --size")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         state = "not empty" if folder.is_dir() else "a file"
         raise SpecError(

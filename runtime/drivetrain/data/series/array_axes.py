@@ -11,7 +11,7 @@ from drivetrain.errors import DataError
 
 LOOKED_AT = 1000
 """Windows in which the order of the axes is found."""
-ALIKE = 0.8
+MAX_NEIGHBOR_DIFFERENCE = 0.8
 """Neighbors along one axis differ at most by this share of what those along the other do, if it is the time."""
 
 
@@ -26,9 +26,9 @@ def order(x: npt.NDArray[np.generic], path: Path, key: str) -> str:
     if x.shape[1] == 1:
         return "channels-time"
     down, across = _differences(x)
-    if across < ALIKE * down:
+    if across < MAX_NEIGHBOR_DIFFERENCE * down:
         return "channels-time"
-    if down < ALIKE * across:
+    if down < MAX_NEIGHBOR_DIFFERENCE * across:
         return "time-channels"
     raise DataError(
         f"{key}: `x` of {path} has shape {x.shape}: windows of {x.shape[1]} rows of {x.shape[2]} channels, or of "
@@ -43,7 +43,7 @@ def doubts(x: npt.NDArray[np.generic], path: Path) -> list[str]:
     if not 1 < x.shape[2] < x.shape[1]:
         return []
     down, across = _differences(x)
-    if not across < ALIKE * down:
+    if not across < MAX_NEIGHBOR_DIFFERENCE * down:
         return []
     return [
         f"{path.name}: `x` is read as (N, T, channels), windows of {x.shape[1]:,} rows of {x.shape[2]} channels, although "

@@ -24,7 +24,7 @@ from drivetrain.data.to_device import onto
 from drivetrain.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 
 Floats = npt.NDArray[np.float64]
-SLOWEST = 0.1
+MIN_WARP_SPEED = 0.1
 """Smallest speed of a time warp, so that time never runs backwards."""
 
 
@@ -81,7 +81,7 @@ def time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
     """The time at which each row of the result is read, shape (N, length), from 0 to length - 1; `drawn` has shape
     (N, knots + 3).
     """
-    speeds = np.maximum(1 + spec.std * normal(drawn[:, 1:]), SLOWEST)
+    speeds = np.maximum(1 + spec.std * normal(drawn[:, 1:]), MIN_WARP_SPEED)
     # Middles of the steps from row to row, in units of knots.
     position = (np.arange(length - 1) + 0.5) / (length - 1) * (speeds.shape[1] - 1)
     lower = position.astype(np.int64)

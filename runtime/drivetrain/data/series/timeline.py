@@ -25,7 +25,7 @@ from drivetrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-FEW = 5
+MAX_LISTED_ROWS = 5
 """Largest number of filled rows that are listed."""
 
 
@@ -233,7 +233,7 @@ def _notes(
     bad_samples.check(filled_rows, len(ticking), 1.0 if budget is None else budget, key)
     if not filled_rows:
         return []
-    listed_rows = [f"filled: {one}" for one in filled_rows[:FEW]]
+    listed_rows = [f"filled: {one}" for one in filled_rows[:MAX_LISTED_ROWS]]
     head = f"{key}: {len(filled_rows):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
     skipped_count = int((~is_known).sum())
     left_out = (

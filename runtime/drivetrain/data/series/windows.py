@@ -17,9 +17,9 @@ from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.groups import Groups
 from drivetrain.data.stateless_random import Ids
 
-FARTHEST = 1e6
+MAX_DEVIATIONS = 1e6
 """New values are clipped at this many standard deviations from the mean."""
-_COMPARED = 4096
+_COMPARED_WINDOWS = 4096
 """Windows that are copied at a time to compare them; they may overlap."""
 PLACE_ROWS = 4
 """Rows in a row by which a place of a recording is recognized; all of them differ from the row before."""
@@ -58,7 +58,7 @@ class SeriesSplit:
 
     def contents(self) -> Contents:
         """A digest of each window."""
-        parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED) or 1)
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED_WINDOWS) or 1)
         return np.concatenate([copies.row_digests(self.gather(ids)[0].numpy()) for ids in parts])
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
@@ -84,7 +84,7 @@ class Scale:
         result = np.empty(values.shape, np.float32)
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
             column = (values[:, channel].astype(np.float64) - mean) / std
-            result[:, channel] = np.clip(column, -FARTHEST, FARTHEST)
+            result[:, channel] = np.clip(column, -MAX_DEVIATIONS, MAX_DEVIATIONS)
         return torch.from_numpy(result)
 
     def to_json(self) -> dict[str, object]:

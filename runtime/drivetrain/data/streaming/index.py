@@ -21,7 +21,7 @@ import numpy as np
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import local_store
 from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.ranged_file import TAIL, NoRangesError, RangedFile
+from drivetrain.data.streaming.ranged_file import TAIL_BYTES, NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.system.files import storage_error, sync_file
@@ -41,7 +41,7 @@ RangedIndexer = Callable[[RangedFile, Shard], "pyarrow.Table | None"]
 """Makes the index of a shard from parts of it; None if those would not be much less than the shard."""
 PARALLEL_SHARDS = 8
 """Shards of which parts are read at the same time: a part is small, and its answer takes a while to come."""
-SMALL_SHARD = 8 * TAIL
+SMALL_SHARD = 8 * TAIL_BYTES
 """Bytes of a shard that is fetched in about the time of a few requests."""
 
 

@@ -18,11 +18,11 @@ from drivetrain.job.formatting import printable
 from drivetrain.system import spelling
 
 POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
-LARGEST = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 """Bytes of the longest line: a compressed one of gigabytes takes kilobytes in the file."""
-LONG = 1 << 20
+LONG_LINE_BYTES = 1 << 20
 """Bytes of a line from which on what becomes of it counts."""
-OBJECTS = 24
+MAX_OBJECT_FACTOR = 24
 """How many times the bytes of a line the objects in it may take: a list of empty lists does."""
 
 
@@ -40,7 +40,7 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
     try:
         with _open(file, shard.name.lower()) as lines:
             number = 0
-            while line := lines.readline(LARGEST + 1):
+            while line := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 _check_size(line, number, shard, key)
                 if line.strip():
@@ -54,10 +54,10 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_size(line: bytes, number: int, shard: Shard, key: str) -> None:
-    if len(line) > LARGEST:
-        raise ValueError(f"line {number:,} has more than {LARGEST:,} bytes")
-    if len(line) > LONG:
-        decoded_size.check(OBJECTS * len(line), f"line {number:,} of shard {shard.address}", key)
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"line {number:,} has more than {MAX_LINE_BYTES:,} bytes")
+    if len(line) > LONG_LINE_BYTES:
+        decoded_size.check(MAX_OBJECT_FACTOR * len(line), f"line {number:,} of shard {shard.address}", key)
 
 
 def _record(line: bytes, number: int) -> dict[str, Any]:

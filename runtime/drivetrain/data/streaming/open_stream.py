@@ -28,7 +28,7 @@ from drivetrain.job.stream import Stream
 from drivetrain.storage.remote_address import is_remote, parse
 from drivetrain.system.units import format_bytes, parse_bytes
 
-FEW = 10
+MIN_WINDOW_SAMPLES = 10
 """A window with fewer samples says nothing about the classes of its shards."""
 
 
@@ -116,7 +116,7 @@ def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
     ]
     if classes is None:
         return notes
-    window_classes = [classes[window] for window in windows if len(window) >= FEW]
+    window_classes = [classes[window] for window in windows if len(window) >= MIN_WINDOW_SAMPLES]
     single = sum(bool((classes_of_window == classes_of_window[0]).all()) for classes_of_window in window_classes)
     if single:
         notes.append(

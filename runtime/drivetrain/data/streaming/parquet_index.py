@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 ParquetSource = Path | RangedFile
-REQUEST = 256 << 10
+BYTES_PER_REQUEST_TIME = 256 << 10
 """Bytes that come in about the time that the answer to one more request takes."""
 LACKS = "\x00lacks"
 """Column of an index: whether a row has no image."""
@@ -74,7 +74,7 @@ def glance(
     try:
         name = image_name(file, images, shard, key)
         labels = [chunk for column in columns for chunk in _chunks(file, column)]
-        needed = sum(int(chunk.total_compressed_size) + REQUEST for chunk in labels)
+        needed = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in labels)
         if not _is_full(file, name) or needed > shard.size // 2:
             return None
     except (ArrowException, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-TAIL = 64 << 10
+TAIL_BYTES = 64 << 10
 """Bytes at the end that come with the first read there: what Parquet readers ask for is mostly in them."""
 
 
@@ -62,7 +62,7 @@ class RangedFile(io.RawIOBase):
         for begin, content in self._parts:
             if begin <= start and start + count <= begin + len(content):
                 return content[start - begin : start - begin + count]
-        begin = min(start, max(0, self.size - TAIL)) if start + count > self.size - TAIL else start
-        end = self.size if begin < start or begin >= self.size - TAIL else start + count
+        begin = min(start, max(0, self.size - TAIL_BYTES)) if start + count > self.size - TAIL_BYTES else start
+        end = self.size if begin < start or begin >= self.size - TAIL_BYTES else start + count
         self._parts.append((begin, self._get(begin, end - begin)))
         return self._parts[-1][1][start - begin : start - begin + count]

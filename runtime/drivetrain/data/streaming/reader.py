@@ -21,7 +21,7 @@ from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError, StorageError
 
-LOOK = 0.02
+LOOK_SECONDS = 0.02
 """Seconds between two looks of a worker process for a shard that is being fetched."""
 _ERRORS = {"DataError": DataError, "StorageError": StorageError}
 
@@ -202,7 +202,7 @@ class ShardReader:
         if error := self.lease.error(name):
             kind, *parts = error
             raise _ERRORS.get(kind, StorageError)(*parts)
-        time.sleep(LOOK)
+        time.sleep(LOOK_SECONDS)
 
 
 class TarRows:

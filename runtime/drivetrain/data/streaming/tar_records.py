@@ -20,7 +20,7 @@ from drivetrain.data.streaming.shard import Shard
 from drivetrain.data.streaming.tar_members import Member
 
 POSSIBLE = "a complete tar file without compression, whose members are .txt with .cls, or .json with texts and labels"
-LARGEST = 64 << 20
+MAX_MEMBER_BYTES = 64 << 20
 """Bytes of the largest member."""
 
 
@@ -85,8 +85,8 @@ def _object(opened: BinaryIO, member: Member) -> dict[str, Any]:
 
 
 def _text(opened: BinaryIO, member: Member) -> str:
-    if member.size > LARGEST:
-        raise ValueError(f"{member.name} has {member.size:,} bytes, more than {LARGEST:,}")
+    if member.size > MAX_MEMBER_BYTES:
+        raise ValueError(f"{member.name} has {member.size:,} bytes, more than {MAX_MEMBER_BYTES:,}")
     opened.seek(member.offset)
     try:
         return opened.read(member.size).decode("utf-8-sig")

@@ -23,7 +23,7 @@ POSSIBLE = (
     "(N, T, channels) with `y` (N,)"
 )
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-FEW = 50
+MAX_INTEGER_CLASSES = 50
 """Up to this many distinct integers are classes."""
 
 
@@ -160,7 +160,7 @@ def network(window: int) -> str:
 
 
 def _many(y: npt.NDArray[np.generic]) -> bool:
-    return len(np.unique(y)) > FEW
+    return len(np.unique(y)) > MAX_INTEGER_CLASSES
 
 
 def _classes(path: Path, labels: npt.NDArray[np.generic], samples: int) -> Counter[str]:

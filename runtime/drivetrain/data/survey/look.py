@@ -29,7 +29,7 @@ from drivetrain.job.draft import Draft, Entry, scalar
 from drivetrain.job.user_files import nearest_path
 
 FILES = (*table_file.SUFFIXES, ".npz")
-SHORT = 15
+SHORT_TEXT_WORDS = 15
 """Words of a text below which it may be one column of many, such as a name."""
 MOST_OTHERS = {True: 5, False: 12}
 """Numbers and columns with few values beside a short text, or a long one; with more a table is no table of texts."""
@@ -130,7 +130,7 @@ def _table(request: SurveyRequest, sample: TableSample) -> Draft:
     if request.task in (None, text_draft.TASK):
         texts = text_draft.text_columns(request, sample)
         word_count = sum(column.words for column in texts)
-        if texts and (request.task or request.texts or _others(sample) <= MOST_OTHERS[word_count < SHORT]):
+        if texts and (request.task or request.texts or _others(sample) <= MOST_OTHERS[word_count < SHORT_TEXT_WORDS]):
             draft = text_draft.text_draft(request, sample, texts)
             if draft:
                 return draft

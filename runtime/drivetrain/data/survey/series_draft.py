@@ -26,9 +26,9 @@ LEAST_ROWS = 40
 """Fewer rows are not taken for readings over time, unless the user says so."""
 WINDOWS = (64, 32, 16, 8, 4)
 """Possible window lengths in rows; the first that fits well into the series is used."""
-FIT = 4
+MIN_WINDOWS_PER_SPLIT = 4
 """Number of windows that must fit into the longest contiguous stretch of each split."""
-MOST = 20_000
+MAX_WINDOWS = 20_000
 """Largest number of windows in a first training."""
 REGULAR, STEADY = 0.5, 0.5
 """For readings over time: share of equal time steps, and how often labels persist beyond chance."""
@@ -90,7 +90,9 @@ def series_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     features = _features(sample, timed, guess)
     fraction = 0.2
     longest = timed.longest(fraction)
-    fitting = [rows for rows in WINDOWS if rows * FIT <= longest] or [rows for rows in WINDOWS[-1:] if rows <= longest]
+    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest] or [
+        rows for rows in WINDOWS[-1:] if rows <= longest
+    ]
     if not features or not fitting:
         if sure:
             raise _no_series(sample, timed)
@@ -109,7 +111,7 @@ def _draft(
 ) -> Draft:
     target = sample.columns[guess.names[0]]
     series = int(timed.order.series.max()) + 1
-    stride = max(1, window // 8, min(window, sample.rows // MOST))
+    stride = max(1, window // 8, min(window, sample.rows // MAX_WINDOWS))
     count = sample.rows // stride
     description = "label that rarely changes from row to row" if task == CLASSIFICATION else "number at each time"
     draft = Draft(task, f"{timed.time} is the time, {target.name} a {description}")

@@ -11,7 +11,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, flow, scalar
 
 CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
-SHOWN = 4
+MAX_LISTED_COLUMNS = 4
 """Number of ignored columns whose reason is listed."""
 
 
@@ -125,7 +125,7 @@ def _no_target(column: ColumnProfile) -> str:
 
 def _reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
-    return list_names(lines, SHOWN)
+    return list_names(lines, MAX_LISTED_COLUMNS)
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -20,9 +20,9 @@ from drivetrain.job.tables import TableData
 if TYPE_CHECKING:
     import pyarrow
 
-WHOLE = 32 << 20
+WHOLE_FILE_BYTES = 32 << 20
 """Bytes; smaller files are read completely."""
-ROWS = 5_000
+SAMPLED_ROWS = 5_000
 """Rows that are read of a larger file."""
 FEW, MANY = 20, 50
 """Up to this many distinct integers, or texts, a column is taken for classes."""
@@ -30,7 +30,7 @@ DATE = "a date"
 """Why a column of times is no feature."""
 MOST_SPOILT = 0.04
 """Share of rows with text or infinity in a numeric column, which training drops."""
-WORDS = 4
+MIN_TEXT_WORDS = 4
 """Words per text from which on it is more than a name."""
 
 
@@ -83,7 +83,7 @@ class ColumnProfile:
     @property
     def long_text(self) -> bool:
         """Whether it contains texts of several words that rarely repeat."""
-        return self.kind == "text" and self.words >= WORDS and self.different > self.filled / 2
+        return self.kind == "text" and self.words >= MIN_TEXT_WORDS and self.different > self.filled / 2
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def read(path: Path, files: CsvFiles) -> TableSample:
     Raises:
         DataError: as from `table_file.read`.
     """
-    if path.exists() and path.stat().st_size > WHOLE:
-        table, rows = table_file.head(path, KEY, ROWS, files)
+    if path.exists() and path.stat().st_size > WHOLE_FILE_BYTES:
+        table, rows = table_file.head(path, KEY, SAMPLED_ROWS, files)
         if path.suffix.lower() != ".parquet":
             # Estimated from the file size, so rounded to two digits.
             rows = max(len(table), round(rows, 2 - len(str(rows))))

@@ -20,7 +20,7 @@ from drivetrain.job.tables import TableData
 if TYPE_CHECKING:
     import pyarrow
 
-MANY = 0.5
+NOTED_NUMBER_SHARE = 0.5
 """A note says that a text column with at least this share of numbers is a category."""
 
 
@@ -125,7 +125,7 @@ def _list_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
     trimmed = column_values.texts(column).drop_null()
     numbers = number_marks.find_numbers(trimmed)
     share = float(np.mean(numbers.to_numpy(zero_copy_only=False))) if len(trimmed) else 0.0
-    if share < MANY:
+    if share < NOTED_NUMBER_SHARE:
         return []
     not_numbers = compute.value_counts(trimmed.filter(compute.invert(numbers))).to_pylist()
     not_numbers.sort(key=lambda row: -row["counts"])

@@ -16,7 +16,7 @@ from drivetrain.errors import DataError
 
 _TWO_DIGIT_YEAR = re.compile(r"%[yDxcg]")
 """40 is 1940 in dates of birth and 2040 in dates of expiry, and strptime always takes the second."""
-DAY = 86_400_000_000
+DAY_MICROSECONDS = 86_400_000_000
 """Microseconds."""
 POSIX_YEAR = 1969
 """First of the years that two digits stand for, if they tell no other: 69 is 1969, and 68 is 2068."""
@@ -250,7 +250,9 @@ def _part(times: Any, part: str) -> Any:
     from pyarrow import compute, float64, int64
 
     if part == "days":
-        return compute.divide(compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY))
+        return compute.divide(
+            compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY_MICROSECONDS)
+        )
     read = {
         "year": compute.year,
         "month": compute.month,

@@ -27,7 +27,7 @@ from drivetrain.data.tables.date_features import DateFeatures
 if TYPE_CHECKING:
     import pyarrow
 
-FARTHEST = 1e6
+MAX_DEVIATIONS = 1e6
 """New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
 
@@ -63,7 +63,7 @@ class Number:
         """One or two arrays of shape (N,)."""
         absent = np.isnan(values)
         filled = np.where(absent, self.median, values) if absent.any() else values
-        scaled = np.clip((filled - self.mean) / self.std, -FARTHEST, FARTHEST).astype(np.float32)
+        scaled = np.clip((filled - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS).astype(np.float32)
         return [scaled, absent.astype(np.float32)] if self.missing else [scaled]
 
 

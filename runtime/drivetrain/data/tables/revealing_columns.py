@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import pyarrow
 
 Groups = npt.NDArray[np.int64]
-FEWEST = 20
+MIN_ROWS = 20
 """Rows from which on anything is said: fewer prove nothing."""
 LOOKED_AT = 20_000
 """Rows by which columns are compared with the target."""
-NEIGHBORS = 8
+NEIGHBOR_ROWS = 8
 """Rows with similar numbers that are taken as equal, if most numbers differ."""
 LARGEST_COUNT = 20_000_000
 """Cells of the largest table of counts, by group and class."""
 NEARLY_ALL = 0.98
 """A column that explains this share of the target alone is named."""
-MOST = 5
+MAX_LISTED_COLUMNS = 5
 """Largest number of columns that are named for one reason."""
 
 
@@ -56,7 +56,7 @@ def describe(
         dates: columns that are made of dates, which follow each other without being numbers of rows.
         remedy: what leaves a column out, for messages.
     """
-    if len(rows) < FEWEST:
+    if len(rows) < MIN_ROWS:
         return []
     looked_at = rows[:: -(-len(rows) // LOOKED_AT)]
     sample = _read_targets(target, looked_at)
@@ -77,8 +77,8 @@ def describe(
 
 
 def _shorten(lines: list[str], reason: str) -> list[str]:
-    over = len(lines) - MOST
-    return [*lines[:MOST], f"and {over:,} more columns {reason}"] if over > 0 else lines
+    over = len(lines) - MAX_LISTED_COLUMNS
+    return [*lines[:MAX_LISTED_COLUMNS], f"and {over:,} more columns {reason}"] if over > 0 else lines
 
 
 def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | None:
@@ -103,11 +103,11 @@ def _group_rows(table: pyarrow.Table, name: str, rows: Ids, category: bool) -> G
         return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
     values, _ = column_values.numbers(column)
     distinct, inverse = np.unique(values, return_inverse=True)
-    if len(distinct) * NEIGHBORS <= len(values):
+    if len(distinct) * NEIGHBOR_ROWS <= len(values):
         return np.asarray(inverse, np.int64)
     ranks = np.empty(len(values), np.int64)
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks // NEIGHBORS
+    return ranks // NEIGHBOR_ROWS
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from drivetrain.data import stateless_random
 from drivetrain.data.text import length_buckets
 from drivetrain.job.text import PART_TOKENS, Truncation
 
-BATCHES = 500
+SAMPLED_BATCHES = 500
 """Number of batches on which the share of padding is measured."""
-USUAL = 512
+MAX_AUTO_LENGTH = 512
 """Largest length that `auto` chooses if the network has no limit."""
 _WHERE = {"right": "", "left": "at their start ", "middle": "in their middle "}
 
@@ -38,7 +38,7 @@ def choose(
     spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
     if requested != "auto":
         return requested, [spread, f"max_length {requested}: set by the job; {_cut(lengths, requested, side)}"]
-    rounded, limit = -(-p99 // 8) * 8, most or USUAL
+    rounded, limit = -(-p99 // 8) * 8, most or MAX_AUTO_LENGTH
     reason = "p99 rounded up to a multiple of 8"
     if rounded > limit:
         whose = "the limit of this network" if most else "the most that auto uses"
@@ -82,7 +82,7 @@ class PaddingShares:
 def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> PaddingShares:
     """The shares of padding in the first epoch."""
     shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
-    groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
+    groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:SAMPLED_BATCHES]
     real_tokens = sum(int(group.sum()) for group in groups)
     filled = sum(len(group) * int(group.max()) for group in groups)
     cut = sum(length_buckets.count_computed(group, batch_size, PART_TOKENS) for group in groups)

@@ -20,7 +20,7 @@ from drivetrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-CELL = 8
+CELL_BYTES = 8
 """Bytes of a place in a list."""
 
 
@@ -69,7 +69,7 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
 
     if shard.kind != PARQUET:
         records = _records(file, shard, names, (), key)
-        while some := list(islice(records, tokenizer.PART)):
+        while some := list(islice(records, tokenizer.TEXTS_PER_CALL)):
             by_name = {name: _column([record.get(name) for record in some], name, shard, key) for name in names}
             yield table(
                 {name: compute.fill_null(column_values.compose_text(cells), "") for name, cells in by_name.items()}
@@ -77,7 +77,7 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
         return
     subject = f"shard {shard.address}"
     try:
-        for batch in parquet_file.read_batches(file, names, tokenizer.PART, subject, key):
+        for batch in parquet_file.read_batches(file, names, tokenizer.TEXTS_PER_CALL, subject, key):
             part = table_file.as_text(decode(Table.from_batches([batch]), subject, key), names)
             for name in names:
                 _check_text(part.schema.field(name).type, name, shard, key)
@@ -120,7 +120,7 @@ def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[
         record_keys |= dict.fromkeys(record)
         for name, cells in by_name.items():
             cells.append(record.get(name))
-            size.add(CELL + sys.getsizeof(cells[-1]))
+            size.add(CELL_BYTES + sys.getsizeof(cells[-1]))
     parquet_index.check_columns([*texts, *names], list(record_keys), shard, key)
     return table({name: _column(cells, name, shard, key) for name, cells in by_name.items()})
 

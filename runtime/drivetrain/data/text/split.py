@@ -27,7 +27,7 @@ Classes = dict[str, npt.NDArray[np.int64]]
 Heads = dict[str, Head]
 _BETWEEN = "\x1f"
 """Between the texts of a row where rows are compared."""
-_COMPARED = 65_536
+_COMPARED_ROWS = 65_536
 """Rows whose texts are copied at a time to compare them."""
 
 
@@ -50,9 +50,9 @@ class TextPart:
 
     def contents(self) -> Contents:
         """A digest of each row's texts, whatever their blanks, their case and their form of Unicode."""
-        starts = range(0, len(self), _COMPARED)
+        starts = range(0, len(self), _COMPARED_ROWS)
         return np.concatenate(
-            [copies.digests(_plain([text.slice(start, _COMPARED) for text in self.texts])) for start in starts]
+            [copies.digests(_plain([text.slice(start, _COMPARED_ROWS) for text in self.texts])) for start in starts]
         )
 
     def title(self, index: int) -> str:

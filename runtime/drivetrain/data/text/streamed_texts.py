@@ -17,7 +17,7 @@ from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.text.text_shards import TokenRows
 
-SHOWN = 80
+TITLE_CHARACTERS = 80
 """Characters of a text in its title."""
 
 
@@ -57,7 +57,7 @@ class StreamedTexts:
         """Shard, number and first words of a text, as the tokenizer reads it."""
         row = self.rows[index : index + 1]
         text = self.kept.words.inner.decode(self.kept.ragged(self.reader.read(row))[0].flat.tolist())
-        return f"{self.reader.index.title(int(row[0]))}: {text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
+        return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
 
     def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
         """Fetch the shards of these batches ahead."""

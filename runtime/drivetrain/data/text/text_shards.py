@@ -30,7 +30,7 @@ SIZE = "\x00size"
 """Column of an index: bytes of all texts of a row; 0 if none of them says anything."""
 CONTENT = indices.UNLISTED + "content"
 """Column of an index: 64 bits of a hash of the texts of a row, by which equal ones are found."""
-ROW = 80
+INDEX_BYTES_PER_TEXT = 80
 """Bytes of what the index has of a text, while it is made."""
 TOKEN = np.dtype("<i4")
 BETWEEN = "\x1f"
@@ -64,7 +64,7 @@ def look(
     sizes, contents = list[int](), list[int]()
     size = DecodedSize(f"the list of the texts of shard {shard.address}", key)
     for part in shard_texts.columns(file, texts, shard, key):
-        size.add(ROW * len(part))
+        size.add(INDEX_BYTES_PER_TEXT * len(part))
         sizes += _sizes(part)
         contents += _contents(part)
     unpacked_size = sum(sizes) + flat_file.overhead(len(sizes))

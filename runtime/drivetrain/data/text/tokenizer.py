@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Texts = Sequence[pyarrow.ChunkedArray]
     """Text columns of the same length."""
 
-PART = 10_000
+TEXTS_PER_CALL = 10_000
 """Texts that are tokenized in one call, which distributes them over threads."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Vocabulary files of older tokenizer formats."""
@@ -195,9 +195,9 @@ def _alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[st
 
 
 def parts(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
-    """A pyarrow text column as lists of PART texts."""
-    for start in range(0, len(texts), PART):
-        yield texts.slice(start, PART).to_pylist()
+    """A pyarrow text column as lists of TEXTS_PER_CALL texts."""
+    for start in range(0, len(texts), TEXTS_PER_CALL):
+        yield texts.slice(start, TEXTS_PER_CALL).to_pylist()
 
 
 def _every(columns: Texts) -> Iterator[list[str]]:

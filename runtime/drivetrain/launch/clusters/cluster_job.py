@@ -16,7 +16,7 @@ from drivetrain.job_spec.spec_file import read_content
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system.console import say_aside
 
-LARGEST = 2 << 20
+MAX_SCRIPT_FILE_BYTES = 2 << 20
 """Bytes of files in a batch script: Slurm takes scripts of 4 MB."""
 
 
@@ -72,7 +72,7 @@ class ClusterJob:
             SpecError: if one of them cannot be read.
         """
         files = SpecSource(self.spec, content=self.content.encode()).read_files(self.job)
-        if sum(map(len, files.values())) <= LARGEST:
+        if sum(map(len, files.values())) <= MAX_SCRIPT_FILE_BYTES:
             return files
         carried = {name: text for name, text in files.items() if name.endswith((".py", ".yaml"))}
         say_aside(

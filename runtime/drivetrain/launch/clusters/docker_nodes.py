@@ -165,7 +165,7 @@ WAIT = (
 """A container begins when it has the variables: `docker run` could give them only where `docker inspect` shows them."""
 CACHE = "/cache/compile"
 """What a job fetches and compiles, in a container."""
-PIDS = 512
+MAX_PROCESSES = 512
 """Largest number of processes and threads of a container."""
 
 
@@ -241,7 +241,13 @@ def _options(work: ClusterJob, settings: NodesSite) -> list[str]:
     limits = work.job.limits
     memory = f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**20)}m"
     options = [
-        *("--init", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", f"--pids-limit={PIDS}"),
+        *(
+            "--init",
+            "--read-only",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges:true",
+            f"--pids-limit={MAX_PROCESSES}",
+        ),
         "--ulimit=core=0",
         f"--user={settings.user}:{settings.user}",
         # The processes choose ports of their own, and other nodes have to reach them.

@@ -20,7 +20,7 @@ from drivetrain.system.units import parse_bytes
 FINAL = [1, 2, 3, 4, 5, 6, 7, 9, 11]
 """Exit codes after which another attempt would end in the same way."""
 STOPPED = 75
-LOSSES = 6
+MAX_LOST_PODS = 6
 """How many lost pods end the Job; those of a drained node and those that stopped early do not count."""
 SCRATCH = {"tmp": "/tmp", "cache": "/cache"}
 """Folders of a pod that it may write, beside the claims; the image's own file system is read-only."""
@@ -106,7 +106,7 @@ def objects(work: ClusterJob, settings: KubernetesSite) -> list[dict[str, Any]]:
                 "completionMode": "Indexed",
                 "completions": work.nodes,
                 "parallelism": work.nodes,
-                "backoffLimit": LOSSES * work.nodes,
+                "backoffLimit": MAX_LOST_PODS * work.nodes,
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {"rules": _rules()},
                 "successPolicy": {"rules": [{"succeededIndexes": "0"}]},

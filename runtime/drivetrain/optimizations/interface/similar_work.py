@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ATTENTION, CONVOLUTION, RECURRENT, LINEAR = "attention", "convolution", "recurrent", "linear"
 """Kinds of work, the one that takes most of the time of a network with several of them first."""
-SIZE = 30_000
+ASSUMED_WEIGHTS_PER_LAYER = 30_000
 """Assumed weights per layer until the network is known: the narrow probes."""
 _TASKS = {"image": CONVOLUTION, "text": ATTENTION, "series": RECURRENT}
 _MATRICES = ("Conv", "Linear", "LSTM", "GRU", "RNN", "Embedding", "Bilinear")
@@ -33,7 +33,7 @@ def kind(job: Job, workload: Workload | None) -> str:
 def size(workload: Workload | None) -> int:
     """The mean number of weights of a layer that has a matrix or kernel."""
     if workload is None or not workload.layers:
-        return SIZE
+        return ASSUMED_WEIGHTS_PER_LAYER
     layers = sum(count for layer, count in workload.layers.items() if layer.startswith(_MATRICES))
     return max(1, workload.parameters // max(1, layers))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from drivetrain.job.text import PART_TOKENS
 from drivetrain.job.workload import format_flop
 from drivetrain.report.advice.recommendation import (
-    SHARE,
+    MIN_TIME_SHARE,
     Advice,
     Rule,
     at,
@@ -27,7 +27,7 @@ def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
     """The network waited for batches."""
     seconds = summary.phases.get("input", 0.0)
     part, hardware = time_share(seconds, summary), record.hardware
-    if part < SHARE or hardware is None:
+    if part < MIN_TIME_SHARE or hardware is None:
         return
     workers, spare, saved = read_decisions(record).get("loader_workers"), hardware.cpu.budget - 1, part
     if is_turned_off(record, "decode_cache"):
@@ -49,7 +49,7 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
     seconds = summary.phases.get("checkpoint", 0.0)
     part = time_share(seconds, summary)
     every = at(record.spec, "checkpoint", "every")
-    if part >= SHARE and every not in (None, "15m"):
+    if part >= MIN_TIME_SHARE and every not in (None, "15m"):
         yield Advice(
             "save checkpoints less often",
             f"checkpoints every {every} took {duration(seconds)}",
@@ -66,7 +66,7 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
     seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
-    if time_share(seconds, summary) >= SHARE:
+    if time_share(seconds, summary) >= MIN_TIME_SHARE:
         yield Advice(
             "remove padding",
             f"{share(filled)} of a batch is padding; it would be {share(cut)}",
@@ -82,7 +82,7 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
     if not ours or not theirs:
         return
     seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
-    if time_share(seconds, summary) >= SHARE:
+    if time_share(seconds, summary) >= MIN_TIME_SHARE:
         yield Advice(
             "use the stem for large images",
             f"each sample takes {format_flop(ours)} with the small stem, {format_flop(theirs)} with the large one",

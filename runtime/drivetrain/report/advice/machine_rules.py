@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drivetrain.report.advice.recommendation import (
     MIN_RUN_SECONDS,
-    SHARE,
+    MIN_TIME_SHARE,
     Advice,
     Rule,
     at,
@@ -24,13 +24,13 @@ from drivetrain.tracking.rank_record import exchange_share, slowest, usual_speed
 
 TIGHT, LOOSE = 0.9, 0.4
 """Shares of the memory limit that are too much, and needlessly little."""
-CROWDED = 0.1
+CROWDED_SHARE = 0.1
 """Share of the CPU time used by others that justifies advice."""
 FULL = 0.4
 """Share from which on it matters that threads wait for each other."""
-HOT = 80
+HOT_CELSIUS = 80
 """Degrees Celsius from which on most GPUs reduce their clock."""
-PAYS = 300.0
+COMPILE_PAYS_SECONDS = 300.0
 """Seconds of training from which compiling, which takes up to a minute, can pay."""
 MIB = 2**20
 COSTLY_EXCHANGE = 0.2
@@ -43,7 +43,7 @@ def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
     seconds = throttled.ys[-1] if throttled else 0.0
     hardware, threads = record.hardware, read_decisions(record).get("cpu_threads")
     quota = hardware.cpu.quota if hardware else None
-    if quota is None or hardware is None or time_share(seconds, summary) < SHARE:
+    if quota is None or hardware is None or time_share(seconds, summary) < MIN_TIME_SHARE:
         return
     allowed = max(1, int(quota))
     if isinstance(threads, int) and threads > allowed:
@@ -65,7 +65,7 @@ def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
     """Other processes used the CPUs that this run may use."""
     starvation = measure_starvation(record.telemetry, record.hardware)
     lost_share = max(starvation.others_share, starvation.stolen_share) if starvation else 0.0
-    if starvation is None or lost_share < CROWDED or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
+    if starvation is None or lost_share < CROWDED_SHARE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
     who = "other processes" if starvation.others_share >= starvation.stolen_share else "other virtual machines"
     threads = read_decisions(record).get("cpu_threads")
@@ -126,7 +126,7 @@ def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     if idle < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
         return
     gain, reason = less_time(time_share(seconds, summary)), f"the GPU was idle for {share(idle)} of the time"
-    if summary.phases.get("train", 0.0) >= PAYS and _is_unmeasured(record, "compile"):
+    if summary.phases.get("train", 0.0) >= COMPILE_PAYS_SECONDS and _is_unmeasured(record, "compile"):
         change = "measure compiled kernels and CUDA graphs, which leave less work to the host"
         yield Advice(change, reason, gain, "optimize: {measure: full}", seconds)
     elif at(record.spec, "train", "batch_size") != "auto":
@@ -143,11 +143,11 @@ def _is_unmeasured(record: Record, name: str) -> bool:
 def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
     """The GPU was so hot that it reduces its clock, or soon will."""
     heat = record.telemetry.get("gpu_temperature")
-    hot = sum(degrees >= HOT for degrees in heat.ys) / len(heat) if heat else 0.0
-    if heat and hot >= SHARE:
+    hot = sum(degrees >= HOT_CELSIUS for degrees in heat.ys) / len(heat) if heat else 0.0
+    if heat and hot >= MIN_TIME_SHARE:
         yield Advice(
             "cool the GPU",
-            f"it was at {HOT} °C or hotter for {share(hot)} of the time, up to {max(heat.ys):.0f} °C",
+            f"it was at {HOT_CELSIUS} °C or hotter for {share(hot)} of the time, up to {max(heat.ys):.0f} °C",
             "full clock speed: up to 10 % less time",
             "none: clean the fans, improve the airflow, or lower the power limit: sudo nvidia-smi --power-limit WATTS",
             1.0,

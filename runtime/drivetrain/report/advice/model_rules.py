@@ -16,21 +16,21 @@ from drivetrain.report.summary import Summary
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
 """Evaluations from which on their course says something."""
-RISE = 0.1
+MIN_RISE_SHARE = 0.1
 """Share by which the loss must have risen since its best epoch, for the training to have been too long."""
 MIN_RISE = 0.03
 """The same as a number: nobody notices that a loss of 0.03 becomes one of 0.04."""
-LATE = 0.7
+LATE_SHARE = 0.7
 """Part of the epochs after which the lowest loss may come."""
-PROGRESS = 0.02
+MIN_PROGRESS_SHARE = 0.02
 """Share by which the metric must have improved in the last quarter, for the training to have been too short."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
-WEAK, STRONG = 0.6, 0.8
+WEAK_F1, STRONG = 0.6, 0.8
 """F1 of a class that is weak while the others together are strong."""
-UNEVEN = 3.0
+UNEVEN_RATIO = 3.0
 """Ratio of largest to smallest class from which on weights can help."""
-WIDE = 0.05
+MAX_HALF_INTERVAL = 0.05
 """Half of the interval of an accuracy from which on its second digit says nothing."""
 NORMAL_95 = 1.96
 """Standard errors to each side that hold 95 % of a normal distribution."""
@@ -43,7 +43,7 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
         return
     values, epochs = list(losses.ys), len(losses)
     best = min(range(epochs), key=values.__getitem__) + 1
-    if best > LATE * epochs or values[-1] - values[best - 1] <= max(MIN_RISE, RISE * values[best - 1]):
+    if best > LATE_SHARE * epochs or values[-1] - values[best - 1] <= max(MIN_RISE, MIN_RISE_SHARE * values[best - 1]):
         return
     metric = summary.best.metric if summary.best else LOSS
     hidden = "" if metric == LOSS else f"; the weights were chosen by {metric}, which may hide it"
@@ -68,7 +68,11 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
     # Of a share among n samples, a change of one standard error is chance.
     chance = sqrt(last * (1 - last) / samples) if samples and 0 < last < 1 else 0.0
-    if summary.status == "done" and last == max(values) and last - earlier > max(chance, PROGRESS * abs(earlier)):
+    if (
+        summary.status == "done"
+        and last == max(values)
+        and last - earlier > max(chance, MIN_PROGRESS_SHARE * abs(earlier))
+    ):
         yield Advice(
             "train for more epochs",
             f"{best.metric} was still improving: {format_metric(sign * earlier)} after three quarters of the epochs, "
@@ -95,14 +99,14 @@ def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice
     """A class is predicted much worse than the others."""
     for confusion in confusions(record.result.get("confusion")):
         weakest = confusion.weakest(1)
-        if not weakest or confusion.hits < STRONG * confusion.total or weakest[0][4] >= WEAK:
+        if not weakest or confusion.hits < STRONG * confusion.total or weakest[0][4] >= WEAK_F1:
             continue
         name, samples, precision, recall, f1 = weakest[0]
         sizes = [sum(row) for row in confusion.matrix if sum(row)]
         of_head = f" of {confusion.head}" if confusion.head else ""
         reason = f"{name}{of_head} has F1 {f1:.2f} (precision {precision:.2f}, recall {recall:.2f}) with {samples:,} validation samples"
         is_weighted = at(record.spec, "train", "class_weights") not in (None, "none")
-        if max(sizes) >= UNEVEN * samples and not is_weighted:
+        if max(sizes) >= UNEVEN_RATIO * samples and not is_weighted:
             gain, line = f"more of {name} is found, at the price of more false ones", "train: {class_weights: balanced}"
         else:
             gain, line = "hard classes need examples, or a label that can be told apart", f"more samples of {name}"
@@ -116,7 +120,7 @@ def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]
         return
     for confusion in confusions(record.result.get("confusion")):
         low, high = interval(confusion.hits, confusion.total)
-        if high - low > 2 * WIDE:
+        if high - low > 2 * MAX_HALF_INTERVAL:
             yield Advice(
                 "judge it on more samples",
                 f"{confusion.hits:,} of {confusion.total:,} right: the accuracy on new data may be {share(round(low, 2))} to {share(round(high, 2))} (95 % interval)",

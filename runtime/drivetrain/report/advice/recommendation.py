@@ -10,7 +10,7 @@ from drivetrain.report.formatting import share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
 
-SHARE = 0.05
+MIN_TIME_SHARE = 0.05
 """Share of the time that justifies a change."""
 MIN_RUN_SECONDS = 20.0
 """Seconds; shorter runs get no advice."""

@@ -25,7 +25,7 @@ from drivetrain.report.blocks import (
 )
 from drivetrain.report.formatting import align, share
 from drivetrain.report.log_series import Series
-from drivetrain.report.render.plot_svg import SHADES, curves, matrix, scatter
+from drivetrain.report.render.plot_svg import LINE_COLORS, curves, matrix, scatter
 
 UNWRAPPED_LENGTH = 28
 """Characters up to which cells of a column are not wrapped."""
@@ -243,7 +243,8 @@ def _block(block: Block, name: str) -> str:
         case Curves():
             last = iter(align([series.ys[-1] for series in block.series if series]))
             legend = "".join(
-                _legend(series, next(last) if series else "", i % SHADES + 1) for i, series in enumerate(block.series)
+                _legend(series, next(last) if series else "", i % LINE_COLORS + 1)
+                for i, series in enumerate(block.series)
             )
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
@@ -307,7 +308,7 @@ def _photo(photo: SamplePicture) -> str:
 def _bar(bar: StackedBar) -> str:
     total = sum(size for _, size, _ in bar.parts) or 1.0
     parts, keys = [], []
-    largest = sorted(sorted(range(len(bar.parts)), key=lambda index: -bar.parts[index][1])[:SHADES])
+    largest = sorted(sorted(range(len(bar.parts)), key=lambda index: -bar.parts[index][1])[:LINE_COLORS])
     for index, (name, size, text) in enumerate(bar.parts):
         shade = f"line-{largest.index(index) + 1}" if index in largest else "tone-quiet"
         parts.append(f'<i class="{shade}" style="flex-grow:{size / total:.4f}"></i>')

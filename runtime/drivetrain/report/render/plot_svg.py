@@ -26,7 +26,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50.0, 390.0, 9.9, 183.7
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, times a power of ten."""
 MUTED, GRID = "var(--muted)", "var(--grid)"
-LARGEST = 1e280
+MAX_AXIS_VALUE = 1e280
 """The limits of an axis, and of a logarithmic one also the inverse: with a margin they must be numbers, too."""
 FINE_TICK_DECADES = 2.5
 """Decades of a logarithmic axis up to which 2 and 5 are ticks, too."""
@@ -34,7 +34,7 @@ _TONE_COLORS = {Tone.PLAIN: "var(--line-1)", Tone.QUIET: MUTED, Tone.GOOD: "var(
 _DOT_SIZES = {Tone.PLAIN: 2.5, Tone.QUIET: 2.0, Tone.GOOD: 4.0}
 _NAMES_LENGTH = 60
 """Characters of category names that fit below a plot."""
-SHADES = 8
+LINE_COLORS = 8
 """Number of line colors that the page defines: `--line-1` and so on."""
 HEADROOM = 1.14
 """The top of an axis that starts at zero, as a multiple of the largest value."""
@@ -72,8 +72,8 @@ class Axis:
 
 def fit_axis(values: Iterable[float], margin: float, *, logarithmic: bool = False) -> Axis:
     """The axis that shows all values with a margin, which is a share of their range."""
-    least = 1 / LARGEST if logarithmic else -LARGEST
-    shown_values = [max(least, min(value, LARGEST)) for value in values if value > 0 or not logarithmic]
+    least = 1 / MAX_AXIS_VALUE if logarithmic else -MAX_AXIS_VALUE
+    shown_values = [max(least, min(value, MAX_AXIS_VALUE)) for value in values if value > 0 or not logarithmic]
     low, high = (min(shown_values), max(shown_values)) if shown_values else (1.0, 10.0) if logarithmic else (0.0, 1.0)
     if logarithmic:
         low, high = math.log(low), math.log(high)
@@ -206,7 +206,7 @@ def curves(frame: Curves, name: str) -> str:
     lines = [_lines(series, frame.logarithmic) for series in frame.series]
     all_points = [point for group in lines for points in group for point in points]
     plot = Plot(_across(frame, all_points), _upright(frame, all_points))
-    inside = [_draw(plot, group, f"var(--line-{index % SHADES + 1})") for index, group in enumerate(lines)]
+    inside = [_draw(plot, group, f"var(--line-{index % LINE_COLORS + 1})") for index, group in enumerate(lines)]
     around = [
         plot.rows(plot.y.ticks(6 if frame.logarithmic else 5)),
         plot.columns(plot.x.ticks(6, integer=frame.axis == "step"), frame.axis),

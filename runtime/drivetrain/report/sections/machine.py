@@ -94,7 +94,7 @@ def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
         )
 
 
-LITTLE = 0.05
+NOTED_IDLE_SHARE = 0.05
 """Share of the time in which shards came for which batches may stand still before it is told what held them up."""
 
 
@@ -125,7 +125,7 @@ def _limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
         return ""
     width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
     came = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
-    if waited < LITTLE * busy:
+    if waited < NOTED_IDLE_SHARE * busy:
         return f"{came} Fetching them was not the limit."
     if unpacked > received:
         return f"{came} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."

@@ -15,7 +15,7 @@ from pathlib import Path
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.supervisor.remote_copy.run_files import (
     CHECKPOINTS,
-    LARGE,
+    LARGE_FILE_BYTES,
     LEFT_OUT,
     STATE,
     is_gone,
@@ -186,7 +186,7 @@ class RunCopy:
                 continue
             self.check()
             with contextlib.suppress(FileNotFoundError):  # replaced in this moment
-                if stamp[0] > LARGE:
+                if stamp[0] > LARGE_FILE_BYTES:
                     self.store.put_file(name, path, self._part)
                 else:
                     self.store.put(name, path.read_bytes())

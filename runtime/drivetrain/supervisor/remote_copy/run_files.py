@@ -13,7 +13,7 @@ CHECKPOINTS = "checkpoints"
 STATE = "state.json"
 LEFT_OUT = (CHECKPOINTS, "ranks", LOCK_FILE)
 """Of a run folder: copied in another way, of no use elsewhere, or not ours."""
-LARGE = 64 << 20
+LARGE_FILE_BYTES = 64 << 20
 """Bytes from which a file is not read as a whole."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Direction = Literal["minimize", "maximize"]
 JOURNAL = "journal.jsonl"
 NAME = "sweep"
-FIRST = 5
+MIN_FINISHED_TRIALS = 5
 """Finished trials before one is ended early."""
 UNPRUNED_SHARE = 0.25
 """Share of the epochs in which no trial is ended: while the learning rate rises, the slowest can be the best."""
@@ -66,7 +66,7 @@ class Study:
         self.direction: Direction = "minimize" if lower_is_better(metric) else "maximize"
         path = folder / JOURNAL
         pruner = (
-            optuna.pruners.MedianPruner(n_startup_trials=FIRST, n_warmup_steps=_warmup(job))
+            optuna.pruners.MedianPruner(n_startup_trials=MIN_FINISHED_TRIALS, n_warmup_steps=_warmup(job))
             if job.sweep.pruning
             else optuna.pruners.NopPruner()
         )

@@ -14,13 +14,13 @@ from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import clock_time
 from drivetrain.tracking.rank_record import RankRecord, slowest
 
-WIDEST = 100
+MAX_COLUMNS = 100
 """Columns; longer lines are hard to read."""
-CROWDED = 0.1
+CROWDED_SHARE = 0.1
 """Share of the CPUs used by others from which on it is shown."""
-HEADS = 6
+MAX_HEAD_ROWS = 6
 """Largest number of rows for scores of heads."""
-RANKS = 8
+MAX_PROCESS_ROWS = 8
 """Largest number of rows for processes."""
 _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
@@ -33,7 +33,7 @@ def screen(view: RunView, width: int) -> RenderableType:
         view: the state of the run.
         width: columns of the terminal.
     """
-    width = min(width, WIDEST)
+    width = min(width, MAX_COLUMNS)
     rows = [_title(view, width), _plan(view), Text(), *_rows(view, width)]
     rows += [Text(f"{event}", style="yellow") for event in view.events]
     for row in rows:
@@ -84,10 +84,10 @@ def _rows(view: RunView, width: int) -> list[Text]:
     other_heads = [(name, score) for name, score in view.heads.items() if name != head]
     rows += [
         _row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
-        for name, (of, curve) in other_heads[:HEADS]
+        for name, (of, curve) in other_heads[:MAX_HEAD_ROWS]
     ]
-    if len(other_heads) > HEADS:
-        rows.append(Text(f"{'':<{_LABEL}}and {len(other_heads) - HEADS} more heads", style="dim"))
+    if len(other_heads) > MAX_HEAD_ROWS:
+        rows.append(Text(f"{'':<{_LABEL}}and {len(other_heads) - MAX_HEAD_ROWS} more heads", style="dim"))
     return [*rows, *_sensors(view, shape), *_ranks(view.ranks, shape)]
 
 
@@ -124,7 +124,7 @@ def _sensors(view: RunView, shape: int) -> list[Text]:
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"
-        crowded = f"others use {view.crowded:.0%}" if view.crowded > CROWDED else ""
+        crowded = f"others use {view.crowded:.0%}" if view.crowded > CROWDED_SHARE else ""
         warning = f"throttled {view.throttled:.0%}" if view.throttled > 0.005 else crowded
         rows.append(
             _row("CPU", text, _meter(busy / allowed if allowed else 0, shape), warning, shape, warn=bool(warning))
@@ -152,7 +152,11 @@ def _ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
     if len(records) < 2:
         return []
     last = slowest(records)
-    listed = records if len(records) <= RANKS else sorted(records, key=lambda record: record.speed)[:RANKS]
+    listed = (
+        records
+        if len(records) <= MAX_PROCESS_ROWS
+        else sorted(records, key=lambda record: record.speed)[:MAX_PROCESS_ROWS]
+    )
     rows = []
     for record in listed:
         waits = f"waits {record.share(record.data):.0%} data, {record.share(record.others):.0%} others"
@@ -161,7 +165,7 @@ def _ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
         rows.append(
             _row(f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, remark, shape, warn=record is last)
         )
-    if len(records) > RANKS:
+    if len(records) > MAX_PROCESS_ROWS:
         rows.append(Text(f"{'':<{_LABEL}}the slowest of {len(records)} processes", style="dim"))
     return rows
 

@@ -29,7 +29,7 @@ from drivetrain.tracking.rank_record import RankRecord
 PROGRESS = "progress.json"
 """What the trainer knows about the remaining work: steps of the run and of an epoch, and the cost of an evaluation."""
 EVENTS = 3
-RECENT = 30
+RECENT_READINGS = 30
 """Readings of the processes over which their speed is taken."""
 
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
@@ -121,7 +121,7 @@ class RunReader:
         self.left: TimeLeft | None = None
         self.best: BestValue | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
-        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=RECENT)
+        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=RECENT_READINGS)
         try:
             self._read_spec()
         except _WRONG as error:

@@ -22,7 +22,7 @@ HALF_LIFE = 90.0
 """Half-life of an interval's weight in seconds: a machine's speed changes, but a minute is more reliable than a
 second.
 """
-OUTLIER = 4.0
+OUTLIER_RATIO = 4.0
 """An interval slower than so many times the median counts as exactly that slow, since stalls are rarely the rule."""
 MAX_INTERVALS = 2000
 LINE_EVERY, PAINT_EVERY = 5.0, 0.5
@@ -91,7 +91,7 @@ class TimeLeft:
         weighted = [
             (s, count) for s, count in zip(every, counts, strict=True) if not (excludes_evaluations and s.evaluations)
         ]
-        most = OUTLIER * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in weighted])
+        most = OUTLIER_RATIO * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in weighted])
         seconds = sum(count * min(s.seconds / s.steps, most) for s, count in weighted)
         return float(seconds / sum(count for _, count in weighted))
 

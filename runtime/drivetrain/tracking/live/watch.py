@@ -16,7 +16,7 @@ from drivetrain.tracking.live.live_view import LINE_EVERY, PAINT_EVERY, Painter
 from drivetrain.tracking.live.run_reader import RunReader, RunView
 
 ENDED = ("done", "stopped", "failed", "killed")
-QUIET = 5.0
+QUIET_SECONDS = 5.0
 """Seconds without a change after which the run's lock is checked; the sensors write every second."""
 
 
@@ -74,7 +74,7 @@ def look(follower: RunReader) -> RunView:
     """Read the state; a run whose supervisor was killed could not record its end."""
     view = follower.read()
     # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
-    if view.status not in ENDED and quiet(view.folder) > QUIET and not alive(view.folder):
+    if view.status not in ENDED and quiet(view.folder) > QUIET_SECONDS and not alive(view.folder):
         view.status = "killed"
     return view
 

@@ -16,7 +16,7 @@ from drivetrain.training.evaluation.scores import ClassScores, LabelScores, scor
 from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
 from drivetrain.training.losses import HeadLoss, Objective
 
-TOGETHER = 256 * 2**20
+MAX_WAITING_BYTES = 256 * 2**20
 """Bytes of outputs that are kept for a loss that can only be computed of all samples together."""
 
 
@@ -63,7 +63,7 @@ class MetricAccumulator:
             self.sums[name] += _loss_sums(loss, outputs, targets)
             return
         self.waiting.append((name, outputs, targets))
-        if sum(outputs.nbytes for _, outputs, _ in self.waiting) > TOGETHER:
+        if sum(outputs.nbytes for _, outputs, _ in self.waiting) > MAX_WAITING_BYTES:
             self._sum_waiting()
 
     def _sum_waiting(self) -> None:
@@ -74,7 +74,7 @@ class MetricAccumulator:
             sums = _loss_sums(self.objective.losses[names[0]], torch.cat(outputs), torch.cat(targets))
             if bool(self.sums[names[0]].any()):
                 say(
-                    f"loss: the evaluation has more than {format_bytes(TOGETHER)} of outputs: its loss is the mean of pieces"
+                    f"loss: the evaluation has more than {format_bytes(MAX_WAITING_BYTES)} of outputs: its loss is the mean of pieces"
                 )
             self.sums[names[0]] += sums
 

@@ -16,9 +16,9 @@ from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.tuning.bench.variant import Failed, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, steps_per_block, time_quiet_pairs
 
-CLOSE = 0.05
+EXPLAINED_DIFFERENCE = 0.05
 """The steps explain the total if their product differs by at most this, or by less than the noise of both."""
-UNSURE = 0.15
+MAX_NOISE = 0.15
 """With more noise than this, nothing can be said."""
 
 
@@ -105,9 +105,9 @@ class Ablation:
             return None
         pairs = [rung.pair for rung in self.of("added") if rung.pair] + [self.total.pair]
         noise = 2 * math.sqrt(sum(_error(pair) ** 2 for pair in pairs))
-        if abs(math.log(self.product / self.total.pair.median)) > max(CLOSE, noise):
+        if abs(math.log(self.product / self.total.pair.median)) > max(EXPLAINED_DIFFERENCE, noise):
             return False
-        return True if noise <= UNSURE else None
+        return True if noise <= MAX_NOISE else None
 
 
 def _error(pair: PairedTiming) -> float:

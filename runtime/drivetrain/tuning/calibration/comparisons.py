@@ -27,7 +27,7 @@ from drivetrain.optimizations import cpu_threads, precision, unpadding
 from drivetrain.system import torch_settings
 from drivetrain.tuning.calibration.timing import Timings, steps, time_variants
 
-TEXTS = 24
+TEXTS_PER_BATCH = 24
 """Texts in the batch of the probe of packing."""
 
 
@@ -140,13 +140,13 @@ class TextLayer(nn.Module):
 
 def random_text_mask(longest: int = 64) -> Tensor:
     """The mask (texts, tokens) of a batch whose lengths scatter as those of real texts: log-normal, median 14."""
-    lengths = torch.exp(torch.randn(TEXTS, generator=torch.Generator().manual_seed(0)) * 0.6 + 2.65)
+    lengths = torch.exp(torch.randn(TEXTS_PER_BATCH, generator=torch.Generator().manual_seed(0)) * 0.6 + 2.65)
     lengths = lengths.long().clamp(3, longest)
     return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
 
 
 DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-DROPPED = 1 << 18
+DROPOUT_ELEMENTS = 1 << 18
 """Elements of the tensor of the probe of dropout."""
 WIDTH, HEADS = 192, 3
 """Of the layer of the probe of packing."""
@@ -263,13 +263,13 @@ def _step_with_threads(network: ProbeNetwork, count: int) -> Callable[[int], flo
 
 def _dropout(until: float) -> list[Probe]:
     """Dropout from bits against torch's, with the backward pass."""
-    x = torch.randn(DROPPED, requires_grad=True)
+    x = torch.randn(DROPOUT_ELEMENTS, requires_grad=True)
 
     def pass_of(layer: nn.Module) -> Callable[[int], float]:
         return steps(lambda: layer(x).sum().backward())
 
     timings = time_variants({"false": pass_of(nn.Dropout(0.1)), "true": pass_of(DropoutFromBits(0.1))}, until)
-    return _simple(timings, "packed_dropout", "dropout", DROPPED, ["true"], "false")
+    return _simple(timings, "packed_dropout", "dropout", DROPOUT_ELEMENTS, ["true"], "false")
 
 
 def _texts(formats: list[str], until: float) -> list[Probe]:

@@ -14,7 +14,7 @@ ROUNDS = 8
 """Rounds of each comparison."""
 LEAST_ROUNDS = 3
 """Rounds that are made in any case."""
-BLOCK = 0.005
+BLOCK_SECONDS = 0.005
 """Seconds of a block of steps: many short blocks meet a quiet moment sooner than few long ones."""
 MOST_SLOWDOWN = 6.0
 """A variant whose second step takes so many times that of the baseline is not timed further."""
@@ -59,7 +59,7 @@ def time_variants(variants: Mapping[str, Callable[[int], float]], until: float) 
     # One number is enough of a variant that is out of the question.
     too_slow = {name: (seconds,) for name, seconds in second_step.items() if seconds > MOST_SLOWDOWN * baseline}
     candidates = [name for name in variants if name not in too_slow]
-    count = max(1, math.ceil(BLOCK / max(baseline, 1e-6)))
+    count = max(1, math.ceil(BLOCK_SECONDS / max(baseline, 1e-6)))
     seconds_of: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and time.monotonic() > until:

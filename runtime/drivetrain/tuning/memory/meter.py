@@ -24,9 +24,9 @@ from drivetrain.job.workload import Workload
 from drivetrain.models import recompute
 from drivetrain.system import process_tree
 
-HEADROOM = 0.1
+FREE_SHARE = 0.1
 """Share of the limit that stays free."""
-LEAST = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 """Bytes that stay free at least."""
 Ceiling = Callable[[], int]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -135,7 +135,7 @@ def of(device: torch.device) -> Gauge:
 
 def headroom(total: int) -> int:
     """Bytes of `total` that stay free."""
-    return max(LEAST, int(HEADROOM * total))
+    return max(MIN_FREE_BYTES, int(FREE_SHARE * total))
 
 
 COUNTED_SAMPLES = 2

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NEAR = 1.08
+MIN_STEP_FACTOR = 1.08
 """A step by a smaller factor is not worth a try."""
-EVEN = 4
+MULTIPLES_FROM = 4
 """Sizes above four times this are multiples of it, except for the whole batch."""
 
 
@@ -58,9 +58,9 @@ class SizeLadder:
         grown = self.peaks[self.largest] - self.base
         if grown > 0:
             size = min(size, self.largest * max(0, self.ceiling - self.base) // grown)
-        if 4 * EVEN < size < self.most:
-            size -= size % EVEN
-        return size if size >= max(self.largest * NEAR, self.largest + 1) or self._ends_at(size) else None
+        if 4 * MULTIPLES_FROM < size < self.most:
+            size -= size % MULTIPLES_FROM
+        return size if size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1) or self._ends_at(size) else None
 
     def _ends_at(self, size: int) -> bool:
         return size == self.most > self.largest

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
 Floats = npt.NDArray[np.float64]
-MEMORY = 0.8
+MEAN_DECAY = 0.8
 """Decay of the running mean that decides when to stop; it does not affect the suggestion."""
-DIVERGED = 4.0
+DIVERGED_RATIO = 4.0
 """The test ends when the running mean is this many times its best, and above its start."""
-SURE = 3.0
+FALLING_STANDARD_ERRORS = 3.0
 """A window counts as falling if its slope is so many standard errors below zero."""
 
 
@@ -93,10 +93,10 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
         if not outcome.finite:
             break
         losses.append(outcome.loss)
-        mean, weight = MEMORY * mean + (1 - MEMORY) * outcome.loss, MEMORY * weight + 1 - MEMORY
+        mean, weight = MEAN_DECAY * mean + (1 - MEAN_DECAY) * outcome.loss, MEAN_DECAY * weight + 1 - MEAN_DECAY
         best = min(best, mean / weight)
         first = mean / weight if len(losses) <= steps // 10 else first
-        if mean / weight > max(DIVERGED * best, first) and len(losses) > steps // 10:
+        if mean / weight > max(DIVERGED_RATIO * best, first) and len(losses) > steps // 10:
             break
     if len(losses) < steps // 5:
         raise NumericsError(
@@ -135,7 +135,7 @@ def steepest(x: Floats, y: Floats, width: int) -> float | None:
     spread = (dx**2).sum(axis=1)
     slopes = (dx * dy).sum(axis=1) / spread
     errors = np.sqrt(((dy - slopes[:, None] * dx) ** 2).sum(axis=1) / (width - 2) / spread)
-    falling = slopes < -SURE * errors
+    falling = slopes < -FALLING_STANDARD_ERRORS * errors
     if not falling.any():
         return None
     return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())

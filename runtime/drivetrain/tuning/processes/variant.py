@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from drivetrain.job import Job
     from drivetrain.tuning.variants import Variant
 
-CHECKED = 4
+COMPARED_STEPS = 4
 """Steps whose losses are compared."""
-WARM = 3
+WARM_STEPS = 3
 """Steps from which the time of one is estimated."""
 
 
@@ -92,9 +92,9 @@ def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool
             hush(run)
         numbers = [arm.step().read()]
         first = time.perf_counter() - start
-        numbers += [arm.step().read() for _ in range(CHECKED - 1)]
+        numbers += [arm.step().read() for _ in range(COMPARED_STEPS - 1)]
         run.train_mode()
-        step = arm.steps(WARM) / WARM
+        step = arm.steps(WARM_STEPS) / WARM_STEPS
     if run.step.compile_error:
         notes.append(f"compile failed: {run.step.compile_error}")
     batch = len(run.dataset.train) / run.batches.per_epoch
