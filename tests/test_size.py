@@ -49,10 +49,10 @@ def test_every_module_says_what_it_is_for() -> None:
 MOST: dict[str, tuple[int, int]] = {
     "baselines": (6, 640),
     "cli": (27, 2_745),
-    "data": (156, 23_094),
+    "data": (156, 23_121),
     "distributed": (10, 1_778),
     "hardware": (16, 2_088),
-    "inference": (13, 1_649),
+    "inference": (13, 1_651),
     "job": (29, 3_501),
     "job_spec": (15, 2_762),
     "launch": (31, 4_019),
@@ -62,11 +62,11 @@ MOST: dict[str, tuple[int, int]] = {
     "pretrained": (18, 2_744),
     "report": (36, 4_513),
     "storage": (10, 1_375),
-    "supervisor": (40, 6_836),
+    "supervisor": (40, 6_852),
     "system": (24, 2_116),
     "top": (4, 322),
     "tracking": (24, 2_824),
-    "training": (53, 8_069),
+    "training": (53, 8_075),
     "tuning": (34, 4_822),
 }
 """Files and lines of each package at most."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,9 @@ def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.dev
     job, data = validation_data(request.run, trained, consent=request.run_code)
     train = job.train
     objective = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
-    tally = MetricAccumulator(data.heads, objective)
+    # The probabilities of `predict`: with the temperature that the data's own heads do not have.
+    heads = {name: replace(head, temperature=trained.heads[name].temperature) for name, head in data.heads.items()}
+    tally = MetricAccumulator(heads, objective)
     outputs = forward.outputs(trained.network, data.heads, data.validation, data.prepare, device)
     _count(tally, outputs, data.validation.targets)
     return tally

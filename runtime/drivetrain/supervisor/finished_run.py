@@ -143,12 +143,28 @@ def decide(done: FinishedRun, job: Job, *, restart: bool) -> Extension:
         SpecError: if nothing is left to train, or the schedule has come to its end.
     """
     _check_length(done, job)
+    _check_solved(done, job)
     _check_stopping(done, job)
     restarts = _restarts(done, job, restart)
     before = records.read(done.path)
     origin = done.step if restarts else before.origin if before else 0
     name = done.path.resolve().name
     return Extension(name, done.step, done.epochs, "restarts" if restarts else "continues", origin)
+
+
+def _check_solved(done: FinishedRun, job: Job) -> None:
+    """Refuse more epochs for solved outputs: their loss has no smaller value."""
+    if done.state.get("counters", {}).get("solved") and not getattr(getattr(job, "model", None), "unfreeze", ()):
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "epochs"),
+                    f"more of them change nothing: the outputs of {done.path} are solved, and all else is frozen",
+                    "a run that trains by steps",
+                    f"start from its model: model: {{from: {done.path}}}, with less frozen, or with train.solve_heads: false",
+                )
+            ]
+        )
 
 
 def _check_length(done: FinishedRun, job: Job) -> None:

@@ -223,6 +223,19 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
         assert not said or ("new.parquet: size is far from the " in notes[0] and "in 1 rows, such as" in notes[0])
 
 
+def test_a_column_that_a_sentinel_flattens_is_noted(tmp_path: Path) -> None:
+    """Beside -999999999 all other numbers were the same, and nothing said why the column was of no use."""
+    rows = mixed()
+    sizes = np.random.default_rng(0).normal(size=80)
+    for sentinel, said in ((-3.0, False), (-999999999.0, True)):
+        rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
+        notes = [
+            note for note in tables.load(job(stored(tmp_path, rows))).notes if "different numbers, of which" in note
+        ]
+        assert len(notes) == said
+        assert not said or "beside those from -1e+09 to" in notes[0]
+
+
 def test_several_labels(tmp_path: Path) -> None:
     rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
     data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,13 @@ def test_it_trains_predicts_and_exports_like_any_other(
     with open("answers.csv", newline="", encoding="utf-8") as answers, open("a.csv", encoding="utf-8") as truth:
         pairs = zip(csv.DictReader(answers), csv.DictReader(truth), strict=True)
         assert np.mean([one["prediction"] == other["kind"] for one, other in pairs]) > 0.93
+    assert main.main(["evaluate", "runs/small-001"]) == 0
+    evaluated = json.loads(Path("runs/small-001/evaluation/metrics.json").read_text())["metrics"]
+    calibrated = capfd.readouterr().out.split("validation log loss ")[1].split(" -> ")[1].split()[0]
+    # The probabilities that `predict` writes, not those before the temperature.
+    assert evaluated["validation/log_loss"] == pytest.approx(float(calibrated), abs=2e-3)
+    assert main.main(["train", "job.yaml", "--extend", "runs/small-001", "--set", "train.epochs=20"]) == 2
+    assert "more of them change nothing: the outputs of runs/small-001 are solved" in capfd.readouterr().err
     assert main.main(["export", "runs/small-001"]) == 0
     assert "er from the network's by" in capfd.readouterr().out
 

@@ -117,6 +117,7 @@ def test_the_folder_says_how_a_vector_is_made(folder: Path, modes: list[str], po
     assert made.model.pooling == made.network.arguments["pooling"] == pooling
     said = any("as its 1_Pooling/config.json says" in note for note in made.dataset.notes)
     assert said == (len(modes) == 1 and modes != ["weightedmean_tokens"])
+    assert any("names no way that is possible here" in note for note in made.dataset.notes) != said
     explicit = assembled(folder, MODEL[:-1] + ", pooling: cls}")
     assert explicit.network.arguments["pooling"] == "cls"
 

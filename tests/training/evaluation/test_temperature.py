@@ -61,6 +61,19 @@ def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:
     assert 0.4 < chosen.value < 1
 
 
+@pytest.mark.parametrize(("factor", "value"), [(100.0, 8.0), (0.01, 0.25)])
+def test_the_end_of_the_range_is_known_as_such(factor: float, value: float) -> None:
+    outputs, truth = drawn(1.0)
+    scores = ClassScores(Head("", classes=("a", "b", "c")))
+    scores.update(outputs * factor, truth)
+    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    assert chosen is not None
+    assert chosen.value == pytest.approx(value)
+    assert chosen.is_at_end
+    inside = temperature.Temperature(1.0, 0.5, 0.5)
+    assert not inside.is_at_end
+
+
 def test_what_has_no_temperature() -> None:
     assert temperature.choose([0.5] * len(temperature.TEMPERATURES), 0) is None
     assert temperature.choose([float("nan")] * len(temperature.TEMPERATURES), 9) is None

@@ -27,6 +27,10 @@ from drivetrain.data.tables.date_features import DateFeatures
 if TYPE_CHECKING:
     import pyarrow
 
+MAX_COMPARED_ROWS = 100_000
+"""Rows whose numbers are compared before and after scaling."""
+MAX_MERGED_SHARE = 0.5
+"""Share of the different numbers that must remain different once they are scaled."""
 MAX_DEVIATIONS = 1e6
 """New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
@@ -195,9 +199,14 @@ def fit(
     """
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
-        number = _number(name, column_values.numbers(table[name])[0][rows], bins)
+        values = column_values.numbers(table[name])[0][rows]
+        number = _number(name, values, bins)
         numbers += [number] if number else []
-        notes += [] if number else [f"{name} is constant in the training rows, so it is not used"]
+        notes += (
+            _describe_merged(number, values)
+            if number
+            else [f"{name} is constant in the training rows, so it is not used"]
+        )
     for name in roles.categorical:
         category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
@@ -219,6 +228,18 @@ def _number(name: str, values: column_values.Numbers, bins: int) -> Number | Non
     spread = float(present.std()) if present.min() < present.max() else 0.0
     number = Number(name, float(present.mean()), spread or 1.0, float(np.median(present)), missing)
     return replace(number, edges=_edges(number.scaled(present)[0], bins)) if bins else number
+
+
+def _describe_merged(number: Number, values: column_values.Numbers) -> list[str]:
+    """A note if numbers that differ are the same after scaling, beside a few that are far larger, such as -999999999."""
+    present = values[~np.isnan(values)][:MAX_COMPARED_ROWS]
+    different, remaining = len(np.unique(present)), len(np.unique(number.scaled(present)[0]))
+    if remaining > MAX_MERGED_SHARE * different:
+        return []
+    return [
+        f"{number.name} has {different:,} different numbers, of which {remaining:,} remain beside those from {present.min():g} to "
+        f"{present.max():g}: leave such values empty (data.missing), or the column has nothing to say"
+    ]
 
 
 def _edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:

@@ -61,6 +61,12 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[To
             pooling = families.read_pooling(source.folder) if job.model.pooling == "auto" else ""
         how = (pooling or usual) if job.model.pooling == "auto" else job.model.pooling
         reason = f", as its {families.POOLING_FILE} says" if pooling else ""
+        if (
+            not (pooling or recorded)
+            and job.model.pooling == "auto"
+            and (source.folder / families.POOLING_FILE).exists()
+        ):
+            reason = f"; its {families.POOLING_FILE} names no way that is possible here (model.pooling)"
         note = (
             f"encoder {source.config.model_type} from {source.origin or source.folder}; a text is represented by its "
             f"{POOLED[how]}{reason}"

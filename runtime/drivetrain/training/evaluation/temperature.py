@@ -30,6 +30,11 @@ class Temperature:
     log_loss: float
     scaled_log_loss: float
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it is the smallest or the largest that is tried, so that a better one may lie beyond."""
+        return not 1.001 * TEMPERATURES[0] < self.value < TEMPERATURES[-1] / 1.001
+
 
 def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
     """The sum of the log loss of outputs (N, classes) at each temperature, float64 on the CPU; `truth` is (N,)."""
