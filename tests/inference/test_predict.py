@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 from drivetrain.cli import main
+from drivetrain.data.dataset import NO_LABEL
 from drivetrain.errors import DataError
 from drivetrain.inference import predictions
-from drivetrain.models import saved_model
+from drivetrain.models import forward, saved_model
 from drivetrain.training.run import Run
 from tests.paths import ROOT
 from tests.trained import CALIBRATED, CASES, seen, trained
@@ -100,7 +101,19 @@ def test_evaluate_gives_the_metrics_of_the_training(
     """Without data it reads the validation data again and gives every metric, the loss too."""
     assert main.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
-    assert stored == pytest.approx(run.last, rel=1e-5, abs=1e-6)
+    # Those of probabilities are of the ones that `predict` writes, with the temperature.
+    with_temperature = {name for name in run.last if name.rpartition("/")[2] in ("log_loss", "brier", "ece")}
+    plain = {name: value for name, value in run.last.items() if name not in with_temperature}
+    assert {name: stored[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert stored.keys() == run.last.keys()
+    model, data = saved_model.load(run.folder), run.dataset
+    batches = list(forward.outputs(model.network, model.heads, data.validation, data.prepare, torch.device("cpu")))
+    for name in (name for name, head in model.heads.items() if head.classes and not head.several):
+        scaled = torch.cat([outputs[name] for _, outputs in batches]) / model.heads[name].temperature
+        expected = torch.nn.functional.cross_entropy(scaled, data.validation.targets[name], ignore_index=NO_LABEL)
+        assert stored["/".join(filter(None, ("validation", name, "log_loss")))] == pytest.approx(
+            float(expected), rel=1e-4
+        )
     shown, told = capsys.readouterr()
     assert all(f"{name} " in shown for name in run.last), shown
     assert "evaluate: loading model and validation data\n" in told
