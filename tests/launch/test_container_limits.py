@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +14,27 @@ import pytest
 from drivetrain.launch import container_limits
 from tests.launch.specs import HOST, job
 from tests.nvml_double import GIB
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
     ("limits", "gpu", "expected"),
     [
-        ("{}", False, {"DRIVETRAIN_CPUS": "2"}),
-        ("{cpus: 64}", False, {"DRIVETRAIN_CPUS": "16"}),
+        (
+            "{}",
+            False,
+            {"DRIVETRAIN_CPUS": "15", "DRIVETRAIN_MEMORY": f"{60 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
+        (
+            "{cpus: 64}",
+            False,
+            {"DRIVETRAIN_CPUS": "16", "DRIVETRAIN_MEMORY": f"{60 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
         (
             "{memory: 512m, shm: 1g}",
             False,
             {
-                "DRIVETRAIN_CPUS": "2",
+                "DRIVETRAIN_CPUS": "15",
                 "DRIVETRAIN_MEMORY": "512m",
                 "DRIVETRAIN_RESERVATION": str(512 << 20),
                 "DRIVETRAIN_SHM": "1g",
@@ -43,6 +54,49 @@ from tests.nvml_double import GIB
 )
 def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str]) -> None:
     assert container_limits.variables(HOST, job(limits), gpu=gpu) == expected
+
+
+@pytest.fixture(autouse=True)
+def no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the checkout has the limits of the machine that the tests run on."""
+    monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
+    for name in ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY", "DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory", "expected_cpus", "expected_mib"),
+    [(2, 4, "2", 4096), (2, 8, "2", 4096), (8, 16, "7", 12288), (64, 256, "63", 252 * 1024), (1, 2, "1", 4096)],
+    ids=["small codespace", "codespace", "laptop", "server", "one CPU"],
+)
+def test_a_job_without_limits_gets_the_host_less_a_reserve(
+    cpus: int, memory: int, expected_cpus: str, expected_mib: int
+) -> None:
+    variables = container_limits.variables({"NCPU": cpus, "MemTotal": memory * GIB}, job())
+    assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == (expected_cpus, f"{expected_mib}m")
+
+
+def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("DRIVETRAIN_CPUS=3\nDRIVETRAIN_MEMORY=7g\n")
+    variables = container_limits.variables(HOST, job())
+    assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("3", "7g")
+    variables = container_limits.variables(HOST, job("{cpus: 1, memory: 2g}"))
+    assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("1", "2g")
+
+
+@pytest.mark.parametrize(("cpus", "memory"), [(2, 8), (3, 3), (1, 2), (8, 16), (64, 256)])
+def test_the_env_script_has_the_same_rule(tmp_path: Path, cpus: int, memory: int) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(f'#!/bin/sh\ncase "$*" in *NCPU*) echo {cpus} {memory * GIB};; *) exit 1;; esac\n')
+    docker.chmod(0o755)
+    path = f"{docker.parent}:{os.environ['PATH']}"
+    subprocess.run([tmp_path / "scripts" / "env"], check=True, capture_output=True, env={**os.environ, "PATH": path})
+    written = container_limits.read_env_file()
+    for gpu, prefix in ((False, "DRIVETRAIN"), (True, "DRIVETRAIN_GPU")):
+        assert written[f"{prefix}_CPUS"] == f"{container_limits.default_cpus(cpus, gpu=gpu):g}"
+        assert written[f"{prefix}_MEMORY"] == container_limits.default_memory(memory * GIB, gpu=gpu)
 
 
 def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:

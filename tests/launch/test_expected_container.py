@@ -13,7 +13,7 @@ from drivetrain.cli import main
 from drivetrain.hardware import facts
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.launch import expected_container, run_in_image
+from drivetrain.launch import container_limits, expected_container, run_in_image
 from tests.paths import ROOT
 
 GIB = 1 << 30
@@ -26,7 +26,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without torch, whose .env says nothing."""
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
-    monkeypatch.setattr(expected_container, "PROJECT", Path("/nowhere"))
+    monkeypatch.setattr(container_limits, "PROJECT", Path("/nowhere"))
     for name in ("DRIVETRAIN_IMAGE", "DRIVETRAIN_MEMORY", "DRIVETRAIN_SHM", "DRIVETRAIN_CPUS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -51,8 +51,9 @@ def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None,
     assert line == (
         "torch is not installed here: this is the plan for the container of the image cpu, in which `train` runs"
     )
-    assert (found.cpu.budget, found.cpu.quota) == (2, 2.0)
-    assert (found.memory.limit, found.memory.swap) == (4 * GIB, False)
+    host = machine("laptop")
+    assert (found.cpu.budget, found.cpu.quota) == (host.cpu.host - 1, 15.0)
+    assert (found.memory.limit, found.memory.swap) == (host.memory.host - 4 * GIB >> 20 << 20, False)
     assert (found.storage.shm, found.storage.cache) == (256 << 20, "/cache/compile")
     assert (found.place, found.image, found.compiler) == ("docker", "cpu", "/usr/bin/g++")
     assert found.libraries.iomp5
@@ -64,7 +65,7 @@ def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None,
 def test_limits_come_from_the_job_then_from_env(
     no_torch: None, limited: Limited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expected_container, "PROJECT", tmp_path)
+    monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
     (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=3g\nDRIVETRAIN_SHM=64m\n")
     host = machine("laptop")
     found, _ = expected_container.expect_hardware(host, limited("{}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -229,12 +230,17 @@ def test_a_file_that_is_no_plan(tmp_path: Path, content: str, expected: str) -> 
         plan.load(path)
 
 
-def shown(*parts: object) -> str:
-    """What is printed, on lines of 100 columns, as one line without runs of spaces."""
+def capture(*parts: object) -> str:
+    """What is printed, on lines of 100 columns."""
     screen = Console(file=io.StringIO(), width=100)
     for part in parts:
         screen.print(part)
-    return " ".join(cast(io.StringIO, screen.file).getvalue().split())
+    return cast(io.StringIO, screen.file).getvalue()
+
+
+def shown(*parts: object) -> str:
+    """What is printed, as one line without runs of spaces."""
+    return " ".join(capture(*parts).split())
 
 
 def test_what_does_not_apply_is_one_line() -> None:
@@ -252,6 +258,25 @@ def test_what_does_not_apply_is_one_line() -> None:
     asked = job("optimize: {cuda_graphs: false}")
     assert "cuda_graphs false job" in shown(render(plan.resolve(asked, here), asked, here))
     assert "cuda_graphs" in shown(render(plan.resolve(wanted, machine("t4")), wanted, machine("t4")))
+
+
+def test_a_plan_is_one_line_unless_details_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, here = job("optimize: {compile: false}"), machine()
+    resolved = plan.resolve(wanted, here)
+    applying = re.findall(r"^(\w+)  ", capture(render(resolved, wanted, here)), re.MULTILINE)
+    for verbose, name in (("", "short"), ("1", "long")):
+        monkeypatch.setenv("DRIVETRAIN_VERBOSE", verbose)
+        show_plan.show(resolved, wanted.model_copy(update={"name": name}), here, tmp_path / "plan.json", None)
+        text = capsys.readouterr().out
+        assert ("cpu_threads" in text) == bool(verbose)
+    monkeypatch.delenv("DRIVETRAIN_VERBOSE")
+    show_plan.show(resolved, wanted.model_copy(update={"name": "shortest"}), here, tmp_path / "plan.json", None)
+    text = capsys.readouterr().out
+    rows = len(applying) - 1  # without the head of the table
+    assert f"  settings {rows}: {rows - 1} choice, 1 job; -v lists them" in text
+    assert len(text.splitlines()) == 3 + len(resolved.notes)
 
 
 def test_a_plan_that_was_shown_is_not_shown_again() -> None:
@@ -353,7 +378,7 @@ def test_a_plan_of_another_run_that_the_same_command_has_shown_is_not_shown_agai
     assert capsys.readouterr().out.startswith("plan for a-seed1 (image-classification): unchanged from ")
     two = wanted.model_copy(update={"name": "a-seed2"})
     show_plan.show(made, two, here, tmp_path / "other.json", None, tmp_path / "missing.json")
-    assert "cpu_threads" in capsys.readouterr().out
+    assert "-v lists them" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("notes", [None, 1], ids=["nothing", "a number"])

@@ -99,8 +99,15 @@ def _add_plan(add: Add) -> None:
     cluster_options.add_plan_options(command)
 
 
+def _add_verbose(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-v", "--verbose", action="store_true", help="also print every setting, and details of data and network"
+    )
+
+
 def _with_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _with_job(command)
+    _add_verbose(command)
     command.add_argument(
         "--runs",
         type=runs_option.parse,
@@ -130,6 +137,7 @@ def _add_training(add: Add) -> None:
             "inside a container)",
         )
     )
+    _add_verbose(command)
     command.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)"
     )

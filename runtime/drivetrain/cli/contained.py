@@ -11,7 +11,7 @@ from drivetrain.launch import image_contents, project, run_in_image
 from drivetrain.system.console import say
 from drivetrain.system.installation import SETUP
 
-SWITCHES = ("plain", "new", "trace", "restart_schedule")
+SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
 NUMBERS = ("seeds", "folds", "trials")
 
 

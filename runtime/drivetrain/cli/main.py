@@ -16,7 +16,7 @@ from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageErro
 from drivetrain.launch import run_in_image
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
-from drivetrain.system.console import guard_output, say_error
+from drivetrain.system.console import VERBOSE, guard_output, say_error
 from drivetrain.system.files import storage_error
 
 OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "inspect", "reproduce")
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command in OUTLIVE_OUTPUT:
             guard_output()
         _check(options)
+        if getattr(options, "verbose", False):
+            os.environ[VERBOSE] = "1"
         if run_in_image.is_needed(options.command):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
         code = COMMANDS[options.command](options)

@@ -45,8 +45,10 @@ Nodes = Annotated[
 class Limits(Spec):
     """What the container may use; enforced by the engine, checked in the plan."""
 
-    cpus: Positive | None = Field(None, description="CPUs, fractions allowed; 2 if absent")
-    memory: Size | None = Field(None, description="memory without swap; 4g if absent")
+    cpus: Positive | None = Field(None, description="CPUs, fractions allowed; if absent, all but one and at least 2")
+    memory: Size | None = Field(
+        None, description="memory without swap; if absent, that of the host less 4g, and at least 4g"
+    )
     shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
     gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
     gpu_memory: GpuMemory | None = Field(

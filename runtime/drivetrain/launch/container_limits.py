@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.job import Job
+from drivetrain.launch.project import PROJECT
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.units import parse_bytes
@@ -17,35 +19,56 @@ from drivetrain.system.units import parse_bytes
 SECURE_UID = 1000
 """Owner of the files if root starts a container from a checkout owned by root."""
 GIB = 1 << 30
-LEFT = 2 * GIB
+GPU_RESERVE = 2 * GIB
 """Memory that a GPU job leaves to the host, unless that is more than half of it."""
+CPU_RESERVE, LEAST_CPU_MEMORY = 4 * GIB, 4 * GIB
+"""Memory that a job on a CPU leaves to the host, and what it gets on a small host."""
 
 
 def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[str, str]:
-    """The job's limits; limits that it does not set keep the defaults of the compose files.
+    """The limits of a job: its own, else those of the environment or of .env, else the host less a reserve.
 
     Args:
         info: information about the host from the engine (`docker info`).
         job: the checked spec.
-        gpu: whether the image is for GPUs; the default is then the whole host less one CPU and 2 GiB.
+        gpu: whether the image is for GPUs.
     """
     host, limits = float(info["NCPU"]), job.limits
-    cpus = min(limits.cpus or (max(1.0, host - 1) if gpu else 2.0), host)
-    if limits.cpus and cpus < limits.cpus:
-        say(f"limits.cpus: {limits.cpus:g} requested, this host has {cpus:g}")
-    memory = limits.memory or (whole_host(int(info["MemTotal"])) if gpu else None)
-    names = ("DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY") if gpu else ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY")
-    values = {names[0]: f"{cpus:g}"}
-    if memory:
-        values |= {names[1]: memory, "DRIVETRAIN_RESERVATION": str(min(GIB, parse_bytes(memory)))}
+    prefix = "DRIVETRAIN_GPU" if gpu else "DRIVETRAIN"
+    settings = {**read_env_file(), **os.environ}
+    cpus = f"{min(limits.cpus, host):g}" if limits.cpus else settings.get(f"{prefix}_CPUS")
+    if limits.cpus and host < limits.cpus:
+        say(f"limits.cpus: {limits.cpus:g} requested, this host has {host:g}")
+    memory = limits.memory or settings.get(f"{prefix}_MEMORY") or default_memory(int(info["MemTotal"]), gpu=gpu)
+    values = {f"{prefix}_CPUS": cpus or f"{default_cpus(host, gpu=gpu):g}", f"{prefix}_MEMORY": memory}
+    with contextlib.suppress(ValueError):  # the engine explains a size in .env that it cannot read
+        values["DRIVETRAIN_RESERVATION"] = str(min(GIB, parse_bytes(memory)))
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
     return values
 
 
-def whole_host(memory: int) -> str:
-    """The host's memory less LEFT, in whole MiB as the engine expects it."""
-    return f"{max(memory - LEFT, memory // 2) >> 20}m"
+def default_cpus(host: float, *, gpu: bool) -> float:
+    """All CPUs of the host but one, and on a CPU at least two of them. `scripts/env` has the same rule."""
+    return max(host - 1, 1.0 if gpu else min(2.0, host))
+
+
+def default_memory(host: int, *, gpu: bool) -> str:
+    """The bytes of the host less a reserve, in whole MiB as the engine expects it. `scripts/env` has the same rule.
+
+    A CPU job leaves CPU_RESERVE to the desktop or editor beside it, and a GPU job, whose host is a server, GPU_RESERVE.
+    """
+    usable = max(host - GPU_RESERVE, host // 2) if gpu else max(host - CPU_RESERVE, LEAST_CPU_MEMORY)
+    return f"{usable >> 20}m"
+
+
+def read_env_file() -> dict[str, str]:
+    """The settings in the checkout's .env, which compose reads."""
+    try:
+        lines = (PROJECT / ".env").read_text(encoding="utf-8").splitlines() if CHECKOUT else []
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name, equals_sign, value in (line.partition("=") for line in lines) if equals_sign}
 
 
 def owner(project: Path, *, report: bool = False) -> dict[str, str]:

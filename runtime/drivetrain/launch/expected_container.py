@@ -15,7 +15,6 @@ from drivetrain.hardware.detect import machine_name
 from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Memory, Storage, Torch
 from drivetrain.job import Job
 from drivetrain.launch import compose_project, container_limits, run_in_image
-from drivetrain.launch.project import PROJECT
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.units import parse_bytes
 
@@ -66,23 +65,14 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
 def _settings(host: Hardware, job: Job, word: str) -> dict[str, str]:
     """The variables of the compose files: from .env, from the environment, and of this job."""
     machine = {"NCPU": host.cpu.host, "MemTotal": host.memory.host}
-    stored = _read_stored()
     with contextlib.redirect_stdout(None):  # the plan's notes name limits that exceed the machine
         variables = container_limits.variables(machine, job, gpu=word != "cpu")
     # The compose files of the GPUs have variables of their own for the same limits.
     variables |= {name.replace("_GPU", ""): value for name, value in variables.items()}
+    stored = container_limits.read_env_file()
     if stored.get("DRIVETRAIN_CPUS") == "0":  # the engine cannot limit CPUs
         variables["DRIVETRAIN_CPUS"] = "0"
     return {**stored, **os.environ, **variables}
-
-
-def _read_stored() -> dict[str, str]:
-    """The settings in the checkout's .env, which compose reads."""
-    try:
-        lines = (PROJECT / ".env").read_text(encoding="utf-8").splitlines() if CHECKOUT else []
-    except (OSError, ValueError):
-        return {}
-    return {name: value for name, equals_sign, value in (line.partition("=") for line in lines) if equals_sign}
 
 
 def _cpu(cpu: Cpu, quota: float) -> Cpu:

@@ -11,6 +11,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import LEARNED, OPEN, Decision, Plan, format_value, resolve
+from drivetrain.system.console import say_detail
 
 
 def settle(
@@ -26,14 +27,16 @@ def settle(
     Args:
         stored: the plan so far; final decisions stay, unless they were measured since.
         workload: properties of model and data.
-        say: reports changes.
+        say: reports a setting that changes what is learned.
         measured: measurements by decision.
     """
     plan = refine(stored, job, machine, workload, measured)
     for row in plan.decisions:
         old = stored.row(row.name)
         if old.value != row.value:
-            say(f"plan: {row.name} changed from {format_value(old.value)} to {format_value(row.value)}: {row.reason}")
+            say_detail(
+                f"plan: {row.name} changed from {format_value(old.value)} to {format_value(row.value)}: {row.reason}"
+            )
     changing = [row.name for row in plan.list_enabled() if row.effect == optimizations.Effect.TRAINING]
     if changing:
         say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")

@@ -59,6 +59,23 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) 
     return Group(*parts, *_notes(plan.notes))
 
 
+def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
+    """Render how many settings apply to this machine and job, who set them, and the notes.
+
+    Args:
+        plan: the decisions.
+        job: the user's request.
+        hardware: the usable machine.
+    """
+    idle = _idle(plan, job, hardware)
+    rows = [row for row in plan.decisions if row.name not in idle]
+    sources = ", ".join(f"{count} {source}" for source, count in Counter(row.source for row in rows).items())
+    head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
+    head.append(f"  machine  {machine(hardware)}; image {plan.image or 'none'}\n", style="not bold")
+    head.append(f"  settings {len(rows)}: {sources}; -v lists them, the report explains them", style="not bold")
+    return Group(head, *_notes(plan.notes))
+
+
 def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
     """Render the differences from a plan that was shown before; one line if there are none.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.plan.plan import Plan, load
-from drivetrain.plan.plan_table import render, render_changes
-from drivetrain.system.console import console
+from drivetrain.plan.plan_table import render, render_changes, render_summary
+from drivetrain.system.console import console, is_verbose
 
 SHOWN = "DRIVETRAIN_SHOWN_PLAN"
 """Names the plan that a sweep has shown to the processes of its later trials."""
@@ -20,7 +20,7 @@ _last: dict[str, tuple[Plan, Path]] = {}
 def show(
     plan: Plan, job: Job, machine: Hardware, file: Path, stored: Plan | None, shown_plan: Path | None = None
 ) -> None:
-    """Print the plan, or its differences from the one that was shown before.
+    """Print the plan in a line, or whole if details are asked for; or its differences from the one that was shown before.
 
     Args:
         plan: the present plan.
@@ -33,5 +33,8 @@ def show(
     before = (stored, file) if stored else _last.get(job.name)
     if before is None and shown_plan and shown_plan.exists():
         before = load(shown_plan), shown_plan
-    console().print(render_changes(plan, *before, job, machine) if before else render(plan, job, machine))
+    if before:
+        console().print(render_changes(plan, *before, job, machine))
+    else:
+        console().print(render(plan, job, machine) if is_verbose() else render_summary(plan, job, machine))
     _last[job.name] = plan, file

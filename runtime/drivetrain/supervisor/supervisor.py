@@ -222,6 +222,8 @@ def _run(
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
         if tracker:
             tracker.finish(stopped=code == Stopped.exit_code)
+        if code == 0 and request.baselines:
+            say(f"next: drivetrain predict {shlex.quote(child_process.path_word(run.path))} FILES")
     # Last, so that the copy has the report, too.
     copied = copies.finish(run.path, code) if copies else code
     if copied != code:

@@ -20,6 +20,8 @@ from drivetrain.system.printable import printable_json, printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
+VERBOSE = "DRIVETRAIN_VERBOSE"
+"""Set by `-v`, also for the processes that this one starts: then details are printed, too."""
 SILENT_SECONDS = 5.0
 """Seconds after which `report_if_slow` prints a line: on a busy machine an import can take a minute."""
 
@@ -31,6 +33,17 @@ def say(text: str) -> None:
     """
     text = printable_lines(text)
     _write("\n".join(map(_wrap, text.split("\n"))) if sys.stdout.isatty() else text, sys.stdout)
+
+
+def is_verbose() -> bool:
+    """Whether details are printed."""
+    return bool(os.environ.get(VERBOSE))
+
+
+def say_detail(text: str) -> None:
+    """Print a line that the run's records have, too, if details are asked for."""
+    if is_verbose():
+        say(text)
 
 
 def say_aside(text: str) -> None:

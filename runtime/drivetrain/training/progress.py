@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COLUMNS_SHOWN = 4
 """Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
+EPOCHS_LOGGED = 20
+"""Number of epochs up to which each has a line in a log, however short they are."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
 
@@ -35,6 +37,8 @@ class Progress:
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
         self.shown = -float("inf")
+        self.logged_epoch = -float("inf")
+        """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
         self.left: TimeLeft | None = None
         self.live: LiveView | None = None
         self.spent = 0.0
@@ -79,13 +83,19 @@ class Progress:
         return format_time_left(None if seconds_left is None else min(seconds_left, most), at_most)
 
     def evaluation(self, run: Run, best: str) -> None:
-        """Report an evaluation; `best` says that it is the best so far, and why if that does not show."""
-        if self.live is None:
+        """Report an evaluation; `best` says that it is the best so far, and why if that does not show.
+
+        Of many short epochs a log has about EPOCHS_LOGGED; metrics.jsonl has all.
+        """
+        now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.job.train.epochs
+        is_logged = epoch in (1, count) or epoch % -(-count // EPOCHS_LOGGED) == 0
+        if self.live is None and (is_logged or now - self.logged_epoch >= LINE_EVERY):
+            self.logged_epoch = now
             columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
             hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
             shown = {name: value for name, value in run.last.items() if not name.startswith(hidden)}
             metrics_text = format_metrics(shown, run.watch.best.metric, "  ")
-            say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {metrics_text}{f'  {best}' if best else ''}")
+            say(f"epoch {epoch}/{count}  {metrics_text}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
         """Close the live view, and leave its last state on the screen."""

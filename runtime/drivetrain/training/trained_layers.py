@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from drivetrain import optimizations
 from drivetrain.data.labels import list_names
+from drivetrain.data.notes import Detail
 from drivetrain.models import freeze, lr_groups
 from drivetrain.models.freeze import frozen_parts
 from drivetrain.training.run import Run
@@ -64,7 +65,9 @@ def _apply_again(run: Run) -> None:
 
 def lines(run: Run) -> list[str]:
     """The lines about it, each beginning with its subject: `model: ...`, `learning rates: ...`."""
-    return [_describe_counts(run), *rates(run)]
+    counts = _describe_counts(run)
+    is_whole = all(p.requires_grad for p in run.model.parameters()) and not _later(run)
+    return [Detail(counts) if is_whole else counts, *rates(run)]
 
 
 def rates(run: Run) -> list[str]:

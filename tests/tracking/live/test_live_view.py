@@ -275,6 +275,21 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert ahead == rest | {"best": "validation/accuracy"}
 
 
+@pytest.mark.parametrize(("seconds", "logged"), [(0.1, 21), (6.0, 100)])
+def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, logged: int
+) -> None:
+    run, progress = fake(tmp_path), Progress(1000, 0)
+    run.job.train.epochs = 100
+    for epoch in range(100):
+        monkeypatch.setattr(time, "monotonic", lambda now=seconds * epoch: now)
+        run.counters.epoch = epoch
+        progress.evaluation(run, "")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == logged
+    assert [lines[0].split()[1], lines[-1].split()[1]] == ["1/100", "100/100"]
+
+
 @pytest.mark.parametrize(("cost", "seconds"), [(0.0, 1.0), (0.003, 1.0), (0.02, 4.0), (1.0, 10.0)])
 def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float) -> None:
     assert pause(cost) == pytest.approx(seconds)

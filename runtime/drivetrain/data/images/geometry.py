@@ -6,6 +6,7 @@ from drivetrain.data.dataset import InputRecord
 from drivetrain.data.images import npz_images, resize
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource
+from drivetrain.data.notes import Detail
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained.expected_input import ExpectedInput
 
@@ -44,7 +45,9 @@ def choose(job: ImageJob, train: ImageSource, expected: ExpectedInput | None) ->
     exact = isinstance(train.images, npz_images.ImageArrays)
     size, reason = resize.choose_size(job.data.image_size, sides, exact)
     channels, because = resize.choose_channels(job.data.channels, bool(grey.all()))
-    return size, channels, [f"image_size {size}: {reason}", f"channels {channels}: {because}"]
+    size_note = f"image_size {size}: {reason}"
+    is_plain = exact or job.data.image_size == size
+    return size, channels, [Detail(size_note) if is_plain else size_note, Detail(f"channels {channels}: {because}")]
 
 
 def decide_resize(

@@ -15,6 +15,7 @@ from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.groups import Groups, number_groups
 from drivetrain.data.labels import list_names
+from drivetrain.data.notes import Detail
 from drivetrain.data.series import timestamps as clock
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.tables import column_roles, revealing_columns
@@ -233,7 +234,7 @@ def _notes(
     bad_samples.check(filled_rows, len(ticking), 1.0 if budget is None else budget, key)
     if not filled_rows:
         return []
-    listed_rows = [f"filled: {one}" for one in filled_rows[:MAX_LISTED_ROWS]]
+    listed_rows = [Detail(f"filled: {one}") for one in filled_rows[:MAX_LISTED_ROWS]]
     head = f"{key}: {len(filled_rows):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
     skipped_count = int((~is_known).sum())
     left_out = (
@@ -246,6 +247,6 @@ def _notes(
     return [
         head,
         *listed_rows,
-        *([f"filled: and {len(filled_rows) - len(listed_rows):,} more"] if len(filled_rows) > len(listed_rows) else []),
+        *[Detail(f"filled: and {len(rest):,} more") for rest in [filled_rows[MAX_LISTED_ROWS:]] if rest],
         *left_out,
     ]

@@ -15,6 +15,7 @@ import torch
 from drivetrain.data import bad_samples, labels, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord
+from drivetrain.data.notes import Detail
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
@@ -136,7 +137,7 @@ def load(job: TextJob, recorded: InputRecord | None = None) -> Dataset:
             *open_stream.check_cache(job, stream, splits[0].reader),
             *encoding.notes,
             *job_tokenizer.note_watched(job),
-            padding.note(),
+            Detail(padding.note()),
         ],
         facts={
             "padding": asdict(padding),

@@ -16,6 +16,7 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.notes import Detail
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus, job_tokenizer, max_length, tokenizer
 from drivetrain.data.text import split as text_split
@@ -99,7 +100,7 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
         *reasons,
         *_unknown(text_tokenizer, splits[1].tokens),
         *job_tokenizer.note_watched(job),
-        padding.note(),
+        Detail(padding.note()),
     ]
     return Dataset(
         splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes, facts={"padding": asdict(padding)}
