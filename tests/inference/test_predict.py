@@ -213,6 +213,31 @@ def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
         assert len([p for p in row["probability"].split(";") if p]) == len(wanted)
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_an_output_file_has_the_rows_of_its_one_table(labels: Run, tmp_path: Path, inputs: int) -> None:
+    data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
+    before = list(csv.DictReader(data.read_text(encoding="utf-8").splitlines()))
+    paths = [str(data)] * inputs
+    assert main.main(["predict", str(labels.folder), *paths, "--output", str(output)]) == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == len(before) * inputs
+    if inputs == 1:
+        assert [{name: row[name] for name in before[0]} for row in rows] == before
+        assert "sample" not in rows[0]
+    else:
+        assert list(rows[0]) == ["sample", "prediction", "probability"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--columns", "path"], ["--columns", "x", "--output", "o.csv", "--format", "jsonl"]]
+)
+def test_columns_of_an_input_need_one_table_and_an_output_file(
+    images: Run, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["predict", str(images.folder), str(images.folder.parent / "held"), *options]) == 2
+    assert "--columns: this output has no columns of its input" in capsys.readouterr().err
+
+
 def test_a_manifest_without_labels_and_hidden_files(images: Run, tmp_path: Path) -> None:
     folder = images.folder.parent / "held"
     (tmp_path / "list.csv").write_text(f"path\n{folder / 'a' / '0.jpg'}\nlost.png\n")

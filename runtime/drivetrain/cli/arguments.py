@@ -293,7 +293,14 @@ def _add_use(add: Add) -> None:
         default="csv",
         help="output format: one CSV row or JSON line per sample (default: csv)",
     )
-    command.add_argument("--output", type=Path, metavar="FILE", help="output file (default: standard output)")
+    command.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="output file (default: standard output); for one table, with its columns and in its form",
+    )
+    help_text = "with --output: columns of the input that are written beside the predictions (default: all)"
+    command.add_argument("--columns", metavar="COLUMN,...", help=help_text)
     _add_csv(command)
     command.add_argument("--probabilities", action="store_true", help="include the probability of every class")
     command.add_argument("--run-code", action="store_true", help=code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +250,7 @@ def predict(options: argparse.Namespace) -> int:
             probabilities=options.probabilities,
             run_code=options.run_code,
             csv=csv_option.parse(options.csv),
+            columns=None if options.columns is None else next(csv.reader([options.columns]), []),
         )
     )
 

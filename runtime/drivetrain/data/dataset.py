@@ -298,6 +298,8 @@ class NewSamples:
     prepare: Preprocessing
     notes: list[str] = field(default_factory=list)
     """What the user should know: skipped files or rows, and why."""
+    row_numbers: Ids | None = None
+    """Of each sample in the one table they come from, where the row below the header is 1; None for all others."""
 
 
 def longest_samples(split: Split, count: int) -> Ids:

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from drivetrain.data import notes
+from drivetrain.data.formats import table_paths
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.hardware import device_check
-from drivetrain.inference import thread_limits
+from drivetrain.inference import annotated_table, thread_limits
+from drivetrain.inference.annotated_table import InputTable
 from drivetrain.system.console import say_aside
 from drivetrain.system.printable import escape_cell, escape_row, printable, printable_json
 from drivetrain.tracking.live import time_left
@@ -31,6 +33,8 @@ from drivetrain.tracking.live import time_left
 if TYPE_CHECKING:
     import torch
 
+    from drivetrain.data.dataset import NewSamples
+    from drivetrain.data.formats.csv_dialect import CsvFiles
     from drivetrain.inference.predictions import Answer
     from drivetrain.models.saved_model import SavedModel
 
@@ -58,6 +62,8 @@ class PredictRequest:
     """Whether the code of a model folder outside of its run may be run."""
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
+    columns: Sequence[str] | None = None
+    """Columns of the input that an output file has, too; None for all."""
 
 
 def predict(request: PredictRequest) -> int:
@@ -66,20 +72,24 @@ def predict(request: PredictRequest) -> int:
     Raises:
         CheckpointError: if there is no trained model.
         DataError: if no sample can be read.
-        SpecError: if standard input is named beside others, or the model's samples cannot come in lines.
+        SpecError: if standard input is named beside others, or the model's samples cannot come in lines, or columns of the
+            input are asked for that it does not have.
         StorageError: if the output cannot be written.
     """
     machine = thread_limits.limit()
     import torch
 
     from drivetrain.data import load_new
+    from drivetrain.data.formats import csv_dialect
     from drivetrain.inference import predictions
     from drivetrain.models import forward, saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
     if STDIN in request.inputs:
         return _stream(request, trained, torch.device(device_check.usable_device(machine, thread_limits.tell)))
-    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
+    files = csv_dialect.of_model(trained.preprocessing, request.csv)
+    data = load_new.read_as(request.inputs, trained.preprocessing, trained.heads, files, labelled=False)
+    table = _input_table(request, data, files)
     for note in data.notes:
         say_aside(notes.line(note))
     started = time.monotonic()
@@ -89,14 +99,37 @@ def predict(request: PredictRequest) -> int:
     if not among:
         batches = time_left.report_progress(batches, len(data.split), "predict")
     answers = predictions.of(batches, trained.heads, data.split, every=request.probabilities)
-    with _sink(request.output) as file:
-        _write(request, answers, file)
+    with _sink(request.output, table.form.encoding if table else "utf-8") as file:
+        if table and data.row_numbers is not None:
+            cells = ({name: escape_cell(value) for name, value in _cells(answer)} for _, answer in answers)
+            annotated_table.write(table, request.columns, data.row_numbers.tolist(), cells, file)
+        else:
+            _write(request, answers, file)
     seconds = time.monotonic() - started
     count = len(data.split)
     if among:
         return 0  # the line would appear among the rows
     say_aside(f"{_samples(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)")
     return 0
+
+
+def _input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> InputTable | None:
+    """The table whose columns an output file has beside the predictions; None if the output has none of its input's.
+
+    Raises:
+        SpecError: if columns are asked for and cannot be had.
+    """
+    if data.row_numbers is not None and request.output is not None and request.form == "csv":
+        path = request.inputs[0]
+        path = table_paths.find_table(path, "data") if path.is_dir() else path
+        return annotated_table.open_table(path, files)
+    if request.columns is None:
+        return None
+    raise SpecError(
+        f"{annotated_table.OPTION}: this output has no columns of its input",
+        "a CSV file (--output FILE) of the rows of one table",
+        f"leave out {annotated_table.OPTION}, or name one table and --output",
+    )
 
 
 def _to_terminal(request: PredictRequest) -> bool:
@@ -135,7 +168,7 @@ def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) 
 
 
 @contextlib.contextmanager
-def _sink(output: Path | None) -> Iterator[IO[str]]:
+def _sink(output: Path | None, encoding: str = "utf-8") -> Iterator[IO[str]]:
     """The open output; a file is renamed to its final name once it is complete."""
     if output is None:
         yield sys.stdout
@@ -143,7 +176,9 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        # A name that the encoding does not have is written as XML does, in UTF-8 only halves of characters are such.
+        errors = "backslashreplace" if encoding.startswith("utf") else "xmlcharrefreplace"
+        with temporary.open("w", encoding=encoding, errors=errors, newline="") as file:
             yield file
         temporary.replace(output)
     except OSError as error:

@@ -43,6 +43,8 @@ class CsvFiles:
     """Where options are declared: the key of the spec, or an option of the command line."""
     usual: Dialect | None = None
     """The dialect of the first file, or of training: it decides where a file can be read in two ways."""
+    last: Dialect | None = None
+    """The dialect of the file that was read last."""
     stored: dict[str, Any] | None = None
     """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
     units: Mapping[str, str] | None = None
@@ -73,6 +75,7 @@ class CsvFiles:
         note = dialect.note(path)
         self.notes += [one for one in (note, *notes) if one and one not in self.notes]
         self.usual = self.usual or dialect
+        self.last = dialect
         if self.stored is None:
             form = {key: value for key, value in asdict(dialect).items() if value}
             self.stored = form if note or self.units else {}

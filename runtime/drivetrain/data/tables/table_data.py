@@ -208,7 +208,10 @@ def read(
         target_tensors = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
     titles = RowNames(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
     return NewSamples(
-        TableSplit(inputs, rows, target_tensors, titles), as_it_is, [note for part in parts for note in part.notes]
+        TableSplit(inputs, rows, target_tensors, titles),
+        as_it_is,
+        [note for part in parts for note in part.notes],
+        rows + 1 if len(paths) == 1 else None,
     )
 
 

@@ -153,7 +153,8 @@ def read(
     longest, side = preprocessing["max_length"], preprocessing.get("truncation", "right")
     types = encoded.types(longest, side) if preprocessing.get("token_types") else None
     notes += max_length.note_truncated(encoded.lengths, longest, side)
-    return NewSamples(TextSplit(part, encoded.sequences(longest, side), text_tokenizer.pad, types), as_it_is, notes)
+    split = TextSplit(part, encoded.sequences(longest, side), text_tokenizer.pad, types)
+    return NewSamples(split, as_it_is, notes, source.rows if len(paths) == 1 else None)
 
 
 def text_columns(preprocessing: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,150 @@
+"""Writes predictions beside the columns of the table they were made for, in the form of that file.
+
+A CSV file keeps its separator, encoding, byte order mark, decimal sign and line ends, and every cell as it is written, so a
+spreadsheet that wrote the table opens the result. A row that could not be predicted stays, with empty predictions.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from drivetrain.data.formats import csv_layout, table_file
+from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
+from drivetrain.errors import SpecError, nearest
+
+OPTION = "--columns"
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """How the output is written."""
+
+    sign: str = ","
+    """Separator of the cells."""
+    encoding: str = "utf-8"
+    """As `open` has it."""
+    line_end: str = "\n"
+    has_decimal_comma: bool = False
+
+
+@dataclass(frozen=True)
+class InputTable:
+    """One input file."""
+
+    path: Path
+    names: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    """The cells of each row as written."""
+    form: TableForm
+
+
+def open_table(path: Path, files: CsvFiles) -> InputTable:
+    """Open a table again, whose samples were read before.
+
+    Args:
+        path: a .csv, .tsv, .jsonl or .parquet file.
+        files: what is declared of CSV files, and what was found when they were read.
+
+    Raises:
+        DataError: if it cannot be read any more.
+    """
+    if path.suffix.lower() not in csv_layout.SUFFIXES:
+        table = table_file.read(path, "data")
+        return InputTable(path, table.column_names, _arrow_rows(table), TableForm())
+    layout = csv_layout.find(path, "data", files)
+    with path.open("rb") as file:
+        start = file.read(csv_layout.SAMPLE_BYTES)
+    encoding = "utf-8-sig" if start.startswith(_UTF8_MARK) else layout.encoding
+    first_line = start.decode(encoding, "ignore").partition("\n")[0]
+    line_end = "\r\n" if first_line.endswith("\r") else "\n"
+    form = TableForm(layout.sign, encoding, line_end, _has_decimal_comma(layout.sign, files.last))
+    rows = _csv_rows(path, encoding, layout)
+    return InputTable(path, next(rows), rows, form)
+
+
+def write(
+    table: InputTable,
+    columns: Sequence[str] | None,
+    row_numbers: Sequence[int],
+    predictions: Iterable[Mapping[str, Any]],
+    file: IO[str],
+) -> None:
+    """Write the rows of a table with their predictions.
+
+    Args:
+        table: the input.
+        columns: names of its columns that are written; None for all.
+        row_numbers: of the samples, ascending; the row below the header is 1.
+        predictions: the cells of each sample by column name, in the order of `row_numbers`.
+        file: opened with the encoding of the table's form.
+
+    Raises:
+        SpecError: if a column is not there, or has the name of a prediction.
+    """
+    kept = [_find_column(table, name) for name in (table.names if columns is None else columns)]
+    writer = csv.writer(file, delimiter=table.form.sign, lineterminator=table.form.line_end)
+    numbered = zip(row_numbers, predictions, strict=True)
+    number, cells = next(numbered)
+    added = list(cells)
+    _check_free(table, kept, added)
+    writer.writerow([*(table.names[i] for i in kept), *added])
+    for row_number, row in enumerate(table.rows, start=1):
+        is_predicted = row_number == number
+        new_cells = [_format(cells[name], table.form) for name in added] if is_predicted else [""] * len(added)
+        writer.writerow([*(row[i] if i < len(row) else "" for i in kept), *new_cells])
+        if is_predicted:
+            number, cells = next(numbered, (0, {}))
+
+
+def _has_decimal_comma(sign: str, dialect: Dialect | None) -> bool:
+    """As the file's numbers are; without any, as spreadsheets that separate by semicolons write them."""
+    decimal = dialect.decimal if dialect else None
+    return decimal == "comma" or (decimal is None and sign == ";")
+
+
+def _csv_rows(path: Path, encoding: str, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
+    """The header, and the rows as the reader of the samples counts them: lines without anything are none."""
+    with path.open(encoding=encoding, newline="") as file:
+        for _ in range(layout.skipped):
+            file.readline()
+        yield from (row for row in csv.reader(file, delimiter=layout.sign) if row)
+
+
+def _arrow_rows(table: Any) -> Iterator[list[str]]:
+    for batch in table.to_batches():
+        columns = [column.to_pylist() for column in batch.columns]
+        for cells in zip(*columns, strict=True):
+            yield ["" if cell is None else str(cell) for cell in cells]
+
+
+def _find_column(table: InputTable, name: str) -> int:
+    names = list(table.names)
+    if name in names:
+        return names.index(name)
+    raise SpecError(
+        f"{OPTION} {name}: {table.path} has no such column",
+        ", ".join(names),
+        nearest(name, names) or "name columns of the input",
+    )
+
+
+def _check_free(table: InputTable, kept: Sequence[int], added: Sequence[str]) -> None:
+    if taken := [table.names[i] for i in kept if table.names[i] in added]:
+        rest = ",".join(table.names[i] for i in kept if table.names[i] not in added)
+        raise SpecError(
+            f"{table.path}: has a column {taken[0]} already, the name of a prediction",
+            "columns of other names",
+            f"leave it out: {OPTION} {rest}",
+        )
+
+
+def _format(value: object, form: TableForm) -> object:
+    """A prediction as a cell; its number has the decimal sign of the file."""
+    if form.has_decimal_comma and isinstance(value, float):
+        return str(value).replace(".", ",")
+    return value
