@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import drivetrain
@@ -106,11 +107,45 @@ def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.M
     assert "do:       give model.module; " in said
 
 
-@pytest.mark.parametrize("key", ["lr", "learning_rate"])
-def test_a_learning_rate_error_names_the_python_argument(tmp_path: Path, key: str) -> None:
-    said = refused(tmp_path, **{key: 0.25})
-    assert f"{key}: unknown key" in said
-    assert 'do:       write optimizer={"name": "adamw", "lr": 0.25}' in said
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "epochs"),
+    [
+        ({"lr": 0.25}, {"name": "adamw", "lr": 0.25}, 1),
+        ({"learning_rate": 0.25, "weight_decay": 0.5}, {"name": "adamw", "lr": 0.25, "weight_decay": 0.5}, 1),
+        ({"optimizer": "sgd", "lr": 0.25, "num_epochs": 2}, {"name": "sgd", "lr": 0.25}, 2),
+        ({"optimizer": {"name": "sgd", "momentum": 0.5}, "lr": 0.1}, {"name": "sgd", "momentum": 0.5, "lr": 0.1}, 1),
+    ],
+)
+def test_usual_shorthands_are_taken(
+    tmp_path: Path, settings: dict[str, Any], optimizer: dict[str, object], epochs: int
+) -> None:
+    lasting = {} if "num_epochs" in settings else {"epochs": 1}
+    result = drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, **lasting, **settings)
+    written = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
+    assert {key: written["optimizer"][key] for key in optimizer} == optimizer
+    assert written["epochs"] == epochs
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"lr": 0.1, "learning_rate": 0.1}, "learning_rate"),
+        ({"lr": 0.1, "optimizer": {"lr": 0.2}}, "lr"),
+        ({"lr": 0.1, "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}, "lr"),
+    ],
+)
+def test_a_setting_given_twice_is_refused(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, epochs=1, **settings)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+def test_missing_validation_data_is_an_error_in_three_parts(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        drivetrain.train(network(), circle(40), runs=tmp_path, epochs=1)
+    (problem,) = caught.value.problems
+    assert problem.key == "validation_data"
+    assert "random_split" in problem.action
 
 
 QUIET = """

@@ -66,7 +66,7 @@ class Result:
 def train(
     model: nn.Module,
     train_data: Any,
-    validation_data: Any,
+    validation_data: Any = None,
     *,
     loss: Callable[..., Any] | str | Mapping[str, Any] | None = None,
     weight_of: Callable[[Any], Any] | None = None,
@@ -99,7 +99,7 @@ def train(
         model: called with the inputs of a batch, one argument each; returns (N, outputs).
         train_data: a torch Dataset of (inputs, target), a TensorDataset, a tuple of arrays, the targets last, an
             IterableDataset, or a DataLoader of one of them.
-        validation_data: the same.
+        validation_data: the same; required, as it chooses the weights.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
             spec by name or as a mapping; chosen by the targets if None.
         weight_of: called with the targets of some samples: what `loss` of these divides by, as a number or one for each
@@ -127,7 +127,8 @@ def train(
         restart_schedule: with `extend`, whether the schedule starts again.
         new: start a new run, even if there is an unfinished one.
         quiet: print nothing, and suppress other output meanwhile; everything is in the run folder.
-        settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...
+        settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...; and
+            `lr` and `weight_decay`, which the optimizer gets.
 
     Raises:
         SpecError: if a setting is wrong, or network, data and loss do not fit together.
@@ -139,6 +140,14 @@ def train(
     caller = sys._getframe(1)
     call_site = embedded_call.place_of(caller)
     refuse = embedded_parts.refusal(call_site)
+    if validation_data is None:
+        raise refuse(
+            "validation_data",
+            "is missing",
+            "samples that are not trained on, which choose the best weights",
+            "hold some back: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
+        )
+    optimizer, settings = embedded_call.expand_shorthands(optimizer, settings, refuse)
     calls = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
         sources = (

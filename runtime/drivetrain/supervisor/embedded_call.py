@@ -24,13 +24,14 @@ OTHER_NAMES = {
     "scheduler": "schedule=, which takes a scheduler of torch, too",
     "lr_scheduler": "schedule=, which takes a scheduler of torch, too",
     "callbacks": "on_step=, on_epoch= and on_end=",
-    "max_epochs": "epochs=",
-    "num_epochs": "epochs=",
     "optim": "optimizer=",
     "criterion": "loss=",
 }
 """What other libraries call an argument, and its name here."""
-OPTIMIZER = 'optimizer={"name": "adamw", "lr": 0.001}'
+SHORTHANDS = {"max_epochs": "epochs", "num_epochs": "epochs", "learning_rate": "lr"}
+"""Names of other libraries for a number, which are taken."""
+OPTIMIZER_SETTINGS = ("lr", "weight_decay")
+"""Settings of the optimizer that a call may name beside it."""
 
 
 def place_of(call: FrameType) -> str:
@@ -67,6 +68,41 @@ def spec_of(written: dict[str, Any], call_site: str) -> EmbeddedJob:
         raise as_call_error(error) from None
     assert isinstance(job, EmbeddedJob)
     return job
+
+
+def expand_shorthands(
+    optimizer: object, settings: Mapping[str, object], refuse: Refusal
+) -> tuple[Any, dict[str, object]]:
+    """The optimizer with the settings that a call names beside it, and the keywords that remain.
+
+    Args:
+        optimizer: of the call.
+        settings: its keywords.
+        refuse: makes errors.
+
+    Raises:
+        SpecError: if a setting is given twice, or the optimizer is an object, which has its own.
+    """
+    expanded: dict[str, object] = {}
+    for key, value in settings.items():
+        name = SHORTHANDS.get(key, key)
+        if name in expanded:
+            raise refuse(key, f"is {value}, and {name} is given, too", "one of the two", "remove one")
+        expanded[name] = value
+    beside = {name: expanded.pop(name) for name in OPTIMIZER_SETTINGS if name in expanded}
+    if not beside:
+        return optimizer, expanded
+    description = {"name": optimizer} if isinstance(optimizer, str) else optimizer or {}
+    if not isinstance(description, Mapping):
+        raise refuse(
+            next(iter(beside)),
+            "is given, and the optimizer is one of your own",
+            "the settings that your optimizer has",
+            "set it where you make the optimizer",
+        )
+    if twice := [name for name in beside if name in description]:
+        raise refuse(twice[0], f"is {beside[twice[0]]}, and in optimizer, too", "one of the two", "remove one")
+    return {**description, **beside}, expanded
 
 
 def settings_of(
@@ -158,7 +194,7 @@ def loss_of(loss: object) -> object:
 
 
 def _unfit(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
-    """Arguments in the style of other libraries: objects, or a learning rate beside the optimizer."""
+    """Arguments in the style of other libraries."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             yield Problem(
@@ -167,14 +203,6 @@ def _unfit(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
                 f"is an object of type {type(value).__name__}",
                 "numbers, texts, lists and mappings, as in a spec",
                 "describe it with plain values, which can be stored and resumed",
-            )
-        elif key in ("lr", "learning_rate"):
-            yield Problem(
-                call_site,
-                key,
-                "unknown key",
-                "the learning rate is a setting of the optimizer",
-                f"write {OPTIMIZER.replace('0.001', str(value))}",
             )
         elif key in OTHER_NAMES:
             yield Problem(call_site, key, "unknown key", OTHER_NAMES[key], "use that name")
