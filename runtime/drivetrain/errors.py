@@ -160,9 +160,9 @@ class Stopped(DrivetrainError):
     exit_code = 75
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """`did you mean "x"?` for the closest of `candidates`, or an empty string."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
+def nearest(word: str, candidates: Iterable[str], likeness: float = 0.5) -> str:
+    """`did you mean "x"?` for the closest of `candidates`, or an empty string if none is alike, from 0 to 1."""
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=likeness)
     # Words may be names of data, such as columns and classes.
     letters = (
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in "".join(close)

@@ -61,6 +61,11 @@ REFUSED = [
         "b: `drivetrain plan` takes no such argument",
         "remove it; `drivetrain plan --help` shows all arguments",
     ),
+    (
+        "plan a --set train.epochs=1 train.seed=2",
+        "train.seed=2: `drivetrain plan` takes no such argument",
+        "write --set train.seed=2",
+    ),
 ]
 
 

@@ -28,6 +28,12 @@ from tests.paths import IMPORTS, ROOT
 pytestmark = pytest.mark.usefixtures("here")
 
 
+@pytest.fixture(autouse=True)
+def docker_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is one decides what `next:` says."""
+    monkeypatch.setattr(installation, "which", lambda name: f"/usr/bin/{name}")
+
+
 def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     sample_data.write("images", Path("data/patterns"), 30, 0)
     job = made("data/patterns")
@@ -50,6 +56,10 @@ def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: p
     os.mkdir("below")
     monkeypatch.chdir("below")
     assert installation.train_cpu(Path("parts.yaml")) == "drivetrain launch parts.yaml"
+    monkeypatch.setattr(installation, "which", lambda name: None)
+    assert installation.train_cpu(Path("parts.yaml")) == "drivetrain train parts.yaml", (
+        "torch is here, and no container"
+    )
 
 
 def test_sample_texts() -> None:

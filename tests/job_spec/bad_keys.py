@@ -8,6 +8,8 @@ KEYS = (
         "known keys: {top}", 'did you mean "train"?'),
     Row("lerning_rate: 1e-3", "4:1", "lerning_rate: unknown key",
         "known keys: {top}", "remove it, or see `drivetrain schema`"),
+    Row("seed: 3", "4:1", "seed: unknown key",
+        "known keys: {top}", 'move it: it is known as "train.seed"'),
     Row("epochs: 3", "4:1", "epochs: unknown key",
         "known keys: {top}", 'move it: it is known as "train.epochs"'),
     Row("data: {train: data, validaton: 0.1}", "3:21", "data.validaton: unknown key",

@@ -66,6 +66,17 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
     assert not run_in_image.is_needed("predict")
 
 
+@pytest.mark.parametrize(
+    ("package", "has_image", "expected"), [("onnx", True, True), ("onnx", False, False), ("", True, False)]
+)
+def test_an_export_whose_packages_are_missing_runs_in_an_image_that_is_at_hand(
+    monkeypatch: pytest.MonkeyPatch, no_torch: None, package: str, has_image: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(docker_engine, "has_image", lambda word: has_image)
+    assert run_in_image.is_needed("export") == expected
+
+
 def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
     """`predict` beside a running `make setup` ended with No module named 'numpy'."""
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == "numpy" else object())

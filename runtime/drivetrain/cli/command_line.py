@@ -71,6 +71,12 @@ def _command(word: str, commands: Sequence[str]) -> str:
 
 def _unexpected_argument_error(command: str, unknown: Sequence[str], options: Sequence[str]) -> SpecError:
     option = next((word for word in unknown if word.startswith("-")), None)
+    if option is None and "=" in unknown[0] and "--set" in options:
+        return SpecError(
+            f"{unknown[0]}: `drivetrain {command}` takes no such argument",
+            "one KEY=VALUE after each --set",
+            f"write --set {unknown[0]}",
+        )
     if option is None:
         return SpecError(
             f"{unknown[0]}: `drivetrain {command}` takes no such argument",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
 from drivetrain.inference import thread_limits
+from drivetrain.system import installation
 from drivetrain.system.console import say, say_aside
 from drivetrain.system.files import storage_error, write_json
 
@@ -90,7 +91,7 @@ def _check_packages() -> None:
         raise DeviceError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
             f"export needs torch and {', '.join(PACKAGES)}, which the CPU image has, and the images for GPUs have not",
-            f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to",
+            f"`{installation.EXPORT}`, here or where model/ is copied to",
         )
 
 

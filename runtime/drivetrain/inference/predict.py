@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from drivetrain.data import notes
-from drivetrain.data.formats import table_paths
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.hardware import device_check
-from drivetrain.inference import annotated_table, thread_limits
-from drivetrain.inference.annotated_table import InputTable
+from drivetrain.inference import thread_limits
 from drivetrain.system.console import say_aside
 from drivetrain.system.printable import escape_cell, escape_row, printable, printable_json
 from drivetrain.tracking.live import time_left
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from drivetrain.data.dataset import NewSamples
     from drivetrain.data.formats.csv_dialect import CsvFiles
+    from drivetrain.inference.annotated_table import InputTable
     from drivetrain.inference.predictions import Answer
     from drivetrain.models.saved_model import SavedModel
 
@@ -81,7 +80,7 @@ def predict(request: PredictRequest) -> int:
 
     from drivetrain.data import load_new
     from drivetrain.data.formats import csv_dialect
-    from drivetrain.inference import predictions
+    from drivetrain.inference import annotated_table, predictions
     from drivetrain.models import forward, saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
@@ -119,6 +118,9 @@ def _input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> 
     Raises:
         SpecError: if columns are asked for and cannot be had.
     """
+    from drivetrain.data.formats import table_paths
+    from drivetrain.inference import annotated_table
+
     if data.row_numbers is not None and request.output is not None and request.form == "csv":
         path = request.inputs[0]
         path = table_paths.find_table(path, "data") if path.is_dir() else path

@@ -142,7 +142,7 @@ def _unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> lis
         hint = f"remove it: it is a setting of {_list_options(elsewhere)}"
     elif home and _there(model, home):
         hint = f'did you mean "{home.rpartition(".")[2] if is_sibling else home}"?'
-    elif not (hint := nearest(wrong, names)):
+    elif not (hint := nearest(wrong, names, likeness=0.8 if homes else 0.5)):
         hint = f'move it: it is known as "{dot_key(homes[0])}"' if homes else "remove it, or see `drivetrain schema`"
     return [UNKNOWN_KEY, f"known keys: {', '.join(names)}", hint]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -76,6 +77,22 @@ def provide_image(engine: Any, word: str) -> None:
         _build(word, missing)
     else:
         raise _unpublished_error(word)
+
+
+def has_image(word: str) -> bool:
+    """Whether an engine answers and has the image of this code for a word."""
+    if shutil.which("docker") is None:
+        return False
+    import docker
+
+    engine = connect()
+    if isinstance(engine, EngineMissing):
+        return False
+    try:
+        engine.images.get(image(word))
+    except docker.errors.APIError:
+        return False
+    return True
 
 
 def _build(word: str, missing: bool) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from drivetrain.errors import DataError, DeviceError, SpecError
+from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
 from drivetrain.job.remote_data import whole_paths
-from drivetrain.launch import mounts
+from drivetrain.launch import docker_engine, mounts
 from drivetrain.launch.project import PROJECT, image
 from drivetrain.system.console import say
 from drivetrain.system.installation import SETUP
@@ -54,9 +55,14 @@ TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
 
 
 def is_needed(command: str) -> bool:
-    """Whether this command needs the image: there is no torch here, and this is not one of our containers."""
+    """Whether this command needs the image: there is no torch here, and this is not one of our containers.
+
+    An export runs there, too, if its packages are missing here and the image is at hand.
+    """
     if command == "init" and all(map(find_spec, READERS)):
         return False
+    if command == "export" and not all(map(find_spec, PACKAGES)) and "DRIVETRAIN_IMAGE" not in os.environ:
+        return torch_is_missing() or docker_engine.has_image("cpu")
     return command in COMMANDS and torch_is_missing()
 
 

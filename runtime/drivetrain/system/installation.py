@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 _ROOT = Path(__file__).resolve().parents[3]
 """The checkout, or a folder above that of installed packages."""
@@ -21,6 +23,8 @@ SWEEP = "make setup" if _MAKE else "pip install 'drivetrain[sweep]'"
 """Installs what chooses the values of a sweep."""
 STORAGE = "make setup" if _MAKE else "pip install 'drivetrain[storage]'"
 """Installs what reads and writes object stores."""
+EXPORT = "make setup" if _MAKE else "pip install 'drivetrain[export]'"
+"""Installs what exports to ONNX."""
 ENGINE = "make engine" if _MAKE else "install Docker Engine or Docker Desktop (docs.docker.com/get-docker)"
 """Installs a Docker engine."""
 TRAIN_CPU = "make train-cpu" if _MAKE else "drivetrain launch JOB"
@@ -30,12 +34,13 @@ TRAIN_GPU = "make train-gpu" if _MAKE else "drivetrain launch JOB --device gpu"
 
 
 def train_cpu(job: Path) -> str:
-    """The command that trains a job on the CPU, in a container where an engine answers."""
+    """The command that trains a job on the CPU: in a container, or without one where there is torch and no Docker."""
     word = shlex.quote(str(job))
     # make would keep the quotes as part of the path.
     if Path.cwd() == CHECKOUT and word == str(job):
         return f"make train-cpu JOB={word}"
-    return f"drivetrain launch {word}"
+    has_docker = which("docker") is not None
+    return f"drivetrain {'train' if find_spec('torch') and not has_docker else 'launch'} {word}"
 
 
 def stop(container: str) -> str:
