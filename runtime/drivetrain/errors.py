@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 class DrivetrainError(BaseException):
@@ -45,6 +46,11 @@ class DrivetrainError(BaseException):
         """The message, one line per part, without empty parts."""
         labels = (("", self.given), ("  possible: ", self.possible), ("  do:       ", self.action))
         return [label + text for label, text in labels if text]
+
+    def to_json(self) -> dict[str, Any]:
+        """The exit code and the parts, for another program."""
+        parts = {"given": self.given, "possible": self.possible, "action": self.action}
+        return {"exit_code": self.exit_code, "error": parts}
 
 
 class Failure(DrivetrainError, Exception):
@@ -83,6 +89,12 @@ class SpecError(Failure):
     def lines(self) -> list[str]:
         """The message, one line per part of every problem."""
         return [line for problem in self.problems for line in problem.lines()] or super().lines()
+
+    def to_json(self) -> dict[str, Any]:
+        """As of every error, that of the first problem, and each problem with its place."""
+        problems = [asdict(problem) for problem in self.problems]
+        first = {"error": {part: problems[0][part] for part in ("given", "possible", "action")}} if problems else {}
+        return super().to_json() | first | {"problems": problems}
 
 
 class UserCodeError(Failure):

@@ -77,6 +77,7 @@ def _add_plan(add: Add) -> None:
     )
     command.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
     _add_set(command)
+    command.add_argument("--json", action="store_true", help="print JSON: each file with its problems")
     command.add_argument(
         "--remote",
         action="store_true",
@@ -129,6 +130,7 @@ def _add_training(add: Add) -> None:
     command.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
+    command.add_argument("--json", action="store_true", help="print JSON at the end, and the log to stderr")
     _add_nodes(command)
     command = _with_job(
         add(
@@ -275,6 +277,7 @@ def _add_use(add: Add) -> None:
         metavar="DIR",
         help="output folder (default: evaluation/ in the run, or evaluation-DATA/)",
     )
+    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     _add_csv(command)
     command.add_argument("--run-code", action="store_true", help=code)
     command = add("predict", "predict new samples with a trained model")

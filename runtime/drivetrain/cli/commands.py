@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.cli import cluster_options, contained, csv_option
+from drivetrain.cli import cluster_options, contained, csv_option, json_output
 from drivetrain.cli.contained import repeat, sweep
 from drivetrain.cli.fetch import fetch
 from drivetrain.cli.init import init
@@ -25,7 +25,7 @@ def validate(options: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
     from drivetrain.cli import validation
 
-    return validation.validate(options.jobs, options.set, remote=options.remote)
+    return validation.validate(options.jobs, options.set, remote=options.remote, as_json=options.json)
 
 
 def facts(options: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def train(options: argparse.Namespace) -> int:
     from drivetrain.distributed.placement import Options as PlacementOptions
     from drivetrain.job_spec.spec_source import COPY_VARIABLE
     from drivetrain.plan import show_plan
-    from drivetrain.supervisor import supervisor
+    from drivetrain.supervisor import supervisor, trainer_error
     from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
 
@@ -91,21 +91,28 @@ def train(options: argparse.Namespace) -> int:
     if run_in_image.torch_is_missing():
         return contained.train(options)
     extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
-    return supervisor.train(
-        TrainRequest(
-            spec=options.job,
-            assignments=tuple(options.set),
-            runs=options.runs,
-            plain=options.plain,
-            plan=options.plan,
-            new=options.new,
-            extend=extend,
-            trace=options.trace,
-            place=PlacementOptions(options.nodes, options.node, options.meet),
-            shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN)) else None,
-            copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
-        )
+    opened: list[Path] = []
+    request = TrainRequest(
+        spec=options.job,
+        assignments=tuple(options.set),
+        runs=options.runs,
+        plain=options.plain,
+        plan=options.plan,
+        new=options.new,
+        extend=extend,
+        trace=options.trace,
+        place=PlacementOptions(options.nodes, options.node, options.meet),
+        report_run=opened.append,
+        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN)) else None,
+        copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
     )
+    if not options.json:
+        return supervisor.train(request)
+    with json_output.text_on_stderr() as error_file:
+        code = supervisor.train(request)
+        error = trainer_error.read_error(error_file) if code else {}
+    say_json(json_output.describe_run(opened[-1] if opened else None, code, error))
+    return code
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -233,6 +240,7 @@ def evaluate(options: argparse.Namespace) -> int:
             output=options.output,
             run_code=options.run_code,
             csv=csv_option.parse(options.csv),
+            as_json=options.json,
         )
     )
 

@@ -25,10 +25,11 @@ def train(arguments: argparse.Namespace) -> int:
     if (
         getattr(arguments, "plan", None)
         or getattr(arguments, "nodes", None)
+        or getattr(arguments, "json", False)
         or arguments.runs != Path("runs")
         or Path.cwd() != project.PROJECT
     ):
-        options = "no --plan, --runs or --nodes" if arguments.command == "train" else "no --runs"
+        options = "no --plan, --runs, --nodes or --json" if arguments.command == "train" else "no --runs"
         raise DeviceError(
             f"torch is not installed here, and training in the container supports {options}; it writes to runs/ in the "
             "project",

@@ -16,7 +16,7 @@ from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageErro
 from drivetrain.launch import run_in_image
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
-from drivetrain.system.console import VERBOSE, guard_output, say_error
+from drivetrain.system.console import VERBOSE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
 
 OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "inspect", "reproduce")
@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except DrivetrainError as error:
         say_error(error)
+        if "--json" in (sys.argv[1:] if arguments is None else arguments):
+            say_json(error.to_json())
         return error.exit_code
     except KeyboardInterrupt:
         return 130

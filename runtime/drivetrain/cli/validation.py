@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from drivetrain.errors import DrivetrainError
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor import remote_check
-from drivetrain.system.console import say, say_error
+from drivetrain.system.console import say, say_error, say_json
 
 
-def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool = False) -> int:
+def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool = False, as_json: bool = False) -> int:
     """Check job files; returns the exit code of the first that is not valid, or 0.
 
     Args:
         paths: of the job files.
         assignments: `KEY=VALUE` over all of them.
         remote: whether the stores that they name are used, too.
+        as_json: whether to print JSON for a program, beside the errors as text.
 
     Raises:
-        DrivetrainError: if there is only one, and it is not valid.
+        DrivetrainError: if there is only one, it is not valid, and no JSON is asked for.
     """
-    code = 0
+    results = []
     for path in paths:
+        result: dict[str, Any] = {"file": str(path), "exit_code": 0}
         try:
-            exit_code = _validate(path, assignments, remote=remote)
-            code = code or exit_code
+            result |= _validate(path, assignments, remote=remote)
         except DrivetrainError as error:
-            if len(paths) == 1:
+            if len(paths) == 1 and not as_json:
                 raise
             say_error(error)
-            code = code or error.exit_code
-    return code
+            result |= error.to_json()
+        results.append(result)
+        if not as_json and "name" in result:
+            _show(result)
+    if as_json:
+        say_json(results)
+    return next((int(result["exit_code"]) for result in results if result["exit_code"]), 0)
 
 
-def _validate(path: Path, assignments: Sequence[str], *, remote: bool) -> int:
+def _validate(path: Path, assignments: Sequence[str], *, remote: bool) -> dict[str, Any]:
+    """What a valid job is, and what its stores answer."""
     job = job_spec.load(path, assignments)
-    data_notes = data_cells.check(job)
-    say(f"{path}: valid ({job.name}, {job.task})")
-    for note in (*job.notes, *data_notes):
-        say(f"  {note}")
+    notes = [*job.notes, *data_cells.check(job)]
+    valid = {"name": job.name, "task": job.task, "notes": notes}
     if not remote:
-        return 0
-    wrong = remote_check.check(job, lambda line: say(f"  {line}"))
+        return valid
+    wrong = remote_check.check(job, notes.append)
     for error in wrong:
         say_error(error)
-    return wrong[0].exit_code if wrong else 0
+    return valid | (wrong[0].to_json() if wrong else {})
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    say(f"{result['file']}: valid ({result['name']}, {result['task']})")
+    for note in result["notes"]:
+        say(f"  {note}")

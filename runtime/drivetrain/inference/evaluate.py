@@ -14,7 +14,7 @@ from drivetrain.inference import evaluation_folder, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
-from drivetrain.system.console import console, say, say_aside
+from drivetrain.system.console import console, say, say_aside, say_json
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class EvaluateRequest:
     """Whether the code of a model folder outside of its run may be run."""
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
+    as_json: bool = False
+    """Whether to print JSON instead of tables."""
 
 
 def judge(request: EvaluateRequest) -> int:
@@ -65,15 +67,15 @@ def judge(request: EvaluateRequest) -> int:
         source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
     metrics, counts = tally.metrics(over), confusions(tally.confusion())
     tables = label_tables(tally.confusion())
-    _show(source, metrics, counts, tables)
+    if not request.as_json:
+        _show(source, metrics, counts, tables)
     folder = request.output or evaluation_folder.choose(request.run, request.data)
-    evaluation_folder.write(
-        folder,
-        {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics},
-        counts,
-        tables,
-    )
-    say(f"written to {folder}")
+    summary: dict[str, object] = {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics}
+    evaluation_folder.write(folder, summary, counts, tables)
+    if request.as_json:
+        say_json({"exit_code": 0, **summary, "folder": str(folder)})
+    else:
+        say(f"written to {folder}")
     return 0
 
 

@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,6 +72,8 @@ class TrainRequest:
     """Where relative paths of the spec start; its own folder if None."""
     code: Mapping[str, str] | None = None
     """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
+    report_run: Callable[[Path], None] = lambda run: None
+    """Called with the run folder when it is open."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
 
@@ -132,6 +134,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         run = run_folder.open_follower(request.runs, job, placement.index)
     else:
         run = _open_folder(request, job, plan_request, copies)
+    request.report_run(run.path)
     request = replace(request, copy=request.source().copy_to(run.path, job).copy)
     if placement and job.train.batch_size == "auto":
         batch_size.refuse_auto(job, "a run of several processes")

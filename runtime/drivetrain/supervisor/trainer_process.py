@@ -16,7 +16,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import preemption
+from drivetrain.supervisor import preemption, trainer_error
 from drivetrain.system import interpreter
 from drivetrain.system.console import describe_lost_output, guard_output, report_if_slow, say_error
 from drivetrain.system.signals import Signals, ending, stopping
@@ -52,6 +52,7 @@ def main() -> int:
         return Replanned.exit_code
     except DrivetrainError as error:
         say_error(error)
+        trainer_error.store_error(error)
         return error.exit_code
     finally:
         if lost_text := describe_lost_output():

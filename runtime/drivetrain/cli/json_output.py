@@ -1,0 +1,62 @@
+"""What commands with `--json` print for another program: one JSON value on stdout, all text on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from drivetrain.report import baseline_results
+from drivetrain.supervisor.trainer_error import ERROR_FILE
+from drivetrain.system.run_files import RESULT_FILE, STATE_FILE, RunFiles
+
+RESULT_KEYS = ("best", "last", "test", "epochs", "steps", "seconds", "peak_memory", "stopped_because")
+"""Parts of a run's result that a program gets."""
+
+
+def describe_run(run: Path | None, exit_code: int, error: dict[str, Any]) -> dict[str, Any]:
+    """How a training ended, from the records in its folder.
+
+    Args:
+        run: the run folder; None if none was opened.
+        exit_code: of the training.
+        error: its error in JSON, empty if there is none.
+    """
+    if run is None:
+        return {"exit_code": exit_code, "run": None, **error}
+    files = RunFiles(run)
+    state, result = files.read_json(STATE_FILE) or {}, files.read_json(RESULT_FILE) or {}
+    paths = {name: run / name for name in ("report.html", "model")}
+    return {
+        **error,
+        "exit_code": exit_code,
+        "run": str(run),
+        "status": state.get("status"),
+        **{name.removesuffix(".html"): str(path) if path.exists() else None for name, path in paths.items()},
+        **{key: result[key] for key in RESULT_KEYS if key in result},
+        "baselines": files.read_json(baseline_results.FILE),
+    }
+
+
+@contextlib.contextmanager
+def text_on_stderr() -> Iterator[Path]:
+    """A block in which this process and its children print to stderr what they would print to stdout.
+
+    Yields the file into which a trainer writes its error.
+    """
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with TemporaryDirectory() as folder:
+            os.environ[ERROR_FILE] = str(Path(folder, "error.json"))
+            yield Path(os.environ[ERROR_FILE])
+    finally:
+        os.environ.pop(ERROR_FILE, None)
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
