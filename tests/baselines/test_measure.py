@@ -172,3 +172,14 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SpecError) as refused:
             measure_baselines(BaselineRequest(tmp_path / "job.yaml", seconds=seconds))
         assert "--seconds" in refused.value.given
+
+
+def test_the_command_names_the_metric_that_the_data_let_a_run_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With uneven classes the loss chooses, and it said f1."""
+    rows = [f"{number % 7},{'yes' if number % 5 == 0 else 'no'}" for number in range(120)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    (tmp_path / "job.yaml").write_text("name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
+    assert measure_baselines(BaselineRequest(tmp_path / "job.yaml", seconds=10)) == 0
+    assert "validation/loss (checkpoint.best) chooses the weights" in capsys.readouterr().out

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drivetrain.report.log_series import Series
-from drivetrain.report.record import Record
+from drivetrain.report.record import Record, read
 from drivetrain.report.sections.body import data_section
 from drivetrain.report.summary import summarize
+from tests.report_folder import change, make
 
 NAMES = [f"validation/{head}/{name}" for head in ("modo", "causa") for name in ("accuracy", "f1")]
 
@@ -40,6 +43,17 @@ def test_the_best_value_of_a_stopped_run_is_that_of_the_metric_that_chose_the_we
     best = summarize(record).best
     assert best is not None
     assert (best.metric, best.value) == (metric, 0.2)
+
+
+def test_a_stopped_run_says_by_which_metric_its_data_let_it_choose(tmp_path: Path) -> None:
+    """With uneven classes the loss chooses; the report of a killed run named f1, and its best epoch."""
+    run = make(tmp_path / "a-001")
+    (run / "result.json").unlink()
+    change(run / "state.json", lambda state: state.update(status="stopped"))
+    (run / "progress.json").write_text(json.dumps({"best": "validation/loss"}))
+    best = summarize(read(run)).best
+    assert best is not None
+    assert best.metric == "validation/loss"
 
 
 def test_no_row_of_the_data_lacks_its_item() -> None:

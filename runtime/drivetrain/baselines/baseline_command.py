@@ -34,23 +34,25 @@ def measure_baselines(request: BaselineRequest) -> int:
         raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
     thread_limits.limit()
     from drivetrain.baselines.measure import measure
+    from drivetrain.data.class_balance import choose_best_metric
     from drivetrain.data.load_data import add_test, load
 
     job = SpecSource(request.spec, request.assignments).load()
     say_aside("baseline: reading the data")
     dataset = load(job)
     add_test(job, dataset)
+    metric = choose_best_metric(job, dataset)
     outcomes = {}
     for outcome in measure(job, dataset, request.seconds):
         outcomes[outcome.name] = outcome
-        if isinstance(outcome, Baseline) and job.best() in outcome.metrics:
-            value = format_metric(outcome.metrics[job.best()])
-            say_aside(f"baseline: {outcome.title()}: {job.best()} {value}, {outcome.rows:,} of {outcome.of:,} samples")
+        if isinstance(outcome, Baseline) and metric in outcome.metrics:
+            value = format_metric(outcome.metrics[metric])
+            say_aside(f"baseline: {outcome.title()}: {metric} {value}, {outcome.rows:,} of {outcome.of:,} samples")
     fitted = [outcome for outcome in outcomes.values() if isinstance(outcome, Baseline)]
     if request.json:
-        say_json({"metric": job.best(), "baselines": [vars(row) for row in fitted]}, ascii_only=False)
+        say_json({"metric": metric, "baselines": [vars(row) for row in fitted]}, ascii_only=False)
         return 0
-    _show(fitted, job.best())
+    _show(fitted, metric)
     for outcome in outcomes.values():
         if isinstance(outcome, Skipped):
             say(f"no {outcome.name} model: {outcome.reason}")

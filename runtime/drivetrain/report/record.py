@@ -25,6 +25,7 @@ from drivetrain.system.run_files import (
     lines,
 )
 from drivetrain.tracking import rank_record
+from drivetrain.tracking.live.run_reader import PROGRESS
 from drivetrain.tracking.rank_record import RankRecord
 
 _AT_THE_END = RESULT_FILE
@@ -39,6 +40,7 @@ _LOST = {
     STATE_FILE: "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
     "operators.json": "the slowest operators cannot be shown",
+    PROGRESS: "the metric that chooses the weights is that of the job",
     "mistakes.json": "the most confident mistakes cannot be shown",
     "baselines.json": "the simple models beside the network cannot be shown",
     "provenance.json": "from which bytes the run was made cannot be shown",
@@ -76,6 +78,8 @@ class Record:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     trace: Mapping[str, Any] = field(default_factory=dict)
     """The operators of the profiled steps."""
+    watched_metric: str = ""
+    """The metric that chooses the weights of this run, as it said when it began; empty if it never did."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +126,8 @@ def read(run: Path) -> Record:
         record.baselines = _object(record, run / "baselines.json")
     if (run / "provenance.json").exists():
         record.provenance = _object(record, run / "provenance.json")
+    if (run / PROGRESS).exists():
+        record.watched_metric = printable(str(_object(record, run / PROGRESS).get("best") or ""))
     record.ranks = rank_record.read(run)
     return record
 

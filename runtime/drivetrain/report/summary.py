@@ -134,7 +134,9 @@ def _best(record: Record) -> Best | None:
 
 
 def _find_watched(record: Record) -> str | None:
-    """The metric that selects the best weights: the spec's, else a validation score, else a loss."""
+    """The metric that selects the best weights: the run's, else the spec's, else a validation score, else a loss."""
+    if record.watched_metric:
+        return record.watched_metric
     checkpoint = record.spec.get("checkpoint")
     requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
     requested = requested or _of_task(record.spec)

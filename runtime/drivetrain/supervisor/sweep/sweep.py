@@ -169,6 +169,11 @@ class _Sweep:
             value = None
         if not isinstance(value, int | float) or not math.isfinite(value):
             return self._record_failed(number, f"{self.metric} is not a number")
+        if (chosen_by := result["best"].get("metric")) != self.metric and number == 0:
+            say(
+                f"sweep: ranks trials by {self.metric}; the data let {chosen_by} choose the weights of each "
+                f"(sweep.metric: {chosen_by} ranks by it, too)"
+            )
         self.study.end(number, "complete", float(value))
         best = self.study.study.best_trial.number
         say(f"trial {number}: {self.metric} {value:.4g}" + (", the best so far" if best == number else ""))
