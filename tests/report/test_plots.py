@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from drivetrain.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
+from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
 from drivetrain.report.render.page import _bar
 from drivetrain.report.render.plot_svg import (
@@ -23,6 +24,7 @@ from drivetrain.report.render.plot_svg import (
     Plot,
     curves,
     fit_axis,
+    matrix,
     scatter,
 )
 from tests.paths import ROOT
@@ -138,10 +140,17 @@ def test_a_limit_is_shown_and_named() -> None:
 
 def test_titles_and_names_are_escaped() -> None:
     evil = '</text><script>alert("x")</script>'
-    frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), ("<b>", 0.0))
+    frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
     assert evil in labels(curves(frame, "c"))
     plot = Scatter(evil, evil, (Dot(evil, 1.0, "k"),), (("k", Tone.PLAIN),))
     assert drawn(scatter(plot, "s")).get("aria-label") == evil
+
+
+def test_counts_of_a_confusion_matrix_are_whole() -> None:
+    """1,448 samples were shown as 1.448k."""
+    confusion = Confusion("", ("a", "b"), ((1448, 2), (0, 9)))
+    picture, _ = matrix(confusion)
+    assert {"1,448", "2", "9"} <= set(re.findall(r">([\d,.k]+)<", picture))
 
 
 def test_scatter_places_categories_side_by_side() -> None:

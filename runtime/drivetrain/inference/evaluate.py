@@ -70,7 +70,12 @@ def judge(request: EvaluateRequest) -> int:
     if not request.as_json:
         _show(source, metrics, counts, tables)
     folder = request.output or evaluation_folder.choose(request.run, request.data)
-    summary: dict[str, object] = {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics}
+    summary: dict[str, object] = {
+        "data": source,
+        "model": str(trained.folder),
+        "trained": trained.trained,
+        "metrics": metrics,
+    }
     evaluation_folder.write(folder, summary, counts, tables)
     if request.as_json:
         say_json({"exit_code": 0, **summary, "folder": str(folder)})

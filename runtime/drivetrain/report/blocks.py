@@ -46,8 +46,8 @@ class Curves:
     series: tuple[Series, ...]
     limit: tuple[str, float] | None = None
     """A limit with its name, drawn as a line."""
-    joint: tuple[str, float] | None = None
-    """Where a finished run ended that this one continues, with its name; drawn as a vertical line."""
+    marks: tuple[tuple[str, float], ...] = ()
+    """Names and places on the axis of vertical lines: where an earlier run ended, which weights were kept."""
     from_zero: bool = False
     logarithmic: bool = False
 

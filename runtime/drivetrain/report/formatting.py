@@ -71,6 +71,15 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
 
+PERCENT_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
+"""Last parts of the names of metrics that people say in percent."""
+
+
+def score(metric: str, value: float) -> str:
+    """The value of a metric, in percent where people say it so."""
+    return share(value) if metric.rsplit("/", 1)[-1] in PERCENT_METRICS and 0 <= value <= 1 else number(value)
+
+
 def format_json(value: object) -> str:
     """Any JSON value in readable form."""
     if value is None:

@@ -120,3 +120,9 @@ def test_it_comes_first_in_the_report_and_on_the_terminal(run: Path, capsys: pyt
     assert json.loads((run / "report.json").read_text())["advice"][0]["change"] == "train for fewer epochs"
     record = read(run)
     assert advice(record, summarize(record))[0].change == "train for fewer epochs"
+
+
+@pytest.mark.parametrize(("values", "expected"), [([0.5, 0.8], True), ([0.8, 0.801], False), ([0.9, 0.8], False)])
+def test_a_run_of_two_epochs_that_still_improves_gets_more(run: Path, values: list[float], expected: bool) -> None:
+    evaluate(run, [0.5] * len(values), values)
+    assert any(one.change == "train for more epochs" for one in advise(run)) == expected

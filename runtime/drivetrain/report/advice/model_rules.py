@@ -15,7 +15,7 @@ from drivetrain.report.summary import Summary
 
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
-"""Evaluations from which on their course says something."""
+"""Evaluations from which on a rise of the loss says something."""
 MIN_RISE_SHARE = 0.1
 """Share by which the loss must have risen since its best epoch, for the training to have been too long."""
 MIN_RISE = 0.03
@@ -60,11 +60,12 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     """The metric that chooses the weights was still improving at the end, by more than chance."""
     best, epochs = summary.best, at(record.spec, "train", "epochs")
     series = record.metrics.get(best.metric) if best else None
-    if best is None or series is None or len(series) < MIN_EPOCHS or not isinstance(epochs, int):
+    if best is None or series is None or len(series) < 2 or not isinstance(epochs, int):
         return
     sign = -1.0 if lower_is_better(best.metric) else 1.0
     values = [sign * value for value in series.ys]
-    earlier, last = max(values[: -(-3 * len(values) // 4)]), values[-1]
+    quarter = max(1, len(values) // 4)
+    earlier, last = max(values[:-quarter]), values[-1]
     samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
     # Of a share among n samples, a change of one standard error is chance.
     chance = sqrt(last * (1 - last) / samples) if samples and 0 < last < 1 else 0.0
@@ -75,7 +76,7 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     ):
         yield Advice(
             "train for more epochs",
-            f"{best.metric} was still improving: {format_metric(sign * earlier)} after three quarters of the epochs, "
+            f"{best.metric} was still improving: {format_metric(sign * earlier)} until epoch {len(values) - quarter}, "
             f"{format_metric(sign * last)} at the end",
             "a better model",
             f"train: {{epochs: {2 * epochs}}}",

@@ -40,7 +40,7 @@ HEADROOM = 1.14
 """The top of an axis that starts at zero, as a multiple of the largest value."""
 
 _LIMIT = f"stroke: {MUTED}; stroke-width: 1.2; stroke-dasharray: 4.8 3.6"
-_JOINT = f"stroke: {MUTED}; stroke-width: 1.2; stroke-dasharray: 1.2 2.4"
+_MARK = f"stroke: {MUTED}; stroke-width: 1.2; stroke-dasharray: 1.2 2.4"
 _CORRECT_COLOR, _WRONG_COLOR = (42, 120, 214), (226, 88, 46)
 _MAX_OPACITY = 170
 """Opacity of a full cell, of 255; the count on it must be readable in both themes."""
@@ -216,11 +216,10 @@ def curves(frame: Curves, name: str) -> str:
         height = plot.place(plot.x.low, value)[1]
         inside.append(f'<path d="M{LEFT:g} {height:.2f}H{RIGHT:g}" style="{_LIMIT}"/>')
         around.append(text(f"{label} {tick(value)}", RIGHT, height - 3, "end"))
-    if frame.joint:
-        label, value = frame.joint
+    for row, (label, value) in enumerate(frame.marks):
         x_position = plot.place(value, plot.y.high)[0]
-        inside.append(f'<path d="M{x_position:.2f} {BOTTOM:g}V{TOP:g}" style="{_JOINT}"/>')
-        around.append(text(label, x_position - 4, TOP + 10, "end"))
+        inside.append(f'<path d="M{x_position:.2f} {BOTTOM:g}V{TOP:g}" style="{_MARK}"/>')
+        around.append(text(label, x_position - 4, TOP + 10 + 12 * row, "end"))
     return picture(frame.title, name, around, inside)
 
 
@@ -243,7 +242,7 @@ def _draw(plot: Plot, lines: list[list[Point]], shade: str) -> str:
 
 
 def _across(frame: Curves, points: list[Point]) -> Axis:
-    values = [x for x, _ in points] + ([frame.joint[1]] if frame.joint else [])
+    values = [x for x, _ in points] + [place for _, place in frame.marks]
     return fit_axis(values, 0.01)
 
 
@@ -307,7 +306,7 @@ def _counts(confusion: Confusion, cell: float, corner: tuple[float, float]) -> l
     for i, row in enumerate(confusion.matrix):
         for j, value in enumerate(row):
             if value:
-                text = tick(value)
+                text = f"{value:,}"
                 x, y = corner[0] + (j + 0.5) * cell, corner[1] + (i + 0.5) * cell
                 size = min(13.0, 0.9 * cell / (_LETTER_WIDTH * max(2, len(text))))
                 elements.append(f'<text class="count" x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}">{text}</text>')

@@ -22,7 +22,7 @@ from drivetrain.report.sections.plan import effective_section, notes_section, pl
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.sections.ranks import ranks_section
 from drivetrain.report.sections.tested_model import final_test_section
-from drivetrain.report.summary import Summary
+from drivetrain.report.summary import Best, Summary
 
 _TITLES = {
     "loss": "Loss",
@@ -42,6 +42,8 @@ _TITLES = {
 }
 _FIRST = ("loss",)
 _LAST = (*DETAILED_METRICS, "lr", "grad_norm", "scale")
+NOT_EVALUATED = ("lr", "grad_norm", "scale")
+"""Kinds of curves of the steps, in whose plots the kept weights are not marked."""
 _WIDE_RANGE = 50
 """Curves whose maximum is at least so many times their minimum get a logarithmic scale."""
 _EVENTS = 200
@@ -52,7 +54,8 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     """All sections that have content."""
     plan, hardware = record.plan, record.hardware
     candidates = [
-        curves_section(record.metrics, record.extension),
+        next_section(record, summary),
+        curves_section(record.metrics, record.extension, summary.best),
         baselines_section(record, summary),
         final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
@@ -75,10 +78,21 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     return [section for section in candidates if section]
 
 
-def curves_section(metrics: Mapping[str, Series], extension: Mapping[str, Any] | None = None) -> Section | None:
-    """A plot for each kind of value; series of the same kind share it."""
+def next_section(record: Record, summary: Summary) -> Section | None:
+    """What to do with the run: use a finished one, go on with another."""
+    if summary.status == "done" and summary.best:
+        line = f"Predict: drivetrain predict {shlex.quote(record.name)} FILES (files, a folder, or a table)"
+        return Section("next", "Next", (Text(line),))
+    return None
+
+
+def curves_section(
+    metrics: Mapping[str, Series], extension: Mapping[str, Any] | None = None, best: Best | None = None
+) -> Section | None:
+    """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked."""
     step = log_series.number(extension or {}, "step")
-    joint = None if extension is None or step is None else (format_json(extension.get("run")), step)
+    joint = () if extension is None or step is None else ((format_json(extension.get("run")), step),)
+    kept = () if best is None or best.step is None else (("kept weights", float(best.step)),)
     groups: dict[str, list[Series]] = {}
     for key, series in metrics.items():
         start, _, kind = key.rpartition("/")
@@ -86,16 +100,16 @@ def curves_section(metrics: Mapping[str, Series], extension: Mapping[str, Any] |
             groups.setdefault(kind, []).append(series.scaled(format_json(start or kind)))
     ranks = {kind: -1 if kind in _FIRST else 1 if kind in _LAST else 0 for kind in groups}
     kinds = sorted(groups, key=lambda kind: ranks[kind])
-    frames = tuple(_frame(kind, groups[kind], joint) for kind in kinds)
+    frames = tuple(_frame(kind, groups[kind], joint if kind in NOT_EVALUATED else (*joint, *kept)) for kind in kinds)
     return Section("curves", "Curves", frames) if frames else None
 
 
-def _frame(kind: str, series: list[Series], joint: tuple[str, float] | None) -> Curves:
+def _frame(kind: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
     low = min(min(s.ys) for s in series)
     high = max(max(s.ys) for s in series)
     wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
     title = _TITLES.get(kind, format_json(kind).capitalize()) + (" (log scale)" if wide else "")
-    return Curves(title, "step", tuple(series), joint=joint, logarithmic=wide)
+    return Curves(title, "step", tuple(series), marks=marks, logarithmic=wide)
 
 
 def confusion_section(confusion: Confusion) -> Section:

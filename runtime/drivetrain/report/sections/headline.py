@@ -5,7 +5,7 @@ from __future__ import annotations
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare
 from drivetrain.report.blocks import Headline, Tile, Tone
-from drivetrain.report.formatting import duration, format_json, number
+from drivetrain.report.formatting import duration, format_json, number, score
 from drivetrain.report.record import Record
 from drivetrain.report.sections.plan import differences
 from drivetrain.report.summary import Summary
@@ -23,7 +23,7 @@ def headline(record: Record, summary: Summary) -> Headline:
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending(summary) + _source(record),
-        value=number(best.value) if best else "no result",
+        value=score(best.metric, best.value) if best else "no result",
         label="; ".join(filter(None, (_label(summary), verdict(record, summary)))),
         tiles=tuple(_tiles(summary, record)),
         alerts=tuple(alerts(record)),
@@ -97,7 +97,7 @@ def _tiles(summary: Summary, record: Record) -> list[Tile]:
     # Beside a model stand its own metrics; the last epoch can be worse or better.
     metrics, remark = summary.evaluation()
     return tiles + [
-        Tile(name, number(value), remark)
+        Tile(name, score(name, value), remark)
         for name, value in metrics.items()
         if name.rsplit("/", 1)[-1] not in DETAILED_METRICS
     ]

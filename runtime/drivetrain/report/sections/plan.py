@@ -16,14 +16,18 @@ _COLLAPSE_LENGTH = 100
 def plan_section(plan: Plan) -> Section:
     """Every decision with value, source, effect and reason."""
     off = optimizations.off_values()
-    rows = tuple(_row(decision) for decision in plan.decisions)
-    quiet = {i: Tone.QUIET for i, d in enumerate(plan.decisions) if d.name in off and d.value == off[d.name]}
+    idle = [d for d in plan.decisions if d.name in off and d.value == off[d.name] and d.source != "job"]
+    rows = tuple(_row(decision) for decision in plan.decisions if decision not in idle)
     blocks: list[Block] = [
         Text(
             f"Profile {format_json(plan.profile)}. Image {format_json(plan.image or 'none')}: {format_json(plan.image_reason)}."
         ),
-        Table(("setting", "value", "source", "effect", "reason"), rows, quiet),
     ]
+    if rows:
+        blocks.append(Table(("setting", "value", "source", "effect", "reason"), rows))
+    if idle:
+        lines = (f"{name}: {value} ({source}): {reason}" for name, value, source, _, reason in map(_row, idle))
+        blocks.append(Details(f"{len(idle)} settings that are off, with the reason of each", "\n".join(lines)))
     if any(decision.provisional for decision in plan.decisions):
         blocks.append(
             Text("Values with a question mark are provisional: the model and the data were not loaded.", Tone.QUIET)
@@ -41,7 +45,12 @@ def effective_section(plan: Plan) -> Section | None:
     count = "All settings are" if not wrong else f"{wrong} of {len(rows)} settings {'is' if wrong == 1 else 'are'} not"
     tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
     columns = ("setting", "requested", "effective", "cause")[: 4 if wrong else 3]
-    table = Table(columns, tuple(_compare(name, row)[: len(columns)] for name, row in rows), tones)
+    compared = tuple(_compare(name, row)[: len(columns)] for name, row in rows)
+    table: Block = Table(columns, compared, tones)
+    if not wrong:
+        table = Details(
+            "requested = effective", "\n".join(f"{name}: {asked} = {seen}" for name, asked, seen in compared)
+        )
     verdict = Text(f"{count} in effect as requested.", Tone.WARN if wrong else Tone.GOOD)
     return Section("seen", "Requested and effective settings", (verdict, table, *_libraries(plan)))
 
