@@ -109,8 +109,8 @@ golden: .venv/check ## write tests/golden: all optimizations, and the settings f
 	@$(python) -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md
 	@$(python) -m docs.generate.reference optimizations > tests/golden/optimizations.md
 
-readme: .venv/check ## write the plan into README.md and README.es.md
-	@for page in README.md README.es.md; do $(python) -m docs.generate.readme_plan $$page || exit; done
+readme: .venv/check ## write the plan into docs/plan-and-report.md
+	@$(python) -m docs.generate.shown_plan docs/plan-and-report.md
 
 reference: .venv/check ## write docs/spec.md
 	@$(python) -m docs.generate.reference spec > docs/spec.md

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import readme_plan as readme
+from docs.generate import shown_plan
 from drivetrain.cli.arguments import parser
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -111,10 +111,10 @@ def test_messages_that_troubleshooting_quotes_exist() -> None:
     assert [text for text in quoted if text not in said] == []
 
 
-def test_the_plan_that_the_readme_shows() -> None:
+def test_the_plan_that_a_page_shows_is_the_one_that_is_printed() -> None:
     """`make readme` writes it."""
-    page = (ROOT / "README.md").read_text()
-    assert readme.renewed(page, ROOT) == page
+    page = (ROOT / "docs" / "plan-and-report.md").read_text()
+    assert shown_plan.renewed(page, ROOT) == page
 
 
 def copied(folder: Path) -> None:

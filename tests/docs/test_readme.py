@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import readme_plan
 from tests.paths import ROOT
 
 ENGLISH, SPANISH = ROOT / "README.md", ROOT / "README.es.md"
 PAGES = (ENGLISH, SPANISH)
 WIDTH = 96
 """Characters of a block of code on a page of a forge, on a desktop."""
-LINES = {".md": 140, ".es": 146}  # Spanish takes more words
+LINES = {".md": 110, ".es": 114}  # Spanish takes more words
 
 
 def text(page: Path) -> str:
@@ -48,10 +47,8 @@ def code(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_it_is_short_and_shows_the_plan_that_is_printed(page: Path) -> None:
-    """`make readme` writes the plan."""
+def test_it_is_short(page: Path) -> None:
     assert len(text(page).splitlines()) <= LINES[page.suffixes[0]]
-    assert readme_plan.renewed(text(page), ROOT) == text(page)
 
 
 def test_both_say_the_same_commands_tables_and_links() -> None:

@@ -1,6 +1,6 @@
-"""The plan that the README shows: what `drivetrain plan` prints for a recorded machine, put into its place on the page.
+"""The plan that a page shows: what `drivetrain plan` prints for a recorded machine, put into its place on the page.
 
-python -m docs.generate.readme_plan README.md
+python -m docs.generate.shown_plan docs/plan-and-report.md
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drivetrain.plan.plan_table import render
 from drivetrain.system.console import console
 
 JOB, MACHINE = Path("jobs/digits.yaml"), Path("tests/machines/codespace-2core-cgroup2.json")
-_BLOCK = re.compile(r"(?<=```\n)plan for digits .*?(?=```)", re.DOTALL)
+_BLOCK = re.compile(r"(?<=```\n)plan for digits [^\n]*\n  machine [^\n]*\n  profile .*?(?=```)", re.DOTALL)
 
 
 def shown(root: Path) -> str:
@@ -38,4 +38,4 @@ def renewed(page: str, root: Path) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(renewed(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
+    path.write_text(renewed(path.read_text(encoding="utf-8"), Path()), encoding="utf-8")
