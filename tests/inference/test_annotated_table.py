@@ -51,7 +51,7 @@ def test_the_form_of_the_file_stays(tmp_path: Path, encoding: str, sign: str, en
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=sign))
     assert rows[0] == [*HEADER, "prediction", "probability"]
     assert [row[:3] for row in rows[1:]] == ROWS
-    assert [row[3:] for row in rows[1:]] == [["añejo", "0,75"], ["", ""], ["", ""], ["new", "1,0"]]
+    assert [row[3:] for row in rows[1:]] == [["añejo", "0,7500"], ["", ""], ["", ""], ["new", "1,0000"]]
     assert text.replace("casi\r\nperfecto", "").count("\r\n") == (len(rows) if end == "\r\n" else 0)
 
 
@@ -62,7 +62,7 @@ def test_a_line_for_excel_above_the_header_is_no_row(tmp_path: Path) -> None:
 
 def test_points_stay_points(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1.5,a\n2.5,b\n")
-    assert annotate(tmp_path / "a.csv", ["y"], (2,)).decode() == "y,prediction,probability\na,,\nb,añejo,0.75\n"
+    assert annotate(tmp_path / "a.csv", ["y"], (2,)).decode() == "y,prediction,probability\na,,\nb,añejo,0.7500\n"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -74,7 +74,7 @@ def test_a_table_that_is_no_csv_becomes_one(tmp_path: Path, suffix: str) -> None
         path.write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(values), path)
-    assert annotate(path, None, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.75\n,c,new,1.0\n')
+    assert annotate(path, None, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.7500\n,c,new,1.0000\n')
 
 
 def test_columns_that_cannot_be_had(tmp_path: Path) -> None:

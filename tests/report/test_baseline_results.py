@@ -61,6 +61,18 @@ def test_a_network_that_learned_nothing_is_told_so() -> None:
     assert "has learned nothing" not in comparison(0.9, row(CONSTANT, 0.759)).verdict()
 
 
+def test_a_constant_answer_alone_is_no_comparison() -> None:
+    """The verdict changed with the time that the linear model took."""
+    data = to_json([row(CONSTANT, 0.33)], samples=90, seconds=15)
+    hurried = compare(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    assert hurried is not None
+    assert hurried.verdict().endswith("no other simple model was fitted in time")
+    data = to_json([row(CONSTANT, 0.33), Skipped(LINEAR, "own code")], samples=90, seconds=15)
+    known = compare(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    assert known is not None
+    assert "is better than the best simple model" in known.verdict()
+
+
 def test_without_this_metric_there_is_no_verdict() -> None:
     other = comparison(0.5, row(LINEAR, 0.7, "validation/f1"))
     assert other.lead() is None

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.dataset import Dataset, JointTargets
-from drivetrain.data.labels import list_names
+from drivetrain.data.labels import list_names, looks_empty
 from drivetrain.errors import SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
@@ -42,7 +42,10 @@ def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> 
     order = np.argsort(-counts, kind="stable").tolist()
     listed_counts = list_names([f"{printable(classes[index])} {counts[index]:,}" for index in order], MAX_COUNTS_LISTED)
     spellings = list_names(spelling.alike(classes))
-    return f"classes for training: {listed_counts}" + (f"; probably the same: {spellings}" if spellings else "")
+    empty = [printable(name) for name in classes if looks_empty(name)]
+    doubts = [f"; probably the same: {spellings}"] if spellings else []
+    doubts += [f"; probably no value: {list_names(empty)} (data.missing leaves these samples out)"] if empty else []
+    return f"classes for training: {listed_counts}{''.join(doubts)}"
 
 
 def choose_best_metric(job: Job, dataset: Dataset) -> str:

@@ -57,6 +57,14 @@ def alike(column: str, classes: Iterable[str]) -> list[str]:
     )
 
 
+_NO_VALUE = {"nan", "na", "n/a", "#n/a", "null", "none", "nil", "-", "--", "?"}
+
+
+def looks_empty(name: str) -> bool:
+    """Whether the name of a class is what spreadsheets and libraries write for no value."""
+    return name.strip().lower() in _NO_VALUE
+
+
 def list_names(names: Sequence[str], most: int = 10) -> str:
     """`a, b, c` and how many more."""
     remainder = f" and {len(names) - most:,} more" if len(names) > most else ""

@@ -95,7 +95,7 @@ def write(
     writer.writerow([*(table.names[i] for i in kept), *added])
     for row_number, row in enumerate(table.rows, start=1):
         is_predicted = row_number == number
-        new_cells = [_format(cells[name], table.form) for name in added] if is_predicted else [""] * len(added)
+        new_cells = [_format(name, cells[name], table.form) for name in added] if is_predicted else [""] * len(added)
         writer.writerow([*(row[i] if i < len(row) else "" for i in kept), *new_cells])
         if is_predicted:
             number, cells = next(numbered, (0, {}))
@@ -143,8 +143,9 @@ def _check_free(table: InputTable, kept: Sequence[int], added: Sequence[str]) ->
         )
 
 
-def _format(value: object, form: TableForm) -> object:
-    """A prediction as a cell; its number has the decimal sign of the file."""
-    if form.has_decimal_comma and isinstance(value, float):
-        return str(value).replace(".", ",")
-    return value
+def _format(name: str, value: object, form: TableForm) -> object:
+    """A prediction as a cell: its number has the decimal sign of the file, and a probability four decimals."""
+    if not isinstance(value, float):
+        return value
+    text = f"{value:.4f}" if "probabilit" in name.rsplit(".", 2)[-1] or ".probabilities." in f".{name}" else str(value)
+    return text.replace(".", ",") if form.has_decimal_comma else text

@@ -55,7 +55,9 @@ def format_value(value: object) -> str:
 
 
 def format_metric(value: float) -> str:
-    """A loss or metric: four decimals, or four digits if they would not show it."""
+    """A loss or metric: four decimals, or four digits if they would not show it; six digits of a large one."""
+    if abs(value) >= 1000:
+        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
 
 

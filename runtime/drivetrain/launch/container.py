@@ -104,6 +104,8 @@ def launch(request: LaunchRequest) -> int:
     image = _image(client, request, override, word)
     trainer = override["services"]["trainer"]
     trainer |= follow_container.terminal_settings(info)
+    if Path.cwd() != PROJECT:  # the container names its runs as it sees them
+        say(f"runs: below {PROJECT / 'runs'}, as the project is {PROJECT}")
     runs = StartedRuns(PROJECT)
     environment = describe_starter(client, image, request.spec) | runs.variables()
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)

@@ -30,7 +30,9 @@ class EngineMissing:
 
 
 def connect() -> Any:
-    """A client of the local engine, or an EngineMissing."""
+    """A client of the local engine, or an EngineMissing; containers are started with the engine's command line."""
+    if shutil.which("docker") is None:
+        return EngineMissing("the docker command is not installed here")
     try:
         import docker
 
@@ -81,13 +83,11 @@ def provide_image(engine: Any, word: str) -> None:
 
 def has_image(word: str) -> bool:
     """Whether an engine answers and has the image of this code for a word."""
-    if shutil.which("docker") is None:
-        return False
-    import docker
-
     engine = connect()
     if isinstance(engine, EngineMissing):
         return False
+    import docker
+
     try:
         engine.images.get(image(word))
     except docker.errors.APIError:

@@ -54,6 +54,8 @@ class Comparison:
     rows: tuple[Baseline, ...]
     samples: int | None
     """Validation samples."""
+    is_complete: bool = True
+    """Whether the linear model was fitted, or cannot be for a known reason; else there was not enough time."""
 
     def sort_rows(self) -> list[Baseline]:
         """The simple models with this metric, the best first."""
@@ -96,12 +98,14 @@ class Comparison:
                 f"the network is no better than the answer {best.title()}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain find-lr`)"
             )
+        if best.name == CONSTANT and not self.is_complete:
+            return f"the network is better than the answer {best.title()}; no other simple model was fitted in time"
         if lead > self.uncertainty():
             return f"the network is better than the best simple model that was fitted ({best.title()}), by {format_metric(lead)}"
         if lead < -self.uncertainty():
             return (
-                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)}, or train longer, with "
-                "another learning rate (`drivetrain find-lr`), or from pretrained weights"
+                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)}, or another network or "
+                "learning rate (`drivetrain find-lr`)"
             )
         return (
             f"the {best.title()} {_verb(best)} as good within what {self.samples:,} validation samples can tell "
@@ -162,10 +166,11 @@ def compare(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) 
             takes its place: its differences can be judged, and their uncertainty is known.
         metrics: those of the network's chosen weights.
     """
-    rows, _ = from_json(data)
+    rows, skipped = from_json(data)
     if metric.endswith("/loss") and (accuracy := metric.removesuffix("loss") + "accuracy") in metrics:
         metric = accuracy
     if not rows or metric not in metrics:
         return None
     samples = data.get("validation_samples")
-    return Comparison(metric, metrics[metric], rows, samples if isinstance(samples, int) else None)
+    is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
+    return Comparison(metric, metrics[metric], rows, samples if isinstance(samples, int) else None, is_complete)

@@ -34,6 +34,8 @@ def compare(source: SpecSource, job: Job, run: Path) -> None:
     if "off" in (job.baselines, os.environ.get(SWITCH)) or not best:
         return
     seconds = _budget(job, float(result.get("seconds") or 0.0))
+    limit = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
+    say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
     reason = _run(source, run, seconds)
     metrics = {str(best["metric"]): float(best["value"]), **(best.get("metrics") or {})}
     content = RunFiles(run).read_json(baseline_results.FILE) or {}

@@ -144,7 +144,7 @@ def describe_calibration(final: FinalWeights) -> list[str]:
         if chosen := temperature.of_evaluation(final.confusion, name):
             of_head = f" of {name}" if name else ""
             lines.append(
-                f"calibration: probabilities{of_head} are those of outputs / {chosen.value:.3g}"
+                f"temperature: probabilities{of_head} are those of outputs / {chosen.value:.3g}"
                 f"{', the end of what is tried' if chosen.is_at_end else ''}; validation log loss "
                 f"{format_metric(chosen.log_loss)} -> {format_metric(chosen.scaled_log_loss)}"
             )

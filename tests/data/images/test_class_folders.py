@@ -66,7 +66,7 @@ def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
 
 FOLDERS: dict[str, tuple[Any, str]] = {
     "missing": (lambda root: None, "x does not exist"),
-    "empty": (lambda root: root.mkdir(), "has no images in class folders (0 images are outside of class folders)"),
+    "empty": (lambda root: root.mkdir(), "has no images in class folders (nor any outside of them)"),
     "flat": (
         lambda root: (
             folder(root, sub=3) and (root / "sub").rename(root.with_name("y")) and root.with_name("y").rename(root)

@@ -56,7 +56,20 @@ def test_overfitting_names_the_epoch_and_the_line(run: Path) -> None:
     (one,) = advise(run)
     assert one.line == "train: {epochs: 6}"
     assert "lowest after epoch 4 of 12 and is 100 % higher" in one.why
-    assert "chosen by validation/accuracy" in one.why
+    assert "validation/accuracy, which chose the weights, gained no more than chance since" in one.why
+
+
+def test_overfitting_of_the_loss_alone_is_no_reason_to_lose_accuracy(run: Path) -> None:
+    """The advice took 50 epochs to 13, where f1 was lower, and advised again."""
+    losses = [0.5, 0.3, 0.2, 0.15, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3]
+    evaluate(run, losses, [0.5, 0.6, 0.7, 0.75, 0.75, 0.75, 0.8, 0.85, 0.9, 0.91, 0.95, 0.97])
+    assert not any(one.change == "train for fewer epochs" for one in advise(run))
+
+
+def test_a_batch_of_most_samples_is_named(run: Path) -> None:
+    (run / "job.yaml").write_text((run / "job.yaml").read_text().replace("batch_size: 32", "batch_size: 5000"))
+    change(run / "result.json", lambda result: result.update(steps=12, epochs=12))
+    assert advise(run)[0].line == "train: {batch_size: 32}"
 
 
 def test_a_loss_that_is_lowest_late_or_rises_little_is_no_overfitting(run: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,11 @@ class FolderListing:
     """Paths relative to the folder."""
     labels: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def _describe_loose(loose: Sequence[object]) -> str:
+    """What is in a folder that has no class folders with images."""
+    return f"{len(loose):,} images are outside of class folders" if loose else "nor any outside of them"
 
 
 def read(folder: Path, key: str) -> FolderListing:
@@ -50,7 +55,7 @@ def read(folder: Path, key: str) -> FolderListing:
     _check_inner(folder, classes, listing.names, key)
     if not listing.names:
         raise DataError(
-            f"{key}: {folder} has no images in class folders ({len(loose):,} images are outside of class folders)",
+            f"{key}: {folder} has no images in class folders ({_describe_loose(loose)})",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
             "move the images into one folder per class, or write a manifest",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drivetrain.data.labels import class_names, list_names
+from drivetrain.data.labels import class_names, list_names, looks_empty
 from drivetrain.job.draft import Entry, scalar
 
 MANY_ROWS = 20_000
@@ -53,7 +53,8 @@ def optimizer(rate: str, network: str) -> list[Entry]:
 
 
 def class_weights(counts: Mapping[str, int]) -> list[Entry]:
-    """Balanced class weights if the classes are uneven."""
+    """Balanced class weights if the classes are uneven; what is probably no value gets none."""
+    counts = {name: count for name, count in counts.items() if not looks_empty(name)} or counts
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     times = counts[most] / max(1, counts[least])
     if times < UNEVEN[0]:
@@ -70,12 +71,13 @@ def class_weights(counts: Mapping[str, int]) -> list[Entry]:
 
 def format_counts(counts: Mapping[str, int], most: int = 8) -> str:
     """Such as `6 classes: dots 200, rings 180, ...`, largest first; equal ones are grouped."""
+    empty = [name for name in class_names(counts) if looks_empty(name)]
+    doubt = f"; probably no value: {list_names(empty)} (data.missing)" if empty else ""
     if len(set(counts.values())) == 1 and len(counts) > 1:
-        return (
-            f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {list_names(class_names(counts), most)}"
-        )
+        names = list_names(class_names(counts), most)
+        return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {names}{doubt}"
     order = sorted(counts, key=lambda name: (-counts[name], name))
-    return f"{len(counts):,} classes: {list_names([f'{name} {counts[name]:,}' for name in order], most)}"
+    return f"{len(counts):,} classes: {list_names([f'{name} {counts[name]:,}' for name in order], most)}{doubt}"
 
 
 def single(counts: Mapping[str, int]) -> list[str]:

@@ -11,6 +11,10 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, flow, scalar
 
 CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
+TRAINING_STEPS = 1200
+"""Steps of a training. Beyond them small tables were learned by heart: on four sets 15 to 25 epochs gave what 50 gave, or more
+(accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
+"""
 MAX_LISTED_COLUMNS = 4
 """Number of ignored columns whose reason is listed."""
 
@@ -56,9 +60,10 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
     weights = first_values.class_weights(targets[0].counts) if task == CLASSIFICATION and len(targets) == 1 else []
+    batch = first_values.batch_size(sample.rows, 256)
     draft.train = [
-        first_values.epochs(sample.rows, 400_000, 3, 50, "rows"),
-        first_values.batch_size(sample.rows, 256),
+        first_values.epochs(sample.rows, TRAINING_STEPS * int(batch.value), 3, 25, "rows"),
+        batch,
         *first_values.optimizer("3e-3", "this network"),
         *weights,
     ]

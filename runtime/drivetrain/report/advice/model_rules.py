@@ -16,7 +16,7 @@ from drivetrain.report.summary import Summary
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
 """Evaluations from which on a rise of the loss says something."""
-MIN_RISE_SHARE = 0.1
+MIN_RISE_SHARE = 0.05
 """Share by which the loss must have risen since its best epoch, for the training to have been too long."""
 MIN_RISE = 0.03
 """The same as a number: nobody notices that a loss of 0.03 becomes one of 0.04."""
@@ -24,6 +24,8 @@ LATE_SHARE = 0.7
 """Part of the epochs after which the lowest loss may come."""
 MIN_PROGRESS_SHARE = 0.02
 """Share by which the metric must have improved in the last quarter, for the training to have been too short."""
+USUAL_BATCH, MIN_EPOCH_STEPS, MIN_STEPS = 32, 10, 500
+"""A batch size that suits small data; steps of an epoch and of a training below which a larger one is too large."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
 WEAK_F1, STRONG = 0.6, 0.8
@@ -46,7 +48,9 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
     if best > LATE_SHARE * epochs or values[-1] - values[best - 1] <= max(MIN_RISE, MIN_RISE_SHARE * values[best - 1]):
         return
     metric = summary.best.metric if summary.best else LOSS
-    hidden = "" if metric == LOSS else f"; the weights were chosen by {metric}, which may hide it"
+    if _gains_later(record, metric, best + 2):
+        return
+    hidden = "" if metric == LOSS else f"; {metric}, which chose the weights, gained no more than chance since"
     yield Advice(
         "train for fewer epochs",
         f"overfitting: {LOSS} was lowest after epoch {best} of {epochs} and is {share(values[-1] / values[best - 1] - 1)} higher "
@@ -54,6 +58,22 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
         f"{share(1 - (best + 2) / epochs)} less time; weight decay, dropout, augmentation or more data make the other epochs useful",
         f"train: {{epochs: {best + 2}}}",
     )
+
+
+def _gains_later(record: Record, metric: str, epoch: int) -> bool:
+    """Whether a metric that chooses the weights is better after this epoch than until it, by more than chance."""
+    series = record.metrics.get(metric)
+    if metric == LOSS or series is None or len(series) <= epoch:
+        return False
+    sign = -1.0 if lower_is_better(metric) else 1.0
+    values = [sign * value for value in series.ys]
+    return max(values[epoch:]) - max(values[:epoch]) > _chance(record, max(values))
+
+
+def _chance(record: Record, value: float) -> float:
+    """One standard error of a share among the validation samples; 0 for what is no share."""
+    samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
+    return sqrt(value * (1 - value) / samples) if samples and 0 < value < 1 else 0.0
 
 
 def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -66,9 +86,8 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     values = [sign * value for value in series.ys]
     quarter = max(1, len(values) // 4)
     earlier, last = max(values[:-quarter]), values[-1]
-    samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
-    # Of a share among n samples, a change of one standard error is chance.
-    chance = sqrt(last * (1 - last) / samples) if samples and 0 < last < 1 else 0.0
+    # A change of one standard error is chance.
+    chance = _chance(record, last)
     if (
         summary.status == "done"
         and last == max(values)
@@ -80,6 +99,21 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
             f"{format_metric(sign * last)} at the end",
             "a better model",
             f"train: {{epochs: {2 * epochs}}}",
+        )
+
+
+def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
+    """A batch that holds most of the samples leaves a handful of steps."""
+    batch, epochs = at(record.spec, "train", "batch_size"), summary.epochs
+    if not isinstance(batch, int) or not epochs or not summary.steps or batch <= USUAL_BATCH:
+        return
+    steps = summary.steps / epochs
+    if steps < MIN_EPOCH_STEPS and summary.steps < MIN_STEPS:
+        yield Advice(
+            "train in smaller batches",
+            f"an epoch has {steps:.0f} {'step' if steps < 2 else 'steps'} of {batch:,} samples, the whole training {summary.steps:,}",
+            "a network learns by steps, and these are too few to learn much",
+            f"train: {{batch_size: {USUAL_BATCH}}}",
         )
 
 
@@ -142,6 +176,7 @@ def interval(hits: int, total: int) -> tuple[float, float]:
 
 
 MODEL_RULES: tuple[Rule, ...] = (
+    _advise_on_few_steps,
     _advise_on_overfitting,
     _advise_on_more_epochs,
     _advise_on_jumps,
