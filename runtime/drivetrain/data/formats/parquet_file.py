@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_CHUNK_BYTES = 1 << 30
-"""Bytes of text in a chunk that is converted at once."""
+"""Most bytes of text in a chunk that is converted at once."""
 MEMORY_PARTS = 16
-"""A batch takes at most one of so many parts of the memory."""
+"""A batch of rows takes at most the memory divided by this."""
 MAX_BATCH_ROWS = 1 << 20
-"""Rows of the largest batch of a table that is read whole."""
+"""Most rows of a batch, for a table that is read as a whole."""
 FIRST_ROWS = 64
-"""Rows in which the first text of a column is looked for."""
+"""Number of rows in which the first text of a column is looked for."""
 MAX_PACKING = 1000
-"""How many times smaller than its content a compressed page of texts or images never is."""
+"""Largest ratio of the content of texts or images to their compressed page that can occur."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
@@ -74,8 +74,10 @@ class ParquetReader:
 
 
 def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
-    """The same table with the values of its dictionary columns, and all text in one type: writers use string,
-    large_string (pandas 3, polars) and string_view for the same text, and not every computation knows all of them.
+    """Replace dictionary columns by their values, and convert all text to one type.
+
+    Writers use string, large_string (pandas 3, polars) and string_view for the same text, and not every computation
+    knows all of them.
 
     Args:
         table: as read.
@@ -83,7 +85,7 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
         key: the spec key that names it.
 
     Raises:
-        DataError: if they do not fit into memory.
+        DataError: if the values do not fit into memory.
     """
     from pyarrow import chunked_array, compute, types
 

@@ -20,7 +20,7 @@ _HOW_SQUARE = {
 def decide(
     job: ImageJob, source: ImageSource, recorded: InputRecord | None, expected: ExpectedInput | None
 ) -> tuple[int, int, Resize, list[str]]:
-    """Decide size, channels, how images become square, and notes with the reasons; `recorded` decides if there is one."""
+    """Decide size, channels and how images become square, by `recorded` if there is one; also notes with the reasons."""
     size, channels, notes = choose_size_and_channels(job, source, expected)
     if recorded:
         size, channels = read_recorded_size(job, recorded)

@@ -145,7 +145,7 @@ def _open_validation(
 def _restore_preprocessing(
     job: ImageJob, recorded: InputRecord, train: ImageSplit, current: ImagePreprocessing, notes: list[str]
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """The stored preprocessing, but with the classes and the size of `current`, which was computed from this data; and notes."""
+    """The stored preprocessing, but with classes and size of `current`, which is that of this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
         stored, notes = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype), []
@@ -239,7 +239,7 @@ def _note_contradictions(train: ImageSource) -> list[str]:
 def compute_preprocessing(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """Compute the preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
+    """Compute the preprocessing, with statistics of the training images or of the pretrained network; also notes."""
     measured_rows = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[
         :MAX_MEASURED_IMAGES
     ]

@@ -42,7 +42,7 @@ class LabelForm:
         return self.kind == "labels" and len(self.columns) == 1
 
     def to_json(self, separator: str) -> dict[str, object]:
-        """Plain JSON values, which are stored with the model; for classes unlabelled_count `targets`, as in older versions."""
+        """Plain JSON values, which are stored with the model; for classes without `targets`, as in older versions."""
         stored: dict[str, object] = {"label_column": self.columns[0] if len(self.columns) == 1 else list(self.columns)}
         return stored if self.kind == "class" else stored | {"targets": {"kind": self.kind, "separator": separator}}
 
@@ -253,5 +253,5 @@ def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
 
 
 def list_bad_samples(target: TargetColumn, title: str) -> dict[int, BadSample]:
-    """The rows unlabelled_count a usable target; `title` has a place for the row."""
+    """The rows without a usable target; `title` has a place for the row."""
     return {row: BadSample(title.format(row), reason) for row, reason in target.bad.items()}

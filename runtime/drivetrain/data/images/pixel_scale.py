@@ -42,7 +42,7 @@ _MEASURED_VALUES = 1_000_000
 _CHECKED_IMAGES = 200
 """Number of images that are checked of a split other than the training images."""
 _MIN_IMAGES_FOR_RANGE = 8
-"""Number of images from which on a range that is is_narrow for all of them is not by chance."""
+"""Number of images from which on a range that is narrow for all of them is not by chance."""
 _INVISIBLE_SHARE = 0.05
 """Largest share of transparent images that may be invisible on the usual ground; above, another ground is chosen."""
 
@@ -93,7 +93,7 @@ def read_as_trained(
 
 
 def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
-    """Choose how files are decoded: the range of their 16-bit values, and a ground on which transparent ones can be seen.
+    """Choose how files are decoded: the range of 16-bit values, and a ground on which transparent ones can be seen.
 
     Returns:
         How files are decoded, and notes.

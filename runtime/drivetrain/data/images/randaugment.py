@@ -89,7 +89,7 @@ def _replace(pixels: Tensor, is_selected: npt.NDArray[np.bool_], change: Callabl
 def _matrices(names: Names, signs: Floats, share: float) -> Floats:
     """Affine matrices from output to source, for geometric operations; shape (N, 2, 3)."""
     matrices = identity(len(names))
-    # Row, column and largest value of the one entry that an operation changes. In these coordinates a side has length 2.
+    # The entry that each operation changes: row, column and largest value. In these coordinates a side has length 2.
     matrix_entries = {
         "shear_x": (0, 1, 0.3),
         "shear_y": (1, 0, 0.3),

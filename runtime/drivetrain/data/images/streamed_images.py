@@ -59,7 +59,14 @@ class StreamedSplit(ImageSplit):
     images: StreamedImages
 
     def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """A context in which the shards of the batches are fetched ahead; call it with the number of batches used so far."""
+        """A context in which the shards of the batches are fetched ahead.
+
+        Args:
+            groups: the samples of each batch, in the order of use.
+
+        Returns:
+            The context; call what it gives with the number of batches used so far.
+        """
         return fetching(self.images.reader, [self.rows[ids] for ids in groups])
 
 

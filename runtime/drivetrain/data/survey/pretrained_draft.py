@@ -17,7 +17,9 @@ OPTION = "--pretrained"
 TEXTS = "text-classification"
 IMAGES = ("image-classification", "image-regression")
 KEYS_OF_WEIGHTS = ("image_size", "fit", "augment")
-"""Keys of image jobs that are not drafted: the folder of the weights sets the first two; augmentation would give every epoch other features."""
+"""Keys of image jobs that are not drafted: the folder of the weights sets size and fit, and augmentation
+would give every epoch other features.
+"""
 FROZEN = "freeze: {body: true}"
 REASON = (
     "frozen: one pass over the data, then its outputs are solved in seconds; without `freeze` all of it is fine-tuned, about "

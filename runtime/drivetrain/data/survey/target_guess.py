@@ -49,7 +49,7 @@ class TargetGuess:
 
 
 def is_identifier(column: ColumnProfile) -> bool:
-    """Whether a column identifies its row: texts that never repeat, or a name such as `id` with many different values."""
+    """Whether a column identifies its row: texts that never repeat, or a name such as `id` with many values."""
     if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
         return True
     return bool(_ID_NAME.search(column.name)) and column.different > column.filled / 2

@@ -30,7 +30,7 @@ _PAIRS: tuple[tuple[str, str], ...] = (
 
 
 def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
-    """Find the text columns: those of --text, else the one with the longest texts, with its partner if the two are a pair.
+    """Find the text columns: those of --text, else the one with the longest texts, and its partner if they are a pair.
 
     Raises:
         DataError: if a column that --text names contains no texts.

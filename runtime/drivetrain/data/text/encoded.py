@@ -68,7 +68,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens that stand together, for instance between two columns, each with its token type (segment of BERT)."""
+    """Special tokens that stand together, such as those between two columns, with their token types (segments of BERT)."""
 
     ids: tuple[int, ...] = ()
     types: tuple[int, ...] = ()

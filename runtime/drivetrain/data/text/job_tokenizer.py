@@ -137,7 +137,7 @@ def note_watched(job: TextJob) -> list[str]:
 def build_preprocessing(
     job: TextJob, heads: Mapping[str, Head], text_tokenizer: Tokenizer, longest: int, typed: bool, pooling: str
 ) -> dict[str, Any]:
-    """The preprocessing that is stored with the model: what `predict` needs to preprocess new texts, and the pooling."""
+    """The preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
     side = job.data.truncation
     preprocessing = {
         "kind": "texts",

@@ -64,7 +64,7 @@ class _Source:
     def build_split(
         self, reader: ShardReader, rows: Ids, classes: Classes, lengths: npt.NDArray[np.int64]
     ) -> StreamedTexts:
-        """A split of some rows of the index, with their targets; `classes` has the classes of all rows that can be used."""
+        """A split of some rows of the index, with their targets; `classes` has those of all usable rows."""
         positions = np.searchsorted(self.rows, rows)
         targets = {name: torch.from_numpy(class_indices[positions]) for name, class_indices in classes.items()}
         return StreamedTexts(reader, rows, targets, lengths)

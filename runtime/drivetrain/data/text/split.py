@@ -218,7 +218,7 @@ def find_heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
 
 
 def _format_counts(label_texts: Sequence[str]) -> str:
-    """The classes with the number and share of their texts, largest first, at most 8: "leak 40 (80%), noise 10 (20%)"."""
+    """At most 8 classes with the number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return labels.list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)

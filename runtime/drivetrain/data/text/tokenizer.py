@@ -113,7 +113,7 @@ def learn(columns: Texts, size: int) -> Tokenizer:
     """
     inner = _build_wordpiece(load_library())
     alphabet = _find_alphabet(inner, columns, size)
-    # The trainer token_ids the letters inside words (`##a`) in an order that differs between processes. Passed as special
+    # The trainer numbers the letters inside words (`##a`) in an order that differs between processes. Passed as special
     # tokens, they are numbered in the given order.
     letters_inside_words = [f"##{letter}" for letter in alphabet]
     trainer = load_library().trainers.WordPieceTrainer(
