@@ -135,6 +135,7 @@ def keep(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
+    """The name of the cache file: a hash of all that the decoded pixels depend on."""
     parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -164,4 +165,5 @@ def _remove(path: Path) -> bool:
 
 
 def _mark(row: npt.NDArray[np.uint8]) -> np.uint64:
+    """The mark of a row: its checksum, with the bit WRITTEN."""
     return np.uint64(WRITTEN | zlib.crc32(np.ascontiguousarray(row).data))

@@ -103,18 +103,18 @@ def find(folder: Path, key: str) -> SplitFolders | None:
 
 
 def _splits_of(names: Sequence[str]) -> dict[str, str]:
-    """The split that each name speaks of, `unlabeled` for images without classes; names that speak of none are left out.
+    """The split that each name stands for, `unlabeled` for images without classes; names that stand for none are left out.
 
-    `seg_train` does if `seg` stands in another such name, too; a class called `steam train` does not.
+    `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
     """
     words_of = {name: _split_into_words(name) for name in names}
     split_of_name = {name: splits for name in names if len(splits := _find_splits_in(words_of[name])) == 1}
     shared = Counter(word for name in split_of_name for word in words_of[name])
-    plain = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
+    usual_words = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
     return {
         name: next(iter(splits))
         for name, splits in split_of_name.items()
-        if all(word in plain or shared[word] > 1 for word in words_of[name])
+        if all(word in usual_words or shared[word] > 1 for word in words_of[name])
     }
 
 
@@ -126,6 +126,7 @@ def _split_into_words(name: str) -> set[str]:
 
 
 def _find_splits_in(name_words: set[str]) -> set[str]:
+    """The splits whose names are among the words."""
     kinds = {**_SPLITS, "unlabeled": _UNLABELED}
     return {split for split, names in kinds.items() if name_words & names}
 
