@@ -91,7 +91,7 @@ def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     words = tokenizer.learn(corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400)
     with quiet() as transformers:
         torch.manual_seed(0)
-        sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary})
+        sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary_size})
         config = transformers.AutoConfig.for_model(family, **sizes)
         transformers.AutoModel.from_config(config).save_pretrained(saved)
     words.inner.save(str(saved / "tokenizer.json"))

@@ -74,7 +74,9 @@ def test_a_table_that_is_no_csv_becomes_one(tmp_path: Path, suffix: str) -> None
         path.write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(values), path)
-    assert annotate(path, None, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.7500\n,c,new,1.0000\n')
+    assert annotate(path, None, (1, 2)).decode() == (
+        'x,y,prediction,probability\n1.5,"a, b",añejo,0.7500\n,c,new,1.0000\n'
+    )
 
 
 def test_columns_that_cannot_be_had(tmp_path: Path) -> None:

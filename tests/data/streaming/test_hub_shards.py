@@ -234,7 +234,7 @@ def test_the_labels_of_images_come_without_the_images(
     assert isinstance(job, ImageJob)
     assert job.data.stream
     store = open_stream.open_store(job, job.data.train, "data.train")
-    index = load_streamed._read(
+    index = load_streamed._index_source(
         job,
         job.data.train,
         LabelForm.of_job(job.data, ask=True),

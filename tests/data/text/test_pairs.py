@@ -84,8 +84,8 @@ def both(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list
 def test_the_longer_text_is_truncated_first(side: Literal["right", "left"]) -> None:
     """As the library truncates pairs, for all lengths."""
     vocabulary = {f"t{number}": number for number in range(300)} | {"[UNK]": 300}
-    inner = Tokenizer(tokenizer.library().models.WordLevel(vocabulary, "[UNK]"))
-    inner.pre_tokenizer = tokenizer.library().pre_tokenizers.WhitespaceSplit()
+    inner = Tokenizer(tokenizer.load_library().models.WordLevel(vocabulary, "[UNK]"))
+    inner.pre_tokenizer = tokenizer.load_library().pre_tokenizers.WhitespaceSplit()
     inner.enable_truncation(7, direction=side)
     texts = [[" ".join(f"t{x}" for x in row) for row in rows(10, offset)] for offset in (100, 200)]
     for place, (first, second) in enumerate(both(side, 7)):
@@ -113,7 +113,7 @@ def test_columns_are_separated() -> None:
     three = words.encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat.tolist()
     names = [words.inner.id_to_token(number) for number in three]
     assert names == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
-    alone = tokenizer.Tokenizer(tokenizer.library().Tokenizer(words.inner.model), 0)
+    alone = tokenizer.Tokenizer(tokenizer.load_library().Tokenizer(words.inner.model), 0)
     with pytest.raises(DataError, match="2 columns, and this tokenizer has no special token to put between them"):
         alone.encode(columns(["la"], ["bomba"]))
 

@@ -38,7 +38,7 @@ def test_rows_come_back() -> None:
 
 
 def test_padded_to_the_longest() -> None:
-    numbers, own = Ragged.from_chunks([ROWS]).padded(np.array([4, 2, 0]), 99)
+    numbers, own = Ragged.from_chunks([ROWS]).pad(np.array([4, 2, 0]), 99)
     assert numbers.tolist() == [[10, 11, 99], [99, 99, 99], [1, 2, 3]]
     assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 
@@ -68,14 +68,14 @@ def test_special_tokens_stand_at_both_ends() -> None:
     words = tokenizer.learn([column(WORDS)], 200)
     ids = rows(words.encode([column(["la bomba", "xyz 漢"])]).sequences())
     assert all(row[0] == 2 and row[-1] == 3 for row in ids)
-    assert (words.pad, words.unknown) == (0, 1)
-    assert ids[1][-2] == words.unknown
+    assert (words.pad, words.unknown_token) == (0, 1)
+    assert ids[1][-2] == words.unknown_token
 
 
 @pytest.mark.parametrize("size", [100, 150, 400])
 def test_a_vocabulary_is_not_larger_than_requested(tmp_path: Path, size: int) -> None:
     texts = [row[0] for row in _reports(tmp_path)]
-    assert 50 < tokenizer.learn([column(texts)], size).vocabulary <= size
+    assert 50 < tokenizer.learn([column(texts)], size).vocabulary_size <= size
 
 
 def _reports(folder: Path) -> list[list[str]]:
@@ -91,10 +91,14 @@ def test_a_tokenizer_survives_json() -> None:
     again = tokenizer.from_json(stored)
     assert rows(again.encode([texts]).sequences(5)) == rows(cut)
     # Alone, in another program, it truncates too.
-    other = tokenizer.library().Tokenizer.from_str(stored["json"])
+    other = tokenizer.load_library().Tokenizer.from_str(stored["json"])
     assert [other.encode(text).ids for text in texts.to_pylist()] == rows(cut)
     assert max(map(len, rows(cut))) == 5
-    assert (again.pad, again.vocabulary, again.unknown) == (words.pad, words.vocabulary, words.unknown)
+    assert (again.pad, again.vocabulary_size, again.unknown_token) == (
+        words.pad,
+        words.vocabulary_size,
+        words.unknown_token,
+    )
 
 
 TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])

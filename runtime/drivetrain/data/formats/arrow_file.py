@@ -14,10 +14,12 @@ from drivetrain.data.formats import shards
 if TYPE_CHECKING:
     import pyarrow
 
-INDEX_MARK, STREAM_START = b"ARROW1", 8
-"""How a file with an index begins, and where the stream in it does."""
+INDEX_MARK = b"ARROW1"
+"""First bytes of a file with an index."""
+STREAM_START = 8
+"""Offset of the stream in a file with an index."""
 EMPTY_CELL_BYTES = 4
-"""Bytes of a cell that takes none in the file: it becomes a number or a text all the same."""
+"""Bytes of memory counted for a cell that takes none in the file, since it becomes a number or a text too."""
 # Numbers of the fields of a message, its kinds, the fields of a batch of rows, and that of a dictionary with its batch.
 _HEADER_TYPE, _HEADER = 1, 2
 _DICTIONARY, _BATCH = 2, 3
@@ -37,7 +39,7 @@ class ArrowReader:
         from pyarrow import memory_map
 
         with memory_map(str(self.files[0])) as source:
-            return list(_open(source).schema.names)
+            return list(_open_stream(source).schema.names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; classes by their names."""
@@ -57,7 +59,7 @@ def schema(path: Path) -> pyarrow.Schema:
     from pyarrow import memory_map
 
     with memory_map(str(path)) as source:
-        return _open(source).schema
+        return _open_stream(source).schema
 
 
 def _read(path: Path, key: str) -> pyarrow.Table:
@@ -66,7 +68,7 @@ def _read(path: Path, key: str) -> pyarrow.Table:
     from drivetrain.data.formats.parquet_file import decode
 
     with memory_map(str(path)) as source:
-        start = _start(source)
+        start = _seek_stream(source)
         size = DecodedSize(str(path), key)
         for message in ipc.MessageReader.open_stream(source):
             size.add(count_unpacked_bytes(message))
@@ -75,15 +77,15 @@ def _read(path: Path, key: str) -> pyarrow.Table:
         return shards.class_names(decode(ipc.open_stream(source).read_all(), str(path), key))
 
 
-def _open(source: pyarrow.MemoryMappedFile) -> pyarrow.RecordBatchReader:
+def _open_stream(source: pyarrow.MemoryMappedFile) -> pyarrow.RecordBatchReader:
     from pyarrow import ipc
 
-    _start(source)
+    _seek_stream(source)
     return ipc.open_stream(source)
 
 
-def _start(source: pyarrow.MemoryMappedFile) -> int:
-    """Go to where the stream begins in a file: behind the mark of one with an index."""
+def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:
+    """Go to where the stream begins in a file, behind the mark of a file with an index; returns the offset."""
     source.seek(STREAM_START if source.read(len(INDEX_MARK)) == INDEX_MARK else 0)
     return int(source.tell())
 
@@ -94,9 +96,10 @@ class _FlatbufferTable:
 
     content: bytes
     at: int
+    """Offset of the table in `content`."""
 
     def field(self, number: int) -> int:
-        """Where a field is; 0 if the table lacks it."""
+        """Offset of a field in `content`; 0 if the table lacks it."""
         start = self.at - _unpack_number("<i", self.content, self.at)
         size = _unpack_number("<H", self.content, start)
         slot = 4 + 2 * number
@@ -104,7 +107,7 @@ class _FlatbufferTable:
         return self.at + offset if offset else 0
 
     def target(self, number: int) -> int:
-        """Where the table or vector of a field is; 0 if the table lacks it."""
+        """Offset of the table or vector that a field refers to; 0 if the table lacks the field."""
         at = self.field(number)
         return at + _unpack_number("<I", self.content, at) if at else 0
 
@@ -126,12 +129,12 @@ def count_unpacked_bytes(message: Any) -> int:
         if kind not in (_DICTIONARY, _BATCH):
             return 0
         batch = root.table(_HEADER) if kind == _BATCH else root.table(_HEADER).table(_DATA)
-        return _batch_bytes(batch, message.body)
+        return _count_batch_bytes(batch, message.body)
     except (struct.error, IndexError):
         raise OSError("the header of one of its parts is damaged") from None
 
 
-def _batch_bytes(batch: _FlatbufferTable, body: Any) -> int:
+def _count_batch_bytes(batch: _FlatbufferTable, body: Any) -> int:
     """Bytes of a batch of rows: its compressed buffers once they are unpacked, and its cells."""
     length, nodes = batch.field(_LENGTH), batch.target(_NODES)
     rows = _unpack_number("<q", batch.content, length) if length else 0

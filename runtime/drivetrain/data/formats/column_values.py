@@ -27,9 +27,9 @@ TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FAL
 """Truth values as the reader of CSV files takes them, which reads a column as text if one cell is something else."""
 _TIME_FORM = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 TIMES_SHARE = 0.5
-"""Share of times among the filled cells from which on a column of text is one of times."""
+"""Share of times among the filled cells from which on a text column is read as times."""
 _TRIED_CELLS = 100
-"""Different cells by which the type is chosen."""
+"""Number of different cells by which the type of times is chosen."""
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
@@ -52,7 +52,7 @@ def kind(column: pyarrow.ChunkedArray) -> str:
 
 
 def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
-    """A column as float64 with NaN for empty cells, and a mask of the cells that are not numbers (NaN too); both (N,)."""
+    """Read a column as float64 with NaN for empty cells, and a mask of the cells that are not numbers; both (N,)."""
     from pyarrow import compute, float64, int8, types
 
     not_numbers = np.zeros(len(column), np.bool_)
@@ -60,14 +60,14 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
         trimmed = texts(column)
         for word, digit in TRUTH.items():
             trimmed = compute.if_else(compute.equal(trimmed, word), digit, trimmed)
-        good = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
-        empty = compute.is_null(trimmed)
-        not_numbers = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, MISSING_NUMBERS))))
-        column = compute.if_else(good, trimmed, None)
+        is_number = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
+        is_empty = compute.is_null(trimmed)
+        not_numbers = ~_to_numpy(compute.or_(is_number, compute.or_(is_empty, _is_one_of(trimmed, MISSING_NUMBERS))))
+        column = compute.if_else(is_number, trimmed, None)
     elif types.is_boolean(column.type):
         column = column.cast(int8())
     # Integers beyond 2^53 lose digits, which float32 would drop anyway.
-    values = _array(compute.cast(column, float64(), safe=False))
+    values = _to_numpy(compute.cast(column, float64(), safe=False))
     return values, not_numbers
 
 
@@ -80,7 +80,7 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     from pyarrow import compute, int64, large_string, string, types
 
     if types.is_floating(column.type):
-        values = _array(column).astype(np.float64)
+        values = _to_numpy(column).astype(np.float64)
         is_integer = np.isnan(values) | (np.abs(values) < 2.0**53) & (values == np.floor(values))
         if is_integer.all():
             column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
@@ -120,24 +120,26 @@ def _matches(column: pyarrow.ChunkedArray, pattern: str) -> bool:
 
 
 def empty_cells(column: pyarrow.ChunkedArray, cells: Collection[str]) -> pyarrow.ChunkedArray:
-    """The column without a value where it has one of these cells: as text, or as what the text is in its type."""
+    """Empty the cells of a column that are in `cells`, compared as text or as the value of that text in its type."""
     from pyarrow import ArrowException, array, compute, float64, scalar, types
 
-    form = kind(column)
-    if form == "text":
+    column_kind = kind(column)
+    if column_kind == "text":
         trimmed = compute.utf8_trim_whitespace(column)
         return compute.if_else(compute.is_in(trimmed, array(cells, trimmed.type)), None, column)
-    wider = float64() if form == "number" and not types.is_boolean(column.type) else column.type
+    compared_type = float64() if column_kind == "number" and not types.is_boolean(column.type) else column.type
     values = []
     for cell in cells:
         try:
-            values.append(scalar(cell).cast(wider))
+            values.append(scalar(cell).cast(compared_type))
         except (ArrowException, NotImplementedError):
             continue
     if not values:
         return column
-    compared = column if wider == column.type else compute.cast(column, wider, safe=False)
-    return compute.if_else(compute.is_in(compared, array([value.as_py() for value in values], wider)), None, column)
+    comparable = column if compared_type == column.type else compute.cast(column, compared_type, safe=False)
+    return compute.if_else(
+        compute.is_in(comparable, array([value.as_py() for value in values], compared_type)), None, column
+    )
 
 
 def different(column: pyarrow.ChunkedArray) -> list[str]:
@@ -158,19 +160,22 @@ def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: s
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """The index of each text in `values`, or in another spelling such as 12.0 for 12, -1 if it is not there; shape (N,),
-    int32.
+    """The index of each text in `values`, shape (N,), int32; -1 if it is not there.
+
+    Another spelling, such as 12.0 for 12, counts as the same text.
     """
     from pyarrow import array, compute
 
-    exact = np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
-    unknown = compute.unique(column.filter(exact < 0)).drop_null()
+    exact_positions = np.asarray(
+        _to_numpy(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32
+    )
+    unknown = compute.unique(column.filter(exact_positions < 0)).drop_null()
     if not len(unknown):
-        return exact
+        return exact_positions
     codes = {spelling.code(value): index for index, value in reversed(list(enumerate(values)))}
     indices = np.array([codes.get(spelling.code(text), -1) for text in unknown.to_pylist()], np.int32)
-    position_in_unknown = _array(compute.fill_null(compute.index_in(column, unknown), -1))
-    return np.where(position_in_unknown >= 0, indices[position_in_unknown], exact)
+    position_in_unknown = _to_numpy(compute.fill_null(compute.index_in(column, unknown), -1))
+    return np.where(position_in_unknown >= 0, indices[position_in_unknown], exact_positions)
 
 
 def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:
@@ -179,7 +184,7 @@ def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[n
 
     combined = column.combine_chunks() if isinstance(column, ChunkedArray) else column
     numbers = combined.dictionary_encode().indices
-    return np.asarray(_array(compute.fill_null(numbers, -1)), np.int64)
+    return np.asarray(_to_numpy(compute.fill_null(numbers, -1)), np.int64)
 
 
 def format_cell(column: pyarrow.ChunkedArray, row: int) -> str:
@@ -202,7 +207,7 @@ def check_kind(column: pyarrow.ChunkedArray, name: str, option: str, source: str
         )
 
 
-def _array(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
+def _to_numpy(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
@@ -213,41 +218,47 @@ def _is_one_of(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> pyarrow
 
 
 def read_times(column: pyarrow.ChunkedArray) -> tuple[Any, Mask] | None:
-    """Read a column of text as timestamps, and a mask of the cells that are no time; None if most cells are no times.
+    """Read a text column as timestamps; None if most cells are no times.
 
-    A few cells such as 0000-00-00 make the reader of a file take all of them for text. They and empty cells become null.
+    A few cells such as 0000-00-00 make the reader of a file take all cells for text. They and empty cells become null.
+
+    Returns:
+        The timestamps, and a mask of the filled cells that are no time.
     """
     from pyarrow import array, compute, timestamp
 
     cells = texts(column)
-    shaped = compute.unique(cells.filter(compute.match_substring_regex(cells, _TIME_FORM)))
+    time_like = compute.unique(cells.filter(compute.match_substring_regex(cells, _TIME_FORM)))
     types = [timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
-    time_type = max(types, key=lambda candidate: sum(map(len, _parse_times(shaped.slice(0, _TRIED_CELLS), candidate))))
-    good = array([text for part in _parse_times(shaped, time_type) for text in part.to_pylist()], cells.type)
-    right = compute.is_in(cells, good)
-    wrong = compute.and_(cells.is_valid(), compute.invert(right))
-    filled = len(cells) - cells.null_count
-    if not filled or (compute.sum(right).as_py() or 0) < TIMES_SHARE * filled:
+    time_type = max(
+        types, key=lambda candidate: sum(map(len, _parse_times(time_like.slice(0, _TRIED_CELLS), candidate)))
+    )
+    time_texts = array([text for part in _parse_times(time_like, time_type) for text in part.to_pylist()], cells.type)
+    is_time = compute.is_in(cells, time_texts)
+    is_no_time = compute.and_(cells.is_valid(), compute.invert(is_time))
+    filled_count = len(cells) - cells.null_count
+    if not filled_count or (compute.sum(is_time).as_py() or 0) < TIMES_SHARE * filled_count:
         return None
-    return compute.if_else(right, cells, None).cast(time_type), np.asarray(
-        wrong.to_numpy(zero_copy_only=False), np.bool_
+    return compute.if_else(is_time, cells, None).cast(time_type), np.asarray(
+        is_no_time.to_numpy(zero_copy_only=False), np.bool_
     )
 
 
 def find_first_no_time(column: pyarrow.ChunkedArray) -> int:
-    """Return the row of the first cell that has not the form of a time; the first of all if there is none."""
+    """The row of the first cell without the form of a time; 0 if there is none."""
     from pyarrow import compute
 
     cells = texts(column)
-    shaped = compute.fill_null(compute.match_substring_regex(cells, _TIME_FORM), True)
-    return int((~shaped.to_numpy(zero_copy_only=False)).argmax())
+    time_like = compute.fill_null(compute.match_substring_regex(cells, _TIME_FORM), True)
+    return int((~time_like.to_numpy(zero_copy_only=False)).argmax())
 
 
 def _parse_times(cells: pyarrow.Array, time_type: pyarrow.DataType) -> list[pyarrow.Array]:
-    """Return the parts of these cells that are times of a type: halved as long as a part has one that is none."""
+    """The cells that are times of a type, in parts: a part with a cell that is none is halved until it has none."""
     from pyarrow import ArrowInvalid
 
-    parts, good = [cells] if len(cells) else [], []
+    parts = [cells] if len(cells) else []
+    time_parts = []
     while parts:
         part = parts.pop()
         try:
@@ -256,5 +267,5 @@ def _parse_times(cells: pyarrow.Array, time_type: pyarrow.DataType) -> list[pyar
             half = len(part) // 2
             parts += [part.slice(0, half), part.slice(half)] if half else []
         else:
-            good.append(part)
-    return good
+            time_parts.append(part)
+    return time_parts

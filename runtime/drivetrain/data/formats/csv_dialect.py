@@ -1,4 +1,4 @@
-"""How the CSV files of a job are written: what is declared, what was found, and what training found."""
+"""How the CSV files of a job are written: as declared, as detected in the files, and as stored by training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Dialect:
     delimiter: str
     encoding: str
     decimal: str | None = None
-    """point or comma; None if no number of the file tells."""
+    """The decimal sign: point or comma; None if no number of the file shows it."""
 
     def note(self, path: Path) -> str:
-        """Such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
+        """A note such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
         usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
         parts = [
             _PLURAL[self.delimiter] if self.delimiter != usual else "",
@@ -35,45 +35,43 @@ class Dialect:
 
 @dataclass
 class CsvFiles:
-    """The CSV files of a job, or new ones for its model."""
+    """What is known of the CSV files of a job, or of new ones for its model; readers add what they detect."""
 
     declared: Mapping[str, str] = field(default_factory=dict)
     """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
     option: str = "data.csv"
     """Where options are declared: the key of the spec, or an option of the command line."""
     usual: Dialect | None = None
-    """The dialect of the first file, or of training: it decides where a file can be read in two ways."""
+    """The dialect of the first file, or of training: it decides if a file can be read in two ways."""
     last: Dialect | None = None
     """The dialect of the file that was read last."""
     stored: dict[str, Any] | None = None
     """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
     units: Mapping[str, str] | None = None
-    """Columns that are in percent or in a unit in the first file, or in that of training, with the sign; None if it is not
-    known.
-    """
+    """Columns with a percent sign or a unit, each with it, in the first file or that of training; None if unknown."""
     missing: tuple[str, ...] = ()
     """Cells that stand for no value, in tables of any kind."""
     notes: list[str] = field(default_factory=list)
-    """What was found in the files, for the user."""
+    """What was detected in the files, for the user."""
     rewritten: set[str] = field(default_factory=set)
     """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
 
     def key(self, name: str) -> str:
-        """An option, for messages."""
+        """The name of an option, for messages."""
         return f"{self.option} {name}=..." if self.option.startswith("--") else f"{self.option}.{name}"
 
     def advice(self, name: str, values: Sequence[str]) -> str:
-        """How to declare an option."""
+        """How the user can declare an option with one of these values, for messages."""
         if self.option.startswith("--"):
             return " or ".join(f"{self.option} {name}={value}" for value in values)
         return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
 
     def add(self, path: Path, dialect: Dialect, notes: Sequence[str], units: Mapping[str, str]) -> None:
-        """Keep what was found in a file."""
+        """Add what was detected in a file."""
         if self.units is None:
             self.units = units
         note = dialect.note(path)
-        self.notes += [one for one in (note, *notes) if one and one not in self.notes]
+        self.notes += [new_note for new_note in (note, *notes) if new_note and new_note not in self.notes]
         self.usual = self.usual or dialect
         self.last = dialect
         if self.stored is None:
@@ -89,22 +87,24 @@ def of_job(
 ) -> CsvFiles:
     """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
     cells = tuple(missing or preprocessing.get("missing", ()))
-    return CsvFiles(declared, usual=_read_stored(preprocessing), units=_units(preprocessing), missing=cells)
+    return CsvFiles(declared, usual=_read_stored(preprocessing), units=_read_units(preprocessing), missing=cells)
 
 
 def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
     """New files for a trained model."""
     cells = tuple(preprocessing.get("missing", ()))
-    return CsvFiles(declared, OPTION, _read_stored(preprocessing), units=_units(preprocessing), missing=cells)
+    return CsvFiles(declared, OPTION, _read_stored(preprocessing), units=_read_units(preprocessing), missing=cells)
 
 
 def _read_stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
+    """The dialect that training stored; None if there is none."""
     stored = preprocessing.get("csv")
     return (
         Dialect(**{key: value for key, value in stored.items() if key not in ("percent", "units")}) if stored else None
     )
 
 
-def _units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:
+def _read_units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """The units that training stored, by column; None if there are none."""
     form = preprocessing.get("csv", {})
     return dict.fromkeys(form.get("percent", ()), "%") | form.get("units", {}) or None

@@ -13,11 +13,11 @@ from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
 BLOCK_BYTES = 1 << 22
-"""Bytes that are read at once: those of the first rows, and those in which quotes are looked for."""
+"""Bytes that are read at once, both by the parser and in the search for quotes."""
 LARGEST_BLOCK = 1 << 28
-"""Bytes that are read at once of a file with longer rows."""
+"""Most bytes that are read at once, for a file with longer rows."""
 TAIL_BYTES = 1 << 16
-"""Bytes at the end in which empty rows are found."""
+"""Bytes at the end of a file in which empty rows are looked for."""
 MAX_LISTED_ROWS = 5
 """Largest number of rows of wrong length in a message."""
 _NAMELESS = "\0"
@@ -37,7 +37,8 @@ class CsvReader:
 
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
-        self.layout, self.block = csv_layout.find(path, key, files), BLOCK_BYTES
+        self.layout = csv_layout.find(path, key, files)
+        self.block = BLOCK_BYTES
         check_quotes(path, key, self.layout.names)
 
     def names(self) -> list[str]:
@@ -51,7 +52,9 @@ class CsvReader:
         if self.layout.blank:
             return list(self.layout.names)
         try:
-            with csv.open_csv(self.path, read_options=self._reading(), parse_options=self._parsing()) as reader:
+            with csv.open_csv(
+                self.path, read_options=self._read_options(), parse_options=self._parse_options()
+            ) as reader:
                 return list(reader.schema.names)
         except ArrowInvalid as error:
             if "Empty CSV" in str(error):
@@ -72,17 +75,17 @@ class CsvReader:
         def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
             return self._parse(csv.read_csv, columns, text)
 
-        last = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
+        nameless_columns = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
         # An unclosed quote shows in the last column alone; elsewhere its row is too short.
-        final = last[-1] if last else self.names()[-1]
-        also = [] if last or final in columns else [final]
-        table = parse([*columns, *last, *also], [*text, *also])
-        self._check_last(table[final])
-        for name in last:
+        last_column = nameless_columns[-1] if nameless_columns else self.names()[-1]
+        extra_columns = [] if nameless_columns or last_column in columns else [last_column]
+        table = parse([*columns, *nameless_columns, *extra_columns], [*text, *extra_columns])
+        self._check_last(table[last_column])
+        for name in nameless_columns:
             self._check_nameless(table[name])
         table = table.select(list(columns))
-        empty = min(self._empty_rows(), len(table))
-        return self._with_numbers(table.slice(0, len(table) - empty), text, parse, empty)
+        empty_count = min(self._count_empty_rows(), len(table))
+        return self._read_numbers(table.slice(0, len(table) - empty_count), text, parse, empty_count)
 
     def head(self, rows: int) -> tuple[Any, int]:
         """The first rows, and the approximate number of all rows.
@@ -103,14 +106,14 @@ class CsvReader:
         table = parse(names, ())
         size = self.path.stat().st_size
         count = max(len(table), len(table) * size // min(self.block, size))
-        return self._with_numbers(table, (), parse, 0).slice(0, rows), count
+        return self._read_numbers(table, (), parse, 0).slice(0, rows), count
 
-    def _with_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty: int) -> Any:
-        """The table with its numbers in the form of the file; keeps what was found."""
+    def _read_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty_count: int) -> Any:
+        """Read the numbers of a parsed table in the form of the file, and add what was detected to `files`."""
         numbers_read = number_format.read(table, text, parse, self.key, self.path, self.layout.delimiter, self.files)
         notes = [f"{self.path.name}: {note}" for note in numbers_read.notes]
-        if empty:
-            notes.append(f"{self.path.name}: {empty:,} empty rows at the end are left out")
+        if empty_count:
+            notes.append(f"{self.path.name}: {empty_count:,} empty rows at the end are left out")
         self.files.add(
             self.path,
             Dialect(self.layout.delimiter, self.layout.encoding, numbers_read.decimal),
@@ -128,7 +131,10 @@ class CsvReader:
         options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
         try:
             return parse(
-                self.path, read_options=self._reading(), parse_options=self._parsing(), convert_options=options
+                self.path,
+                read_options=self._read_options(),
+                parse_options=self._parse_options(),
+                convert_options=options,
             )
         except ArrowInvalid:
             self._check_lengths()
@@ -148,7 +154,7 @@ class CsvReader:
         block, self.block = self.block, min(LARGEST_BLOCK, max(self.block, self.path.stat().st_size + 1))
         return self.block > block
 
-    def _reading(self, **options: object) -> object:
+    def _read_options(self, **options: object) -> object:
         from pyarrow import csv
 
         layout = self.layout
@@ -159,7 +165,7 @@ class CsvReader:
             options |= {"skip_rows": layout.skipped}
         return csv.ReadOptions(encoding=layout.encoding, block_size=self.block, **options)
 
-    def _parsing(self, **options: object) -> object:
+    def _parse_options(self, **options: object) -> object:
         from pyarrow import csv
 
         return csv.ParseOptions(delimiter=self.layout.sign, newlines_in_values=True, **options)
@@ -171,31 +177,33 @@ class CsvReader:
         if self.layout.encoding == "utf-8":
             # The message shows the text of rows with a wrong length.
             text_encoding.check(self.path, self.key)
-        wrong: list[str] = []
+        wrong_rows: list[str] = []
         expected: list[int] = []
 
         def note(row: Any) -> str:
             # For the parser the header is row 1.
-            wrong.append(
+            wrong_rows.append(
                 f"{row_lines.place(self.path, row.number - 1)}: {row.actual_columns} cells, {printable(row.text)}"
             )
             expected.append(row.expected_columns)
             return "skip"
 
-        options = {"read_options": self._reading(use_threads=False)}
+        options = {"read_options": self._read_options(use_threads=False)}
         try:
-            with csv.open_csv(self.path, parse_options=self._parsing(invalid_row_handler=note), **options) as reader:
+            with csv.open_csv(
+                self.path, parse_options=self._parse_options(invalid_row_handler=note), **options
+            ) as reader:
                 for _ in reader:
                     pass
         except ArrowInvalid:
             # If no row is wrong, the failure has another cause, which the caller reports.
             pass
-        if wrong:
-            remainder = [f"and {len(wrong) - MAX_LISTED_ROWS:,} more"] if len(wrong) > MAX_LISTED_ROWS else []
-            head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
+        if wrong_rows:
+            remainder = [f"and {len(wrong_rows) - MAX_LISTED_ROWS:,} more"] if len(wrong_rows) > MAX_LISTED_ROWS else []
+            head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong_rows):,}"
             name = self.layout.delimiter
             raise DataError(
-                "\n    ".join([head, *wrong[:MAX_LISTED_ROWS], *remainder]),
+                "\n    ".join([head, *wrong_rows[:MAX_LISTED_ROWS], *remainder]),
                 "as many cells in each row as in the header",
                 f"put quotes around cells that contain a {name}, and add missing {name}s",
             )
@@ -205,7 +213,7 @@ class CsvReader:
         cell = column[-1].as_py() if len(column) else None
         if not isinstance(cell, str) or "\n" not in cell:
             return
-        if not self._end(64).rstrip().endswith(b'"'):
+        if not self._read_end(64).rstrip().endswith(b'"'):
             raise DataError(
                 f"{self.key}: {self.path} {row_lines.place(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
                 "one cell",
@@ -226,18 +234,18 @@ class CsvReader:
                 "name the column in the header, or remove it",
             )
 
-    def _empty_rows(self) -> int:
+    def _count_empty_rows(self) -> int:
         """How many rows at the end are separators only, as spreadsheets write for cleared rows."""
         sign = re.escape(self.layout.sign.encode())
         if self.layout.sign == "\t":
             sign = rb"\t"
-        lines = re.split(rb"\r\n|\n|\r", self._end(TAIL_BYTES).rstrip(b"\r\n"))
+        lines = re.split(rb"\r\n|\n|\r", self._read_end(TAIL_BYTES).rstrip(b"\r\n"))
         count = 0
         while count < len(lines) - 1 and re.fullmatch(rb"[ ]*(" + sign + rb"[ ]*)+", lines[-1 - count]):
             count += 1
         return count
 
-    def _end(self, size: int) -> bytes:
+    def _read_end(self, size: int) -> bytes:
         """The last bytes of the file; the zero bytes of UTF-16 are left out."""
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - size))

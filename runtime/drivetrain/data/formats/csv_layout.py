@@ -19,16 +19,16 @@ from drivetrain.system.spelling import plain
 
 SUFFIXES = (".csv", ".tsv")
 SAMPLE_BYTES = 1 << 18
-"""Bytes of the first rows, in which separator and header are found; more if the header or the first row is longer."""
+"""Bytes at the start of a file from which separator and header are found; more if the first two rows are longer."""
 MAX_CELL_CHARACTERS = 1 << 26
 """Characters of the longest cell, and bytes of the longest sample."""
-_SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
-"""A first line for Excel, which is no part of the table."""
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
+"""A first line such as `sep=;`, which tells Excel the separator and is no part of the table."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_EXAMPLE_NAMES = 6
-"""Names of columns in the example of a header."""
+"""Largest number of column names in the example of a header."""
 MIN_ROWS = 5
-"""Fewer rows do not show whether the first one is a header."""
+"""Smallest number of rows that show whether the first one is a header."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CsvLayout:
     rows: int = 0
     """Rows below the header in the sample."""
     is_empty: bool = False
-    """Whether the file has empty lines only."""
+    """Whether the file has only empty lines."""
 
     @property
     def sign(self) -> str:
@@ -58,7 +58,7 @@ class CsvLayout:
 
 
 def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
-    """The layout of a file.
+    """Find the layout of a file.
 
     Args:
         path: a CSV or TSV file.
@@ -74,9 +74,11 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     sample = _read_sample(path, encoding, files)
-    _check_above(sample.readings, sample.skipped, path, key, files)
+    _check_lines_above(sample.readings, sample.skipped, path, key, files)
     row_lines.note_skipped(path, sample.skipped)
-    delimiter = files.declared.get("delimiter") or sample.delimiter or _delimiter(path, key, files, sample.readings)
+    delimiter = (
+        files.declared.get("delimiter") or sample.delimiter or _find_delimiter(path, key, files, sample.readings)
+    )
     if delimiter not in sample.readings:
         return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
     rows, lines = sample.readings[delimiter]
@@ -108,17 +110,19 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
             start = file.read(size)
             complete = not file.read(1)
         text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
-        first = _SEP.match(text)
+        first = _SEPARATOR_LINE.match(text)
         skipped = int(files.declared.get("skip", 1 if first else 0))
         body = text[_end_of_lines(text, skipped) :]
         readings = {
-            name: rows_and_lines for name, sign in SIGNS.items() if (rows_and_lines := _rows(body, sign, complete))
+            name: rows_and_lines
+            for name, sign in SIGNS.items()
+            if (rows_and_lines := _parse_rows(body, sign, complete))
         }
         if complete or size >= MAX_CELL_CHARACTERS or all(len(rows) > 1 for rows, _ in readings.values()):
             break
         size *= 4
-    named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
-    return _Sample(readings, skipped, named, complete and not body.strip())
+    named_delimiter = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
+    return _Sample(readings, skipped, named_delimiter, complete and not body.strip())
 
 
 def _count_blank_columns(names: list[str], rows: list[list[str]]) -> int:
@@ -129,17 +133,17 @@ def _count_blank_columns(names: list[str], rows: list[list[str]]) -> int:
         return blank
     # Or the header alone does not end in separators.
     longer = max((len(row) for row in rows), default=len(names)) - len(names)
-    surplus = longer > 0 and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows)
-    return longer if surplus else 0
+    has_surplus = longer > 0 and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows)
+    return longer if has_surplus else 0
 
 
 def _end_of_lines(text: str, count: int) -> int:
-    """Where the text behind so many lines begins."""
+    """Index at which the text behind `count` lines begins."""
     ends = [0, *(line_end.end() for line_end in islice(_LINE_END.finditer(text), count))]
     return ends[count] if count < len(ends) else len(text)
 
 
-def _check_above(
+def _check_lines_above(
     readings: Mapping[str, tuple[list[list[str]], list[int]]], skipped: int, path: Path, key: str, files: CsvFiles
 ) -> None:
     """Refuse a file whose header comes behind lines of another form: titles, or comments.
@@ -156,8 +160,8 @@ def _check_above(
     width = _width(rows)
     above = next(line_number for line_number, row in enumerate(rows) if len(row) == width)
     names, below = rows[above], rows[above + 1 :]
-    shorter = 0 < above < len(rows) and len(_trim(rows[0])) < width
-    if not shorter or len(below) < MIN_ROWS or any(len(row) != width for row in below):
+    starts_shorter = 0 < above < len(rows) and len(_trim(rows[0])) < width
+    if not starts_shorter or len(below) < MIN_ROWS or any(len(row) != width for row in below):
         return
     # What looks like cells is no header, so the lines above it are rows, too.
     columns = zip(names, zip(*below, strict=True), strict=True)
@@ -176,7 +180,7 @@ def _width(rows: list[list[str]]) -> int:
     return Counter(map(len, rows)).most_common(1)[0][0]
 
 
-def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[int]] | None:
+def _parse_rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[int]] | None:
     """Rows that are not empty, and for each the number of lines up to its end; None if they cannot be parsed."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
     rows: list[list[str]] = []
@@ -192,22 +196,26 @@ def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[i
     return (rows if complete or len(rows) < 2 else rows[:-1], lines) if rows else None
 
 
-def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], list[int]]]) -> str:
+def _find_delimiter(
+    path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], list[int]]]
+) -> str:
     """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
-    usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
-    several = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
-    if len(several) < 2:
-        return next(iter(several), usual)
-    if usual == "tab" in several:
-        return usual
-    fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in several.items()}
+    usual_delimiter = "tab" if path.suffix.lower() == ".tsv" else "comma"
+    candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
+    if len(candidates) < 2:
+        return next(iter(candidates), usual_delimiter)
+    if usual_delimiter == "tab" in candidates:
+        return usual_delimiter
+    fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in candidates.items()}
     best = [name for name, share in fitting.items() if share == max(fitting.values())]
     if files.usual and files.usual.delimiter in best:
         return files.usual.delimiter
     if len(best) > 1:
-        read = [f"{name} ({len(several[name][0])} columns: {_list_names(several[name][0])})" for name in best]
+        readings_in_words = [
+            f"{name} ({len(candidates[name][0])} columns: {_list_names(candidates[name][0])})" for name in best
+        ]
         raise DataError(
-            f"{key}: the columns of {path} could be separated by {' or by '.join(read)}",
+            f"{key}: the columns of {path} could be separated by {' or by '.join(readings_in_words)}",
             f"one of them, in {files.key('delimiter')}",
             files.advice("delimiter", best),
         )
@@ -223,10 +231,12 @@ def _trim(names: list[str]) -> list[str]:
 
 
 def _is_blank(cells: list[str]) -> bool:
+    """Whether all cells are blank."""
     return not any(cell.strip() for cell in cells)
 
 
 def _fits(row: list[str], header: list[str]) -> bool:
+    """Whether a row has as many cells as the header, besides blank ones at its end."""
     return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
 
 
@@ -255,14 +265,14 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         return
     names = ",".join(f"c{number}" for number in range(1, min(len(first), MAX_EXAMPLE_NAMES) + 1))
     if texts:
-        like = next(
+        repeated_cell = next(
             (first[column] for column in texts if first[column].strip() and first[column] in columns[column]), ""
         )
-        description = f"its first row `{printable(', '.join(first), 60)}` is like the rows below, which have `{printable(like, 40)}` too"
+        description = f"its first row `{printable(', '.join(first), 60)}` is like the rows below, which have `{printable(repeated_cell, 40)}` too"
     else:
-        like = "" if all(one < two for one, two in pairwise(map(float, first))) else first[0]
+        repeated_cell = "" if all(one < two for one, two in pairwise(map(float, first))) else first[0]
         description = f"its first row has only numbers: `{printable(', '.join(first), 60)}`"
-    if like:
+    if repeated_cell:
         raise DataError(
             f"{key}: {path} seems to have no header: {description}",
             "a first row with the names of the columns",
@@ -310,10 +320,10 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
     Raises:
         DataError: if one has none, or two have the same; names `key`.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
         raise DataError(
-            f"{key}: {path} has several columns named {', '.join(twice[:10])}",
+            f"{key}: {path} has several columns named {', '.join(duplicates[:10])}",
             "one column of each name",
             "rename or remove the others",
         )

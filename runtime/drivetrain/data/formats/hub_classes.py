@@ -34,27 +34,29 @@ def find_names(path: Path) -> dict[str, list[str]]:
 
 
 def read_declared(readme: str, path: Path) -> dict[str, list[str]]:
-    """Class names by column: those of the configuration whose name is a part of the path, or of the only one."""
+    """Class names by column, from the configuration whose name is a part of the path, or from the only one."""
     dataset_info = header(readme).get("dataset_info")
-    every = [
+    configurations = [
         row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
     ]
-    of_configuration = [row for row in every if str(row.get("config_name")) in path.parts] or every
-    if len(of_configuration) != 1:
+    matching = [row for row in configurations if str(row.get("config_name")) in path.parts] or configurations
+    if len(matching) != 1:
         return {}
-    features = of_configuration[0].get("features")
+    features = matching[0].get("features")
     rows = [row for row in features if isinstance(row, dict)] if isinstance(features, list) else []
-    return dict(_names(rows))
+    return dict(_iterate_class_names(rows))
 
 
-def _names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
+def _iterate_class_names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each column of classes with the names of its classes, in the order of their numbers."""
     for row in rows:
         kind = row.get("dtype")
         label = kind.get("class_label") if isinstance(kind, Mapping) else None
         names = label.get("names") if isinstance(label, Mapping) else None
         texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
         if any(isinstance(text, list | dict) for text in texts):
-            continue  # references to lists of references would be written out
+            # YAML references to lists of references would be written out to gigabytes.
+            continue
         if isinstance(names, list):
             yield str(row.get("name")), [str(name) for name in names]
         elif isinstance(names, Mapping) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 EMPTY_CELL_BYTES = 4
 """Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
-LINE = len(b'{"a":1}')
+SHORTEST_LINE = len(b'{"a":1}')
 """Bytes of the shortest line with a key."""
 _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 
 _ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
-"""How a time with a zone ends."""
+"""Pattern for the end of a time with a zone."""
 LARGEST_BLOCK = 1 << 28
-"""Bytes that are read at once of a file with long lines."""
+"""Most bytes that are read at once of a file with long lines."""
 
 
 class JsonlReader:
@@ -44,18 +44,18 @@ class JsonlReader:
         """
         with self.path.open("rb") as file:
             _check_keys(file, self.path.stat().st_size, self.path, self.key)
-        return list(_table(self.path, self.key).column_names)
+        return list(_read_table(self.path, self.key).column_names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; a key that a line lacks gives an empty cell."""
         from pyarrow import schema, string, types
 
-        table = _table(self.path, self.key)
+        table = _read_table(self.path, self.key)
         # Text that looks like a time would be returned in another form.
         changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
         if changed:
-            table = _table(self.path, self.key, schema([(name, string()) for name in changed]))
-        return _with_zones(table.select(list(columns)), self.path, self.key, text)
+            table = _read_table(self.path, self.key, schema([(name, string()) for name in changed]))
+        return _restore_zones(table.select(list(columns)), self.path, self.key, text)
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the approximate number of all rows."""
@@ -69,7 +69,7 @@ class JsonlReader:
         return table, max(len(table), len(table) * self.path.stat().st_size // max(1, size))
 
 
-def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
+def _read_table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
     from pyarrow import ArrowInvalid
     from pyarrow import json as reader
 
@@ -84,7 +84,7 @@ def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
 
 
 def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None:
-    """Check what the table of some lines takes: every line has a cell for each key that any line has.
+    """Check that a table of some lines fits into memory: it has a cell in each line for each key of any line.
 
     Args:
         lines: those that are read.
@@ -96,7 +96,7 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
         DataError: if they do not fit into memory.
     """
     cells = DecodedSize(str(path), key)
-    if EMPTY_CELL_BYTES * (size // LINE) ** 2 <= cells.limit:
+    if EMPTY_CELL_BYTES * (size // SHORTEST_LINE) ** 2 <= cells.limit:
         return
     names = set[bytes]()
     for number, line in enumerate(lines, 1):
@@ -104,20 +104,20 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
         cells.add(EMPTY_CELL_BYTES * number * len(names) - cells.size)
 
 
-def _with_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
-    """The table with the zone of times that have one, which the reader drops; text where only some have one."""
+def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
+    """Read times with a zone again, since the reader drops the zone; a column where only some have one stays text."""
     from pyarrow import compute, schema, string, timestamp, types
 
     times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
     if not times:
         return table
-    written = _table(path, key, schema([(name, string()) for name in times]))
+    time_texts = _read_table(path, key, schema([(name, string()) for name in times]))
     for name in times:
-        zoned = compute.match_substring_regex(written[name], _ZONE)
-        if not compute.any(zoned).as_py():
+        has_zone = compute.match_substring_regex(time_texts[name], _ZONE)
+        if not compute.any(has_zone).as_py():
             continue
-        cells = written[name]
-        if compute.all(zoned).as_py():
+        cells = time_texts[name]
+        if compute.all(has_zone).as_py():
             cells = cells.cast(timestamp("us", "UTC"))
         table = table.set_column(table.column_names.index(name), name, cells)
     return table
@@ -125,7 +125,7 @@ def _with_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str])
 
 def _check_lines(path: Path, key: str) -> None:
     """Read line by line to find one that cannot be parsed. The caller reports other failures."""
-    kinds: dict[str, tuple[str, int]] = {}
+    first_uses: dict[str, tuple[str, int]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -133,28 +133,33 @@ def _check_lines(path: Path, key: str) -> None:
             except UnicodeDecodeError:
                 return
             except RecursionError:
-                raise _error(f"{key}: {path} line {number} is nested too deeply: {_start(line)}") from None
+                raise _line_error(f"{key}: {path} line {number} is nested too deeply: {_quote_line(line)}") from None
             except json.JSONDecodeError as error:
-                description = f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_start(line)}"
-                raise _error(description) from None
+                description = (
+                    f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_quote_line(line)}"
+                )
+                raise _line_error(description) from None
             if not isinstance(value, dict):
-                raise _error(f"{key}: {path} line {number} is not an object: {_start(line)}")
+                raise _line_error(f"{key}: {path} line {number} is not an object: {_quote_line(line)}")
             for name, cell in value.items():
-                kind = _kind(cell)
-                before, where = kinds.setdefault(name, (kind, number)) if kind else ("", 0)
-                if kind and kind != before:
-                    description = f'{key}: {path} line {number}: "{name}" is {kind}, in line {where} it is {before}'
+                kind = _name_type(cell)
+                first_kind, first_line = first_uses.setdefault(name, (kind, number)) if kind else ("", 0)
+                if kind and kind != first_kind:
+                    description = (
+                        f'{key}: {path} line {number}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
+                    )
                     raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
 
 
-def _kind(cell: object) -> str:
+def _name_type(cell: object) -> str:
+    """The type of a cell, in words; empty for null."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(cell), "")
 
 
-def _start(line: bytes) -> str:
+def _quote_line(line: bytes) -> str:
     return printable(line.decode("utf-8", "replace").strip())
 
 
-def _error(description: str) -> DataError:
+def _line_error(description: str) -> DataError:
     return DataError(description, 'one JSON object in each line: {"text": "...", "label": "..."}', "fix the line")

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from drivetrain.data import decoded_size
 
 MAX_HEADER_BYTES = 1 << 16
-"""Bytes of a member in which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
+"""Bytes of a member within which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Those that numpy writes. The others unpack a few bytes to gigabytes at once, whatever is asked for."""
+"""Compressions that numpy writes. Others unpack a few bytes to gigabytes at once, whatever size is requested."""
 _FAILURES = (RuntimeError, SyntaxError, TypeError, KeyError, zlib.error, struct.error, tokenize.TokenError)
 """What a damaged member makes zipfile and numpy raise, beside ValueError and OSError."""
 Shape = tuple[tuple[int, ...], np.dtype[np.generic]]
@@ -29,7 +29,7 @@ Shape = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[Any]:
-    """The file as `numpy.load(..., allow_pickle=False)` opens it.
+    """Open the file as `numpy.load(..., allow_pickle=False)` does.
 
     Raises:
         ValueError, OSError, EOFError, zipfile.BadZipFile: if it is no .npz file.
@@ -45,12 +45,12 @@ def open_npz(path: Path) -> Iterator[Any]:
 
 
 def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic]:
-    """The array with this name.
+    """Read the array with this name.
 
     Args:
-        file: as from `opened`.
-        name: of the array.
-        path: of the file, for messages.
+        file: as from `open_npz`.
+        name: name of the array.
+        path: the file, for messages.
         key: the spec key that names the file; empty for one of the command line.
 
     Raises:
@@ -59,7 +59,7 @@ def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic
     """
     try:
         entry = name if name in file.zip.namelist() else f"{name}.npy"
-        shape, kind = _header(file.zip, entry)
+        shape, kind = _read_header(file.zip, entry)
         # Python's integers do not overflow, as the product of numpy would.
         decoded_size.check(math.prod(map(abs, shape)) * kind.itemsize, f"array `{name}` of {path}", key)
         value = file[name]
@@ -81,12 +81,12 @@ def shapes(path: Path) -> dict[str, Shape]:
     """
     with zipfile.ZipFile(path) as archive:
         try:
-            return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
+            return {name.removesuffix(".npy"): _read_header(archive, name) for name in archive.namelist()}
         except (MemoryError, *_FAILURES) as error:
             raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _header(archive: zipfile.ZipFile, entry: str) -> Shape:
+def _read_header(archive: zipfile.ZipFile, entry: str) -> Shape:
     """Shape and dtype of a member, of which only the first bytes are unpacked."""
     info = archive.getinfo(entry)
     if info.compress_type not in COMPRESSIONS:
@@ -94,6 +94,8 @@ def _header(archive: zipfile.ZipFile, entry: str) -> Shape:
     with archive.open(info) as opened:
         file = io.BytesIO(opened.read(MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, kind = read(file)
+    read_array_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, _, kind = read_array_header(file)
     return shape, kind

@@ -21,24 +21,24 @@ from drivetrain.system.spelling import plain
 
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
-SIGNS = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
+SIGN_NAMES = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
 CURRENCIES = ("€", "$", "£")
 MIN_NUMBER_SHARE = 0.5
 """Share of numbers among the filled cells from which on a text column is read as numbers."""
-LOOKED_AT = 1000
-"""Distinct texts of a column from which it is told whether it can be numbers."""
+SAMPLED_TEXTS = 1000
+"""Number of texts of a column that are checked first, to leave out columns that cannot be numbers."""
 _STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?\d"
 _SPACES = " \t\u00a0\u202f\u2009"
-_APART = "[ '\u2019\u00a0\u202f\u2009]"
+_THOUSANDS_SPACES = "[ '\u2019\u00a0\u202f\u2009]"
 """What separates thousands in every language."""
 _EXPONENT = r"([eE][-+]?\d+)?$"
-_ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_APART}\d{{3}})+([.,]\d+)?$"
+_ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_THOUSANDS_SPACES}\d{{3}})+([.,]\d+)?$"
 _PLAIN = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _LIST = r"^\d+(,\d+){2,}$"
 
 
-def _with(pattern: str, decimal: str) -> str:
-    """A pattern in which D is the decimal sign, and T separates thousands."""
+def _fill_in_signs(pattern: str, decimal: str) -> str:
+    """Fill in a pattern: its D becomes the decimal sign, its T the separator of thousands."""
     signs = (r"\.", ",") if decimal == "point" else (",", r"\.")
     return pattern.replace("D", signs[0]).replace("T", signs[1])
 
@@ -46,7 +46,7 @@ def _with(pattern: str, decimal: str) -> str:
 _NUMBER = r"^[-+]?(\d{1,3}(T\d{3})+(D\d+)?|\d+(D\d*)?|D\d+)([eE][-+]?\d+)?$"
 _SURE = r"^[-+]?(\d*D(\d{1,2}|\d{4,})|0*D\d{3}|\d{4,}D\d{3}|\d{1,3}(T\d{3})+D\d+|\d{1,3}(T\d{3}){2,})([eE][-+]?\d+)?$"
 _EITHER = r"^[-+]?[1-9]\d{0,2}D\d{3}$"
-_OTHER = {"point": "comma", "comma": "point"}
+_OTHER_DECIMAL = {"point": "comma", "comma": "point"}
 
 
 @dataclass
@@ -66,20 +66,20 @@ class _Column:
 
 @dataclass
 class NumbersRead:
-    """A table with its numbers."""
+    """A table whose numbers were read."""
 
     table: Any
     decimal: str | None
-    """point or comma; None if no number tells."""
+    """The decimal sign: point or comma; None if no number shows it."""
     notes: list[str] = field(default_factory=list)
     units: dict[str, str] = field(default_factory=dict)
-    """Columns in percent or in a unit, with the sign."""
+    """Columns with a percent sign or a unit, each with the sign."""
 
 
 def read(
     table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
 ) -> NumbersRead:
-    """A parsed table with the numbers that its parser took for text, or read in another language.
+    """Read the numbers of a parsed table that its parser took for text, or read by the rules of another language.
 
     Args:
         table: a pyarrow table, of which numbers with a point are read already.
@@ -88,7 +88,7 @@ def read(
         key: the spec key that names the file.
         path: the file.
         delimiter: what separates the columns.
-        files: what is declared, and the dialect that decides if the file does not tell.
+        files: what is declared, and the dialect that decides if the file does not show it.
 
     Raises:
         DataError: if the decimal sign is not clear.
@@ -102,41 +102,41 @@ def read(
     ]
     declared = files.declared.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
-        notes += _check_trained(table, kinds, {}, key, path, files)
+        notes += _check_units_of_training(table, kinds, {}, key, path, files)
         return NumbersRead(table, declared, notes)
     float_columns = [name for name, kind in kinds.items() if types.is_floating(kind)]
     raw = parse([*suspects, *float_columns], [*suspects, *float_columns]) if suspects or float_columns else None
     columns = (
-        [_clean(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *float_columns)]
+        [_clean_cells(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *float_columns)]
         if raw
         else []
     )
-    decimal = declared or _decimal(columns, key, path, delimiter, float_columns, files)
+    decimal = declared or _find_decimal(columns, key, path, delimiter, float_columns, files)
     units = dict[str, str]()
     for column in columns:
         if column.name in float_columns and decimal != "comma":
             continue
-        converted, remarks = _numbers(column, decimal or "point")
+        converted, number_notes = _convert_numbers(column, decimal or "point")
         _check_unit(column, converted, key, path)
         table = table.set_column(table.column_names.index(column.name), column.name, converted)
-        notes += remarks
+        notes += number_notes
         if types.is_string(converted.type):
             files.rewritten.add(plain(column.name))
         elif column.sign:
             units[plain(column.name)] = column.sign
-    notes += _check_trained(table, kinds, units, key, path, files)
+    notes += _check_units_of_training(table, kinds, units, key, path, files)
     return NumbersRead(table, decimal, notes, units)
 
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
-    """The table with truth values in the place of texts that are truth values and marks for no value; and notes."""
+    """Convert text columns that have only truth values and marks for no value to truth values; also returns notes."""
     from pyarrow import array, bool_, compute, types
 
     notes = []
     for position, part in enumerate(table.schema):
         if part.name in text or not types.is_string(part.type):
             continue
-        for column in (table[position].slice(0, LOOKED_AT), table[position]):
+        for column in (table[position].slice(0, SAMPLED_TEXTS), table[position]):
             cells = {cell: cell.strip() for cell in compute.unique(column).to_pylist() if cell is not None}
             truth = [cell for cell, bare in cells.items() if bare.lower() in ("true", "false")]
             if not truth or any(
@@ -152,11 +152,12 @@ def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tupl
     return table, notes
 
 
-def _check_trained(
+def _check_units_of_training(
     table: Any, kinds: Mapping[str, Any], units: Mapping[str, str], key: str, path: Path, files: CsvFiles
 ) -> list[str]:
-    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %. Refuse one
-    in another unit, too; numbers without one are taken to be in that of training, which a note says.
+    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %.
+
+    A column in another unit is refused, too. Numbers without a unit are taken to be in that of training; a note says so.
 
     Zeros and empty cells are the same in both forms.
     """
@@ -174,9 +175,9 @@ def _check_trained(
             example = compute.cast(table[name], "string")[row - 1].as_py() + unit
             if not (was and unit) and "%" not in (was, unit):
                 bare = "here" if was else "in the training data"
-                notes.append(f"{name}: without a unit {bare}, read as {_describe(was or unit)}")
+                notes.append(f"{name}: without a unit {bare}, read as {_describe_sign(was or unit)}")
                 continue
-            first = _describe(was) if was else "not in percent"
+            first = _describe_sign(was) if was else "not in percent"
             raise DataError(
                 f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{example}`',
                 "the form of the training data: a percent sign in each cell, or in none"
@@ -187,8 +188,8 @@ def _check_trained(
     return notes
 
 
-def _describe(sign: str) -> str:
-    return SIGNS.get(sign, f"in {sign}")
+def _describe_sign(sign: str) -> str:
+    return SIGN_NAMES.get(sign, f"in {sign}")
 
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
@@ -196,18 +197,21 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     from pyarrow import compute
 
     distinct = compute.unique(column)
-    start = distinct.slice(0, LOOKED_AT)
-    if _count(start, _STARTS) < len(start) / 10:
+    start = distinct.slice(0, SAMPLED_TEXTS)
+    if _count_matches(start, _STARTS) < len(start) / 10:
         # A column of texts or names, which may be long.
         return False
-    cleaned = _clean(distinct, "", missing)
+    cleaned = _clean_cells(distinct, "", missing)
     cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
     # As they are written: the parser has read them as text for the sake of the others.
-    plain, lists = _count(distinct, _PLAIN), _count(cells, _LIST)
-    number = [compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, name)), False) for name in _OTHER]
+    plain, lists = _count_matches(distinct, _PLAIN), _count_matches(cells, _LIST)
+    number = [
+        compute.fill_null(compute.match_substring_regex(cells, _fill_in_signs(_NUMBER, name)), False)
+        for name in _OTHER_DECIMAL
+    ]
     either = compute.sum(compute.or_(*number)).as_py() or 0
-    grouped = _count(distinct, _ANY_THOUSANDS)
-    thousands = sum(_count(cells, _with(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER)
+    grouped = _count_matches(distinct, _ANY_THOUSANDS)
+    thousands = sum(_count_matches(cells, _fill_in_signs(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER_DECIMAL)
     return (
         either >= max(1, MIN_NUMBER_SHARE * filled)
         and lists <= thousands
@@ -225,19 +229,21 @@ def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
     if row >= 0:
         cell = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is {_describe(column.sign)}, and {row_lines.place(path, row + 1)} has `{cell}` without the sign',
+            f'{key}: {path}: column "{column.name}" is {_describe_sign(column.sign)}, and {row_lines.place(path, row + 1)} has `{cell}` without the sign',
             f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
             "write the column in one form",
         )
 
 
-def _count(cells: Any, pattern: str) -> int:
+def _count_matches(cells: Any, pattern: str) -> int:
+    """Number of cells that match a pattern."""
     from pyarrow import compute
 
     return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
 
 
-def _clean(column: Any, name: str, missing: Sequence[str]) -> _Column:
+def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
+    """Trim the cells of a text column, empty its marks for no value, and remove its sign or unit."""
     from pyarrow import array, compute
 
     cells = compute.utf8_trim(column, _SPACES)
@@ -245,7 +251,9 @@ def _clean(column: Any, name: str, missing: Sequence[str]) -> _Column:
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
     cells = number_marks.unify_signs(compute.if_else(empty, None, cells))
     filled = len(cells) - cells.null_count
-    sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MIN_NUMBER_SHARE * filled), "")
+    sign = next(
+        (one for one in SIGN_NAMES if _count_matches(cells, rf"^[-+]?[{one}]|[{one}]$") > MIN_NUMBER_SHARE * filled), ""
+    )
     unsigned = None
     if sign:
         unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))
@@ -255,31 +263,33 @@ def _clean(column: Any, name: str, missing: Sequence[str]) -> _Column:
         bare = number_marks.remove_unit(cells, sign)
         unsigned = compute.equal(bare, cells)
         cells = bare
-    joined = compute.replace_substring_regex(cells, _APART, "")
+    joined = compute.replace_substring_regex(cells, _THOUSANDS_SPACES, "")
     cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
     return _Column(name, cells, sign, unsigned, marks)
 
 
-def _decimal(
+def _find_decimal(
     columns: Sequence[_Column], key: str, path: Path, delimiter: str, float_columns: Sequence[str], files: CsvFiles
 ) -> str | None:
-    """The decimal sign that the cells show.
+    """Find the decimal sign that the cells show; None if no cell shows one.
 
     Raises:
         DataError: if they show both, or could be read with both.
     """
-    sure = {name: _first(columns, path, _with(_SURE, name)) for name in _OTHER}
-    if sure["point"] and sure["comma"]:
+    sure_examples = {name: _find_first_match(columns, path, _fill_in_signs(_SURE, name)) for name in _OTHER_DECIMAL}
+    if sure_examples["point"] and sure_examples["comma"]:
         raise DataError(
-            f"{key}: {path} has decimal points ({sure['point']}) and decimal commas ({sure['comma']})",
+            f"{key}: {path} has decimal points ({sure_examples['point']}) and decimal commas ({sure_examples['comma']})",
             f"one decimal sign for all numbers of a file, which {files.key('decimal')} can name",
             f"write all numbers with one decimal sign, or {files.advice('decimal', ['comma', 'point'])}: cells with the "
             "other sign are then no numbers",
         )
-    if sure_sign := next((name for name, example in sure.items() if example), None):
+    if sure_sign := next((name for name, example in sure_examples.items() if example), None):
         return sure_sign
     doubtful = [column for column in columns if column.name not in float_columns or delimiter == "semicolon"]
-    either = _first(doubtful, path, _with(_EITHER, "comma")) or _first(doubtful, path, _with(_EITHER, "point"))
+    either = _find_first_match(doubtful, path, _fill_in_signs(_EITHER, "comma")) or _find_first_match(
+        doubtful, path, _fill_in_signs(_EITHER, "point")
+    )
     if not either or (files.usual and files.usual.decimal):
         return files.usual.decimal if files.usual and either else None
     cell = either.rsplit("`", 2)[1]
@@ -292,7 +302,7 @@ def _decimal(
     )
 
 
-def _first(columns: Sequence[_Column], path: Path, pattern: str) -> str:
+def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     """The first cell that matches, with its place; empty if none does."""
     from pyarrow import compute
 
@@ -306,19 +316,19 @@ def _first(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     return ""
 
 
-def _numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
-    """The column as numbers, or as text with decimal points if a cell is none; and notes."""
+def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
+    """Convert a column to numbers, or to text with decimal points if a cell is no number; also returns notes."""
     from pyarrow import compute, float64, int64
 
     cells = column.cells
-    good = compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, decimal)), False)
+    good = compute.fill_null(compute.match_substring_regex(cells, _fill_in_signs(_NUMBER, decimal)), False)
     point, thousands = (".", ",") if decimal == "point" else (",", ".")
     plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
     values = compute.if_else(good, plain, cells)
-    notes = [f"{column.name}: {_describe(column.sign)}, read without the sign"] if column.sign else []
+    notes = [f"{column.name}: {_describe_sign(column.sign)}, read without the sign"] if column.sign else []
     if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
         return values, notes
     if column.marks:
         notes.append(number_marks.list_marks(column.name, column.marks))
-    is_integer = _count(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
+    is_integer = _count_matches(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
     return compute.cast(values, int64() if is_integer else float64()), notes

@@ -1,4 +1,4 @@
-"""What people write around numbers, such as other minus signs, brackets and units, and instead of them: marks for no value.
+"""What people write around numbers (other minus signs, brackets, units) and instead of them (marks for no value).
 
 Nothing heavy is imported, since `drivetrain validate` reads the marks, too.
 """
@@ -18,7 +18,7 @@ MISSING_MARKS = (
     *("#VALOR!", "#\u00a1REF!", "#\u00a1NUM!", "#\u00a1NULO!", "#\u00bfNOMBRE?", "#WERT!", "#BEZUG!", "#ZAHL!"),
     *("#VALEUR!", "#VALORE!", "#NOME?", "#NOM?"),
 )
-"""What stands for no value among numbers, and is worth a note."""
+"""Other marks for no value in columns of numbers; a note says where they occur."""
 MISSING_NUMBERS = (*USUAL_MISSING, *MISSING_MARKS)
 """Cells without a value in columns of numbers; in columns of text only an empty cell is one."""
 _MINUS = "[\u2212\ufe63\uff0d]"
@@ -41,20 +41,22 @@ _NUMBER_LIKE = rf"^\(?[-+\x{{2212}}\x{{2013}}]?\s*[%€$£]?\s*{_BODY}{_BEHIND}\
 
 
 def unify_signs(cells: Any) -> Any:
-    """Negative numbers with a hyphen before them: those with another minus sign, in accounting brackets, or with the sign
-    behind them; other texts with a minus sign that is no hyphen get one, too.
+    """Write negative numbers with a hyphen before them.
+
+    They may have another minus sign, accounting brackets, or the sign behind them. Other texts with a minus sign that is no
+    hyphen get a hyphen, too.
     """
     from pyarrow import compute
 
-    changed = compute.replace_substring_regex(cells, _MINUS, "-")
-    changed = compute.replace_substring_regex(changed, r"^\x{2013}\s?([%€$£.,]*\d)", r"-\1")
-    changed = compute.replace_substring_regex(changed, r"^\(\s*([%€$£]?)\s*([.,]?\d[^()+-]*)\)$", r"-\1\2")
-    changed = compute.replace_substring_regex(changed, r"^(\d[\d.,' ]*)-$", r"-\1")
-    return compute.utf8_rtrim_whitespace(compute.replace_substring_regex(changed, r"^([-+])\s+([%€$£.,]*\d)", r"\1\2"))
+    unified = compute.replace_substring_regex(cells, _MINUS, "-")
+    unified = compute.replace_substring_regex(unified, r"^\x{2013}\s?([%€$£.,]*\d)", r"-\1")
+    unified = compute.replace_substring_regex(unified, r"^\(\s*([%€$£]?)\s*([.,]?\d[^()+-]*)\)$", r"-\1\2")
+    unified = compute.replace_substring_regex(unified, r"^(\d[\d.,' ]*)-$", r"-\1")
+    return compute.utf8_rtrim_whitespace(compute.replace_substring_regex(unified, r"^([-+])\s+([%€$£.,]*\d)", r"\1\2"))
 
 
 def find_unit(cells: Any) -> str:
-    """The unit behind the numbers, such as °C; empty if there is none, if there are several, or if it can be a part of a code."""
+    """Find the unit behind the numbers, such as °C; empty if there is none or several, or if it can be a part of a code."""
     from pyarrow import compute
 
     parts = compute.extract_regex(cells, _UNIT).drop_null()
@@ -68,16 +70,16 @@ def find_unit(cells: Any) -> str:
 
 
 def remove_unit(cells: Any, unit: str) -> Any:
-    """Numbers without the unit behind them; other cells stay."""
+    """Remove the unit behind numbers; other cells stay as they are."""
     from pyarrow import compute
 
-    behind = compute.and_(compute.ends_with(cells, unit), compute.match_substring_regex(cells, _UNIT))
+    has_unit = compute.and_(compute.ends_with(cells, unit), compute.match_substring_regex(cells, _UNIT))
     bare = compute.utf8_rtrim_whitespace(compute.utf8_slice_codeunits(cells, 0, -len(unit)))
-    return compute.if_else(behind, bare, cells)
+    return compute.if_else(has_unit, bare, cells)
 
 
 def find_numbers(cells: Any) -> Any:
-    """Which cells are numbers in any form, in one unit or in several; a boolean array, false for empty cells."""
+    """Whether each cell is a number in any form, in one unit or in several; a boolean array, false for empty cells."""
     from pyarrow import compute
 
     return compute.fill_null(compute.match_substring_regex(cells, _NUMBER_LIKE), False)

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_CHUNK_BYTES = 1 << 30
-"""Bytes of text in a chunk that is converted at once."""
+"""Most bytes of text in a chunk that is converted at once."""
 MEMORY_PARTS = 16
-"""A batch takes at most one of so many parts of the memory."""
+"""A batch of rows takes at most the memory divided by this."""
 MAX_BATCH_ROWS = 1 << 20
-"""Rows of the largest batch of a table that is read whole."""
+"""Most rows of a batch, for a table that is read as a whole."""
 FIRST_ROWS = 64
-"""Rows in which the first text of a column is looked for."""
+"""Number of rows in which the first text of a column is looked for."""
 MAX_PACKING = 1000
-"""How many times smaller than its content a compressed page of texts or images never is."""
+"""Largest ratio of the content of texts or images to their compressed page that can occur."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
@@ -74,8 +74,10 @@ class ParquetReader:
 
 
 def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
-    """The same table with the values of its dictionary columns, and all text in one type: writers use string,
-    large_string (pandas 3, polars) and string_view for the same text, and not every computation knows all of them.
+    """Replace dictionary columns by their values, and convert all text to one type.
+
+    Writers use string, large_string (pandas 3, polars) and string_view for the same text, and not every computation
+    knows all of them.
 
     Args:
         table: as read.
@@ -83,26 +85,26 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
         key: the spec key that names it.
 
     Raises:
-        DataError: if they do not fit into memory.
+        DataError: if the values do not fit into memory.
     """
     from pyarrow import chunked_array, compute, types
 
     for index, field in enumerate(table.schema):
         column = table[field.name]
         if types.is_dictionary(column.type):
-            decoded_size.check(_values_bytes(column), f'column "{field.name}" of {subject}', key)
-            chunks = [_values(chunk) for chunk in column.chunks]
+            decoded_size.check(_count_value_bytes(column), f'column "{field.name}" of {subject}', key)
+            chunks = [_take_values(chunk) for chunk in column.chunks]
             column = chunked_array(chunks) if chunks else column.cast(column.type.value_type)
         elif types.is_run_end_encoded(column.type):
             column = compute.run_end_decode(column)
         if types.is_large_string(column.type) or types.is_string_view(column.type):
-            column = _strings(column)
+            column = _cast_to_string(column)
         if column.type != field.type:
             table = table.set_column(index, field.name, column)
     return table
 
 
-def _values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
+def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
     from pyarrow import string, types
 
     values = chunk.dictionary
@@ -110,7 +112,7 @@ def _values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
     return (values.cast(string()) if types.is_string_view(values.type) else values).take(chunk.indices)
 
 
-def _strings(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Text of any type as `string`, whose chunks hold two gigabytes at most."""
     from pyarrow import chunked_array, string
 
@@ -126,7 +128,7 @@ def _strings(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return chunked_array(reversed(small), string())
 
 
-def _values_bytes(column: pyarrow.ChunkedArray) -> int:
+def _count_value_bytes(column: pyarrow.ChunkedArray) -> int:
     """Bytes of the values of a dictionary column."""
     from pyarrow import compute, types
 
@@ -149,8 +151,9 @@ class _Chunk:
     """One column of a row group, as its metadata describe it."""
 
     path: str
-    """Of the column, with dots before the fields of a struct."""
+    """Path of the column, with dots before the fields of a struct."""
     values: int
+    """Number of values."""
     unpacked: int
     """Bytes of its pages without compression."""
     packed: int
@@ -175,14 +178,14 @@ class _Chunk:
 def read_table(
     source: Path | RangedFile, columns: Sequence[str], subject: str, key: str, rows: int | None = None
 ) -> Any:
-    """All rows of a file, or the first ones, as a pyarrow.Table with these columns.
+    """Read all rows of a file, or the first ones, as a pyarrow.Table with these columns.
 
     Args:
         source: the file.
-        columns: those that are read.
+        columns: names of the columns to read.
         subject: the file, for messages.
         key: the spec key that names it.
-        rows: how many; None for all.
+        rows: number of rows to read; None for all.
 
     Raises:
         DataError: if they do not fit into memory.
@@ -197,12 +200,14 @@ def read_table(
         if rows is None:
             declared = DecodedSize(subject, key, limit)
             for group in range(opened.num_row_groups):
-                for chunk in _chunks(opened, group, columns):
-                    declared.add(_whole_bytes(opened, source, group, chunk, limit))
+                for chunk in _iterate_chunks(opened, group, columns):
+                    declared.add(_count_bytes(opened, source, group, chunk, limit))
     if missing := sorted(set(columns) - set(schema.names)):
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
     # What is declared may be wrong, so the decoded batches are counted, too.
-    size, parts, count = DecodedSize(subject, key, limit), list[Any](), 0
+    size = DecodedSize(subject, key, limit)
+    parts: list[Any] = []
+    count = 0
     for batch in read_batches(source, columns, rows or MAX_BATCH_ROWS, subject, key):
         size.add(batch.nbytes)
         parts.append(batch.select(list(columns)))
@@ -218,11 +223,11 @@ def read_table(
 def read_batches(
     source: Path | RangedFile, columns: Sequence[str], most: int, subject: str, key: str
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of a file, at most `most` at a time.
+    """Yield the rows of a file, at most `most` at a time.
 
     Args:
         source: the file.
-        columns: those that are read.
+        columns: names of the columns to read.
         most: rows of the largest batch.
         subject: the file, for messages.
         key: the spec key that names it.
@@ -235,13 +240,15 @@ def read_batches(
 
     with parquet.ParquetFile(source) as opened:
         for group in range(opened.num_row_groups):
-            limit, width = decoded_size.free_memory(), 1
-            for chunk in _chunks(opened, group, columns):
+            limit = decoded_size.free_memory()
+            # Bytes of a row at most.
+            width = 1
+            for chunk in _iterate_chunks(opened, group, columns):
                 size = DecodedSize(f'column "{chunk.path}" of {subject}', key, limit)
                 if chunk.repeated:
                     # Any one row may have all values.
                     size.add(chunk.values * (chunk.width or 4))
-                longest = _longest(opened, source, group, chunk, limit)
+                longest = _estimate_longest_value(opened, source, group, chunk, limit)
                 if chunk.repeated:
                     size.add(chunk.values * longest)
                 else:
@@ -253,7 +260,7 @@ def read_batches(
             )
 
 
-def _chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
+def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
     """Yield the parts of a row group that belong to these columns."""
     row_group = opened.metadata.row_group(group)
     for index in range(row_group.num_columns):
@@ -272,13 +279,13 @@ def _chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]
             )
 
 
-def _whole_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
+def _count_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes of a column of a row group; those of a text that many rows share for each of them, if they may be many."""
     declared = max(chunk.values * chunk.width, chunk.unpacked)
     if chunk.width or declared > limit or not chunk.has_dictionary:
         return declared
     # Few rows need no count, even if each had the longest text.
-    if chunk.values * max(4, _longest(opened, source, group, chunk, limit)) <= limit // MEMORY_PARTS:
+    if chunk.values * max(4, _estimate_longest_value(opened, source, group, chunk, limit)) <= limit // MEMORY_PARTS:
         return declared
     from pyarrow import compute, parquet
 
@@ -286,7 +293,9 @@ def _whole_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chu
     rows = max(1, min(MAX_BATCH_ROWS, limit // MEMORY_PARTS // chunk.average))
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
         for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
-            for array in (dictionary_array for column in batch.columns for dictionary_array in _dictionaries(column)):
+            for array in (
+                dictionary_array for column in batch.columns for dictionary_array in _iterate_dictionaries(column)
+            ):
                 lengths = compute.binary_length(array.dictionary).take(array.indices)
                 size += int(compute.sum(lengths.cast("int64")).as_py() or 0)
             if size > limit:
@@ -294,7 +303,7 @@ def _whole_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chu
     return max(size, declared)
 
 
-def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
+def _estimate_longest_value(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes that a value of a column takes at most, or on average if each is written in full."""
     if chunk.width:
         return chunk.width
@@ -306,7 +315,7 @@ def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, 
 
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
         for batch in file.iter_batches(FIRST_ROWS, row_groups=[group], columns=[chunk.path]):
-            arrays = [array for column in batch.columns for array in _dictionaries(column)]
+            arrays = [array for column in batch.columns for array in _iterate_dictionaries(column)]
             if longest := [
                 compute.max(compute.binary_length(dictionary_array.dictionary)).as_py()
                 for dictionary_array in arrays
@@ -316,14 +325,14 @@ def _longest(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, 
     return chunk.average
 
 
-def _dictionaries(array: Any) -> Iterator[Any]:
-    """The arrays with a dictionary in one of structs and lists."""
+def _iterate_dictionaries(array: Any) -> Iterator[Any]:
+    """Yield the arrays with a dictionary inside of an array of structs and lists."""
     from pyarrow import types
 
     if types.is_dictionary(array.type):
         yield array
     elif types.is_struct(array.type):
         for index in range(array.type.num_fields):
-            yield from _dictionaries(array.field(index))
+            yield from _iterate_dictionaries(array.field(index))
     elif types.is_nested(array.type):
-        yield from _dictionaries(array.values)
+        yield from _iterate_dictionaries(array.values)

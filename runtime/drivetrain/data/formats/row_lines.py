@@ -10,10 +10,10 @@ from pathlib import Path
 
 SUFFIXES = (".csv", ".tsv")
 MAX_COUNTED_BYTES = 1 << 26
-"""Bytes; of a larger file only the row is told, since its lines would have to be counted."""
+"""Largest file, in bytes, whose lines are counted; for larger ones only the row is named."""
 _TOKEN = re.compile(r'(?:(?<=[,;\t|\n\r])|^)"(?:[^"]|"")*"|\r\n|\n|\r')
 """A cell in quotes, which may have line breaks, or the end of a line."""
-_SEP = re.compile(r'"?sep=.?"?[;,\t]*', re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(r'"?sep=.?"?[;,\t]*', re.IGNORECASE)
 
 
 _skipped: dict[Path, int] = {}
@@ -21,23 +21,23 @@ _skipped: dict[Path, int] = {}
 
 
 def note_skipped(path: Path, lines: int) -> None:
-    """Keep how many lines above its header a file has, for the places of its rows."""
+    """Remember how many lines a file has above its header, so that `place` counts from the right line."""
     if lines or path in _skipped:
         _skipped[path] = lines
 
 
 def place(path: Path | str, row: int) -> str:
-    """A row, and its line in a CSV file.
+    """Name a row, and in a CSV file its line.
 
     Args:
         path: the file.
         row: the row below the header, from 1.
     """
-    line = _line(Path(path), row)
+    line = _find_line(Path(path), row)
     return f"row {row:,} (line {line:,})" if line else f"row {row:,}"
 
 
-def _line(path: Path, row: int) -> int:
+def _find_line(path: Path, row: int) -> int:
     """The line on which a row starts; 0 if it is not known."""
     if path.suffix.lower() not in SUFFIXES:
         return 0
@@ -45,14 +45,14 @@ def _line(path: Path, row: int) -> int:
         status = os.stat(path)
         if status.st_size > MAX_COUNTED_BYTES or not os.path.isfile(path):
             return 0
-        lines = _starts(path, status.st_mtime_ns, status.st_size, _skipped.get(path, 0))
+        lines = _list_row_lines(path, status.st_mtime_ns, status.st_size, _skipped.get(path, 0))
     except (OSError, ValueError):
         return 0
     return lines[row] if row < len(lines) else 0
 
 
 @lru_cache(maxsize=4)
-def _starts(path: Path, changed: int, size: int, skipped: int) -> array[int]:
+def _list_row_lines(path: Path, changed: int, size: int, skipped: int) -> array[int]:
     """The line on which each row starts, that of the header first; empty lines are no rows."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1", "replace")
@@ -60,20 +60,21 @@ def _starts(path: Path, changed: int, size: int, skipped: int) -> array[int]:
     line = first = 1
     start = 0
     for token in _TOKEN.finditer(text):
-        line += _breaks(token[0])
+        line += _count_line_breaks(token[0])
         if token[0][0] != '"':
             if first > skipped:
-                _add(starts, text[start : token.start()], first)
+                _add_row(starts, text[start : token.start()], first)
             start, first = token.end(), line
-    _add(starts, text[start:], first)
+    _add_row(starts, text[start:], first)
     return starts
 
 
-def _add(starts: array[int], row: str, line: int) -> None:
-    if row and not (line == 1 and _SEP.fullmatch(row)):
+def _add_row(starts: array[int], row: str, line: int) -> None:
+    """Add the line of a row; empty lines and a first line `sep=;` are no rows."""
+    if row and not (line == 1 and _SEPARATOR_LINE.fullmatch(row)):
         starts.append(line)
 
 
-def _breaks(text: str) -> int:
+def _count_line_breaks(text: str) -> int:
     """Line breaks in a text, of any kind."""
     return text.count("\n") + text.count("\r") - text.count("\r\n")

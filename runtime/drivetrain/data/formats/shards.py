@@ -37,60 +37,61 @@ def files(path: Path, key: str) -> list[Path]:
     if match is None or int(match["number"]):
         return [path]
     count = int(match["count"])
-    every = [
+    all_files = [
         path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{match['suffix']}") for number in range(max(1, count))
     ]
-    if missing := [file.name for file in every if not file.exists()]:
+    if missing := [file.name for file in all_files if not file.exists()]:
         raise DataError(
             f"{key}: {path} is one of {count} files of a table, and {len(missing)} are not there: {', '.join(missing[:3])}",
             "all of them in one folder",
             "copy the others beside it",
         )
-    return every
+    return all_files
 
 
 def siblings(path: str, paths: Sequence[str]) -> list[str]:
-    """A file and the other parts of its table."""
+    """The files among `paths` that belong to the table of the file `path`, itself included."""
     folder, name = os.path.split(path)
-    kind = SHARD.fullmatch(name)
+    shard_match = SHARD.fullmatch(name)
     in_folder = [other for other in paths if os.path.dirname(other) == folder]
-    if kind:
-        same = (SHARD.fullmatch(os.path.basename(other)) for other in in_folder)
-        return [os.path.join(folder, match[0]) for match in same if match and match["stem"] == kind["stem"]]
+    if shard_match:
+        matches = (SHARD.fullmatch(os.path.basename(other)) for other in in_folder)
+        return [os.path.join(folder, match[0]) for match in matches if match and match["stem"] == shard_match["stem"]]
     if NUMBERED.fullmatch(name):
         return [other for other in in_folder if NUMBERED.fullmatch(os.path.basename(other))]
     return [path]
 
 
 def snapshot(path: Path) -> Path | None:
-    """The folder of a commit of a dataset, in the hub's cache, that a file is in; None if it is elsewhere."""
+    """The folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
     return next((folder for folder in path.parents if _is_snapshot(folder)), None)
 
 
 def _is_snapshot(folder: Path) -> bool:
+    """Whether a folder is that of a dataset's commit in the hub's cache."""
     return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("datasets--")
 
 
 def _list_numbered(path: Path, key: str) -> list[Path]:
-    """All of 0000.parquet, 0001.parquet, ..."""
-    every = sorted(file for file in path.parent.iterdir() if NUMBERED.fullmatch(file.name))
-    missing = [f"{number:04}.parquet" for number, file in enumerate(every) if file.name != f"{number:04}.parquet"]
+    """List all of 0000.parquet, 0001.parquet, ... of a folder; refuse a gap in their numbers."""
+    all_files = sorted(file for file in path.parent.iterdir() if NUMBERED.fullmatch(file.name))
+    missing = [f"{number:04}.parquet" for number, file in enumerate(all_files) if file.name != f"{number:04}.parquet"]
     if missing:
         raise DataError(
-            f"{key}: {path} is one of the files of a table, up to {every[-1].name}, and {missing[0]} is not there",
+            f"{key}: {path} is one of the files of a table, up to {all_files[-1].name}, and {missing[0]} is not there",
             "all of them in one folder",
             "copy the others beside it",
         )
-    return every
+    return all_files
 
 
 def class_names(table: pyarrow.Table) -> pyarrow.Table:
-    """The same table with the names of classes instead of their numbers, where the table has names; -1 is no class."""
-    return with_names(table, _classes(table.schema.metadata or {}))
+    """Replace class numbers by the names of classes that the table itself stores; -1 is no class."""
+    return with_names(table, _read_class_names(table.schema.metadata or {}))
 
 
 def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]]) -> pyarrow.Table:
-    """The same table with these names of classes, by column, instead of numbers; -1 is no class.
+    """Replace class numbers by names, in the columns of `names_by_column`; -1 is no class.
 
     Raises:
         DataError: if the names of all rows do not fit into memory.
@@ -102,8 +103,8 @@ def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]
         if position < 0 or not _is_numbered(table[name]):
             continue
         numbers = table[name].cast(int64())
-        inside = compute.and_(compute.greater_equal(numbers, 0), compute.less(numbers, len(classes)))
-        class_numbers = compute.if_else(inside, numbers, None)
+        is_class = compute.and_(compute.greater_equal(numbers, 0), compute.less(numbers, len(classes)))
+        class_numbers = compute.if_else(is_class, numbers, None)
         # A JSON can name half of a surrogate pair.
         encoded_names = [text.encode("utf-8", "replace") for text in classes]
         lengths = compute.take(array(map(len, encoded_names), int64()), class_numbers)
@@ -118,11 +119,11 @@ def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
 
     if types.is_integer(column.type):
         return True
-    text = types.is_string(column.type) or types.is_large_string(column.type)
-    return text and bool(compute.all(compute.match_substring_regex(column, r"^-?\d{1,9}$")).as_py())
+    is_text = types.is_string(column.type) or types.is_large_string(column.type)
+    return is_text and bool(compute.all(compute.match_substring_regex(column, r"^-?\d{1,9}$")).as_py())
 
 
-def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
+def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     """Class names by column, as the datasets library stores them."""
     try:
         features = json.loads(metadata[FEATURES])["info"]["features"]

@@ -62,40 +62,41 @@ def read(
         only: read only the required columns.
         leave: columns that are not read.
         text: columns that are kept as text: a label 007 stays 007.
-        csv: how CSV files are written; gets what was found. None: as the file shows.
+        csv: how CSV files are written; what is detected in this file is added to it. None: as the file shows.
 
     Returns:
-        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV
-        and
+        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV and
         JSONL the type that all cells of a column can be parsed as: bool, int64, double, date, time, timestamp, string.
 
     Raises:
         DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
     """
-    suffix = _suffix(path, key)
+    suffix = _check_suffix(path, key)
     required = required or {}
     try:
-        reader = _reader(path, suffix, key, csv)
-        written = reader.names()
-        names = list(map(plain, written))
+        reader = _build_reader(path, suffix, key, csv)
+        raw_column_names = reader.names()
+        names = list(map(plain, raw_column_names))
         csv_layout.check_names(names, path, key)
         check_wanted(names, required, path)
         raw_names = {
-            name: raw for name, raw in zip(names, written, strict=True) if _is_chosen(name, required, only, leave)
+            name: raw
+            for name, raw in zip(names, raw_column_names, strict=True)
+            if _is_chosen(name, required, only, leave)
         }
         text_names = [name for name in raw_names if name in text]
         table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
         table = as_text(_rename(hub_classes.name_classes(table, path), list(raw_names)), text_names)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
-    except _failures() as error:
-        raise _unreadable(path, suffix, key, error) from None
+    except _list_failures() as error:
+        raise _unreadable_error(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
-    return _empty(table, csv.missing) if csv and csv.missing else table
+    return _empty_missing_cells(table, csv.missing) if csv and csv.missing else table
 
 
-def _empty(table: pyarrow.Table, cells: Collection[str]) -> pyarrow.Table:
-    """The table without values where a column has one of these cells."""
+def _empty_missing_cells(table: pyarrow.Table, cells: Collection[str]) -> pyarrow.Table:
+    """Empty the cells of a table that stand for no value."""
     for position, name in enumerate(table.column_names):
         table = table.set_column(position, name, column_values.empty_cells(table[name], cells))
     return table
@@ -106,36 +107,36 @@ def _is_chosen(name: str, required: Collection[str], only: bool, leave: Collecti
 
 
 def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[pyarrow.Table, int]:
-    """The first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
+    """Read the first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
 
     Raises:
         DataError: as from `read`, for problems in the first rows.
     """
-    suffix = _suffix(path, key)
+    suffix = _check_suffix(path, key)
     try:
-        table, count = _reader(path, suffix, key, csv).head(rows)
+        table, count = _build_reader(path, suffix, key, csv).head(rows)
         table = hub_classes.name_classes(table, path)
         table = _rename(table, list(map(plain, table.column_names)))
         csv_layout.check_names(table.column_names, path, key)
         table.validate(full=True)
-    except _failures() as error:
-        raise _unreadable(path, suffix, key, error) from None
+    except _list_failures() as error:
+        raise _unreadable_error(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
     return table, count
 
 
 def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
-    """The table with other column names; what pandas has written beside them stays."""
+    """Rename the columns; what pandas has stored beside the columns stays."""
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
-def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataError:
+def _unreadable_error(path: Path, suffix: str, key: str, error: Exception) -> DataError:
     """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
     if isinstance(error, MemoryError):
         return decoded_size.too_large(f"{path} does not fit into memory", key)
     if suffix == ".jsonl":
         text_encoding.check(path, key)
-    return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
+    return DataError(f"{key}: {path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again")
 
 
 def _check_content(table: pyarrow.Table, path: Path, suffix: str, key: str) -> None:
@@ -161,7 +162,7 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
             )
 
 
-def _reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
+def _build_reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
     if suffix == ".parquet":
         return parquet_file.ParquetReader(path, key)
     if suffix == ".arrow":
@@ -172,8 +173,12 @@ def _reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
     return CsvReader(path, key, csv or CsvFiles())
 
 
-def _suffix(path: Path, key: str) -> str:
-    """The suffix that tells the kind of the file, which is not empty."""
+def _check_suffix(path: Path, key: str) -> str:
+    """Check that a file is a table with content, and return its suffix, which says its kind.
+
+    Raises:
+        DataError: if it is not, or pyarrow is not installed.
+    """
     try:
         import pyarrow  # noqa: F401 - only asks whether it is there
     except ImportError:
@@ -203,13 +208,14 @@ def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
     return table
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _list_failures() -> tuple[type[Exception], ...]:
+    """The errors that a damaged file makes a reader raise."""
     import pyarrow
 
     return (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = str(error).strip()

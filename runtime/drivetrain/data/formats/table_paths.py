@@ -1,4 +1,4 @@
-"""Finds the tables in a folder, and the splits that their names say: train.csv, val.csv, test.csv; shards; save_to_disk.
+"""Finds the tables in a folder and their splits, by names such as train.csv; also shards and folders of save_to_disk.
 
 A split is named by its first file. Nothing is read but names and the small JSON files of the datasets library.
 Spreadsheets and compressed files are no tables, and are refused with the command that makes a CSV of them.
@@ -19,6 +19,7 @@ from drivetrain.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 WORDS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+"""Names of tables that stand for each split."""
 SCRIPT = ".py"
 """Ends the names of files of code, which datasets once came with."""
 POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
@@ -57,15 +58,15 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
         ) from None
     splits: dict[str, str] = {}
     for split, split_names in WORDS.items():
-        same = [name for name in tables if os.path.splitext(name.lower())[0] in split_names]
-        if len(same) > 1:
+        split_tables = [name for name in tables if os.path.splitext(name.lower())[0] in split_names]
+        if len(split_tables) > 1:
             raise DataError(
-                f"{key}: {folder} has {' and '.join(tables[name] for name in same)} for one split",
+                f"{key}: {folder} has {' and '.join(tables[name] for name in split_tables)} for one split",
                 "one table for each split",
                 "name the tables: data.train, data.validation, data.test",
             )
-        if same:
-            splits[split] = tables[same[0]]
+        if split_tables:
+            splits[split] = tables[split_tables[0]]
     if "train" in splits:
         return splits
     if len(tables) == 1:
@@ -81,7 +82,7 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether a folder given for images holds tables with them, and no folders of images: what the datasets library wrote."""
+    """Whether a folder holds tables with images, as the datasets library writes them, and not folders of images."""
     if any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json")):
         return True
     try:
@@ -113,18 +114,18 @@ def _find_saved(folder: Path) -> dict[str, str] | None:
     """The splits of a folder that save_to_disk wrote; None if it did not."""
     if (folder / "dataset_dict.json").is_file():
         names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return {str(name): os.path.join(name, _first(folder / name)) for name in names}
-    return {"": _first(folder)} if (folder / "state.json").is_file() else None
+        return {str(name): os.path.join(name, _find_first_file(folder / name)) for name in names}
+    return {"": _find_first_file(folder)} if (folder / "state.json").is_file() else None
 
 
-def _first(folder: Path) -> str:
-    """The first file of a split, which stands for all."""
+def _find_first_file(folder: Path) -> str:
+    """The first file of a split, which stands for all files of its table."""
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return str(sorted(row["filename"] for row in state["_data_files"])[0])
 
 
 def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
-    """Tables by the stem of their names; of several files of a table the first."""
+    """List tables by the stem of their names; a table in several files is named by its first one."""
     by_stem: dict[str, str] = {}
     inner_folder = folder / inside
     for name in sorted(os.listdir(inner_folder)) if inner_folder.is_dir() else ():
@@ -133,8 +134,9 @@ def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
             continue
         shard = SHARD.fullmatch(name)
         if shard is None or not int(shard["number"]):
-            same = shard["stem"] if shard else stem
-            by_stem[name if same in by_stem else same] = os.path.join(inside, name)
+            table_stem = shard["stem"] if shard else stem
+            # Two tables with one stem, such as a.csv and a.parquet, are told apart by the full name.
+            by_stem[name if table_stem in by_stem else table_stem] = os.path.join(inside, name)
     return by_stem
 
 

@@ -11,11 +11,12 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
-_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_UTF8 = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF8_MARK = b"\xef\xbb\xbf"
 BLOCK = 1 << 22
+"""Bytes that are read at once."""
 MAX_GUESS_LINES = 2000
-"""Lines that are not UTF-8 from which the encoding is guessed."""
+"""Largest number of lines that are not UTF-8 from which the encoding is guessed."""
 _POSSIBLE_ENCODINGS = (
     *("windows-1252", "windows-1251", "windows-1250", "windows-1254", "iso-8859-15", "cp850", "mac-roman", "shift-jis"),
     "gb18030",
@@ -39,14 +40,14 @@ _OTHER_LETTERS = {
 """Polish, Czech, Slovak, Hungarian, Romanian, Croatian and Slovene; Turkish."""
 
 
-def find(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
-    """The encoding of a CSV file, in the words of the spec.
+def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
+    """Find the encoding of a CSV file, in the words of the spec.
 
     Args:
         path: the file.
         key: the spec key that names it, for messages.
         files: what is declared.
-        most: bytes to look at; None for all.
+        max_bytes: bytes at the start of the file that are read; None for all.
 
     Raises:
         DataError: if it cannot be told, or the declared one is not right; names `key`.
@@ -55,7 +56,7 @@ def find(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
     with path.open("rb") as file:
         start = file.read(4096)
     declared = files.declared.get("encoding")
-    marked = "utf-16" if start.startswith(_MARKS) else "utf-8" if start.startswith(_UTF8) else None
+    marked = "utf-16" if start.startswith(_UTF16_MARKS) else "utf-8" if start.startswith(_UTF8_MARK) else None
     if marked and declared and not declared.startswith(marked):
         raise _contradiction_error(
             path, key, files, f"starts with the byte order mark of {marked.upper()}", declared, marked
@@ -69,20 +70,21 @@ def find(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
             f"text in UTF-8, or an encoding in {files.key('encoding')}",
             files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
         )
-    if _is_utf8(path, most):
-        if declared not in (None, "utf-8") and (line := _find_accented(path, most)):
+    if _is_utf8(path, max_bytes):
+        if declared not in (None, "utf-8") and (line := _find_accented(path, max_bytes)):
             example = printable(line.decode(declared, "replace").strip())
             description = f"is UTF-8: in {declared} a line of it reads `{example}`"
             raise _contradiction_error(path, key, files, description, declared, "utf-8")
         return declared or "utf-8"
     if declared == "utf-8":
         check(path, key)
-    return declared or _guess(path, key, files, most)
+    return declared or _guess_encoding(path, key, files, max_bytes)
 
 
 def _contradiction_error(
     path: Path, key: str, files: CsvFiles, description: str, declared: str, right: str
 ) -> DataError:
+    """The error for a declared encoding that contradicts the file."""
     return DataError(
         f"{key}: {path} {description}, and {files.key('encoding')} is {declared}",
         "the encoding of the file",
@@ -90,13 +92,14 @@ def _contradiction_error(
     )
 
 
-def _is_utf8(path: Path, most: int | None) -> bool:
+def _is_utf8(path: Path, max_bytes: int | None) -> bool:
+    """Whether a file, or its start, is UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
-            while block := file.read(BLOCK if most is None else most):
+            while block := file.read(BLOCK if max_bytes is None else max_bytes):
                 decoder.decode(block)
-                if most is not None:
+                if max_bytes is not None:
                     return True
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
@@ -104,31 +107,36 @@ def _is_utf8(path: Path, most: int | None) -> bool:
     return True
 
 
-def _lines(path: Path, most: int | None) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not ASCII, with their numbers."""
+def _iterate_non_ascii_lines(path: Path, max_bytes: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not ASCII, with their numbers from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if most is not None and file.tell() > most and number > 1:
+            if max_bytes is not None and file.tell() > max_bytes and number > 1:
                 return
             if not line.isascii():
                 yield number, line
 
 
-def _find_accented(path: Path, most: int | None) -> bytes | None:
-    return next((line for _, line in _lines(path, most)), None)
+def _find_accented(path: Path, max_bytes: int | None) -> bytes | None:
+    """The first line that is not ASCII; None if there is none."""
+    return next((line for _, line in _iterate_non_ascii_lines(path, max_bytes)), None)
 
 
-def _guess(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
-    """Windows-1252, which has all characters of Latin-1, if the text reads well in it."""
+def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
+    """Guess windows-1252, which has all characters of Latin-1, if the text reads well in it.
+
+    Raises:
+        DataError: if it does not, or some lines are UTF-8.
+    """
     bad: list[tuple[int, bytes]] = []
     accented = 0
-    for number, line in _lines(path, most):
-        if _first_bad(line) is None:
+    for number, line in _iterate_non_ascii_lines(path, max_bytes):
+        if _find_first_bad_byte(line) is None:
             accented += 1
         elif len(bad) < MAX_GUESS_LINES:
             bad.append((number, line))
     if accented:
-        raise _not_utf8(path, key, bad, accented)
+        raise _not_utf8_error(path, key, bad, accented)
     if files.usual and not files.usual.encoding.startswith("utf-"):
         return files.usual.encoding
     number, line = bad[0]
@@ -136,13 +144,13 @@ def _guess(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
         text = _extract(line, "windows-1252")
         files.notes.append(f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{text}`")
         return "windows-1252"
-    read: dict[str, str] = {}
+    names_by_text: dict[str, str] = {}
     for name in _POSSIBLE_ENCODINGS:
         try:
-            read.setdefault(_extract(line, name), name)
+            names_by_text.setdefault(_extract(line, name), name)
         except UnicodeDecodeError:
             continue
-    examples = ", ".join(f"`{text}` in {name}" for text, name in read.items())
+    examples = ", ".join(f"`{text}` in {name}" for text, name in names_by_text.items())
     raise DataError(
         f"{key}: {path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
         f"a file in UTF-8, or its encoding in {files.key('encoding')}",
@@ -195,8 +203,8 @@ def check_mark(path: Path, key: str) -> None:
         DataError: if it does; names `key`.
     """
     with path.open("rb") as file:
-        if file.read(2) in _MARKS:
-            raise _error(f"{key}: {path} is UTF-16", path, "UTF-16")
+        if file.read(2) in _UTF16_MARKS:
+            raise _conversion_error(f"{key}: {path} is UTF-16", path, "UTF-16")
 
 
 def check(path: Path, key: str) -> None:
@@ -208,8 +216,8 @@ def check(path: Path, key: str) -> None:
     bad: list[tuple[int, bytes]] = []
     accented = 0
     try:
-        for number, line in _lines(path, None):
-            if _first_bad(line) is None:
+        for number, line in _iterate_non_ascii_lines(path, None):
+            if _find_first_bad_byte(line) is None:
                 accented += 1
             else:
                 bad.append((number, line))
@@ -217,18 +225,16 @@ def check(path: Path, key: str) -> None:
         # The caller reports why the file cannot be opened.
         return
     if bad:
-        raise _not_utf8(path, key, bad, accented)
+        raise _not_utf8_error(path, key, bad, accented)
 
 
-def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
+def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
     """The error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
     number, line = bad[0]
     # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
     text = printable(line.decode(name, "replace").strip())
-    description = (
-        f"{key}: {path} line {number}: byte 0x{_first_bad(line):02X} is not UTF-8; in {name} the line reads `{text}`"
-    )
+    description = f"{key}: {path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8; in {name} the line reads `{text}`"
     if accented:
         mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
         return DataError(
@@ -236,15 +242,15 @@ def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int)
             "one encoding throughout",
             "export the file again, all of it in UTF-8",
         )
-    return _error(description, path, name)
+    return _conversion_error(description, path, name)
 
 
-def _error(description: str, path: Path, name: str) -> DataError:
+def _conversion_error(description: str, path: Path, name: str) -> DataError:
     target = path.with_name(f"{path.stem}-utf8{path.suffix}")
     return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {path} > {target}")
 
 
-def _first_bad(line: bytes) -> int | None:
+def _find_first_bad_byte(line: bytes) -> int | None:
     """The first byte that is not UTF-8."""
     try:
         line.decode()

@@ -2,8 +2,8 @@
 
 Order: resized crop, padded crop, flip, RandAugment, color jitter (brightness, contrast, saturation), erasing. Areas
 that an image does not cover (padding, warps, erased patches) get the mean color of the training images, which
-normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only, with `views` on the epoch
-modulo `views`.
+normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only, with `views` set, they
+repeat after `views` epochs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Augment:
     """Mean color of the training images."""
 
     def __call__(self, pixels: Tensor, ids: Ids, epoch: int) -> Tensor:
-        """Return augmented images; the given ones are not modified.
+        """Augment images; `pixels` itself is not modified.
 
         Args:
             pixels: shape (N, C, S, S), from 0 to 1.
@@ -53,10 +53,10 @@ class Augment:
         if spec.crop_padding:
             pixels = crop_padded(pixels, draw("crop_padding", 2), spec.crop_padding, fill)
         if spec.flip:
-            pixels = torch.where(_column(draw("flip", 1) < 0.5, pixels), pixels.flip(3), pixels)
+            pixels = torch.where(_per_image(draw("flip", 1) < 0.5, pixels), pixels.flip(3), pixels)
         if spec.randaugment:
-            numbers = draw("randaugment", 2 * spec.randaugment.num_ops)
-            pixels = randaugment(pixels, numbers, spec.randaugment.magnitude, fill)
+            drawn = draw("randaugment", 2 * spec.randaugment.num_ops)
+            pixels = randaugment(pixels, drawn, spec.randaugment.magnitude, fill)
         if spec.color_jitter:
             pixels = jitter(pixels, draw("color_jitter", 3), spec.color_jitter)
         if spec.erasing:
@@ -80,24 +80,26 @@ def jitter(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
         color_ops.contrast: spec.contrast,
         color_ops.saturation: spec.saturation,
     }
-    for (change, most), number in zip(changes.items(), drawn.T, strict=True):
-        if most:
-            pixels = change(pixels, _column(1 + most * (2 * number - 1), pixels).to(pixels.dtype))
+    for (change, max_change), draw in zip(changes.items(), drawn.T, strict=True):
+        if max_change:
+            pixels = change(pixels, _per_image(1 + max_change * (2 * draw - 1), pixels).to(pixels.dtype))
     return pixels
 
 
 def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
-    """Erase a patch in some images; `drawn` (whether, area, aspect ratio, y, x) has shape (N, 5)."""
+    """Erase a patch in some images; `drawn` (chance, area, aspect ratio, y, x) has shape (N, 5)."""
     height, width = pixels.shape[2:]
-    whether, share, shape, y, x = drawn.T
-    area = spec.area[0] + (spec.area[1] - spec.area[0]) * share
-    ratio = np.exp(np.log(MIN_ASPECT_RATIO) * (2 * shape - 1))
-    tall = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
-    wide = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
-    top, first_x = np.floor(y * (height - tall + 1)), np.floor(x * (width - wide + 1))
-    tall = np.where(whether < spec.probability, tall, 0)
+    chance, area_draw, ratio_draw, y, x = drawn.T
+    area = spec.area[0] + (spec.area[1] - spec.area[0]) * area_draw
+    ratio = np.exp(np.log(MIN_ASPECT_RATIO) * (2 * ratio_draw - 1))
+    patch_height = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
+    patch_width = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
+    top = np.floor(y * (height - patch_height + 1))
+    first_x = np.floor(x * (width - patch_width + 1))
+    # A patch of height 0 erases nothing.
+    patch_height = np.where(chance < spec.probability, patch_height, 0)
     # Compared on the device: four numbers an image are copied, not a mask of its size.
-    edges = onto(pixels.device, np.stack([top, top + tall, first_x, first_x + wide]).astype(np.int64))
+    edges = onto(pixels.device, np.stack([top, top + patch_height, first_x, first_x + patch_width]).astype(np.int64))
     first_line, end_line, first_column, end_column = edges[:, :, None]
     lines, columns = torch.arange(height, device=pixels.device), torch.arange(width, device=pixels.device)
     vertical = (lines >= first_line) & (lines < end_line)
@@ -106,9 +108,10 @@ def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
 
 
 def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
+    """Random numbers in [0, 1), shape (N, count); other ones for each purpose."""
     return stateless_random.uniform(seed, purpose, epoch, ids, count)
 
 
-def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
+def _per_image(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
     """One value per image, reshaped to (N, 1, 1, 1)."""
     return onto(like.device, values).view(-1, 1, 1, 1)

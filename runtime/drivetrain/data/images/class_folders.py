@@ -33,39 +33,40 @@ def _describe_loose(loose: Sequence[object]) -> str:
 def read(folder: Path, key: str) -> FolderListing:
     """List the images of every class, nested ones too, in sorted order.
 
-    Hidden files and folders are skipped silently. Folders of thumbnails and deleted files, files of other kinds, empty folders, images outside of every class
-    folder and folders that link back to themselves are skipped with a note.
+    Hidden files and folders are skipped silently. Folders of thumbnails and deleted files, files of other kinds, empty
+    folders, images outside of every class folder and folders that link back to themselves are skipped with a note.
 
     Raises:
         DataError: if there are no class folders, or they are splits such as train and test; names `key`.
     """
     listing = FolderListing()
-    empty, passed = [], _SkippedFiles()
-    top = sorted(_entries(folder, key, passed), key=lambda entry: entry.name)
+    empty_folders = []
+    skipped = _SkippedFiles()
+    top = sorted(_list_entries(folder, key, skipped), key=lambda entry: entry.name)
     classes = [entry.name for entry in top if _is_folder(entry)]
-    _check_parts(folder, classes, key)
+    _check_no_splits(folder, classes, key)
     _check_names(folder, classes, key)
     for label in classes:
-        names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
+        names = list(_iterate_images(folder, label, (os.path.realpath(folder),), skipped, key))
         listing.names += names
         listing.labels += [label] * len(names)
         if not names:
-            empty.append(label)
-    loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
-    _check_inner(folder, classes, listing.names, key)
+            empty_folders.append(label)
+    loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
+    _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:
         raise DataError(
-            f"{key}: {folder} has no images in class folders ({_describe_loose(loose)})",
+            f"{key}: {folder} has no images in class folders ({_describe_loose(loose_images)})",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
             "move the images into one folder per class, or write a manifest",
         )
-    if empty:
-        listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty)}")
-    if loose:
+    if empty_folders:
+        listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty_folders)}")
+    if loose_images:
         listing.notes.append(
-            f"{folder}: {len(loose):,} images outside of class folders are skipped: {list_names(loose)}"
+            f"{folder}: {len(loose_images):,} images outside of class folders are skipped: {list_names(loose_images)}"
         )
-    listing.notes += passed.notes(folder)
+    listing.notes += skipped.notes(folder)
     return listing
 
 
@@ -75,17 +76,19 @@ def subfolders(folder: Path, key: str) -> list[str]:
     Raises:
         DataError: if it cannot be listed; names `key`.
     """
-    return sorted(entry.name for entry in _entries(folder, key, _SkippedFiles()) if _is_folder(entry))
+    return sorted(entry.name for entry in _list_entries(folder, key, _SkippedFiles()) if _is_folder(entry))
 
 
 @dataclass
 class _SkippedFiles:
-    """What was skipped inside class folders."""
+    """Files and folders that were skipped inside class folders, for notes."""
 
     kinds: dict[str, int] = field(default_factory=dict)
+    """The number of files, by extension."""
     leftovers: dict[str, int] = field(default_factory=dict)
     """The number of folders, by name."""
     loops: list[str] = field(default_factory=list)
+    """Links to a folder above."""
 
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
@@ -98,27 +101,32 @@ class _SkippedFiles:
             yield f"{folder}: symbolic links to a parent folder are not followed: {list_names(self.loops)}"
 
 
-def _images(root: Path, subfolder: str, above: tuple[str, ...], passed: _SkippedFiles, key: str) -> Iterator[str]:
-    """Images of a folder and its subfolders, as paths relative to the root."""
-    real = os.path.realpath(root / subfolder)
-    if real in above:
-        passed.loops.append(subfolder)
+def _iterate_images(
+    root: Path, subfolder: str, above: tuple[str, ...], skipped: _SkippedFiles, key: str
+) -> Iterator[str]:
+    """Yield the images of a folder and its subfolders, as paths relative to `root`.
+
+    `above` has the real paths of the folders above, to recognize links to them.
+    """
+    real_path = os.path.realpath(root / subfolder)
+    if real_path in above:
+        skipped.loops.append(subfolder)
         return
-    entries = sorted(_entries(root / subfolder, key, passed), key=lambda entry: entry.name)
-    read = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
+    entries = sorted(_list_entries(root / subfolder, key, skipped), key=lambda entry: entry.name)
+    image_stems = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
     for entry in entries:
         name = f"{subfolder}/{entry.name}"
         if _is_folder(entry):
-            yield from _images(root, name, (*above, real), passed, key)
-        elif _is_image(entry.name) or _is_unread_picture(entry.name, read):
+            yield from _iterate_images(root, name, (*above, real_path), skipped, key)
+        elif _is_image(entry.name) or _is_unread_picture(entry.name, image_stems):
             yield name
         else:
             kind = os.path.splitext(entry.name)[1].lower()
-            passed.kinds[kind] = passed.kinds.get(kind, 0) + 1
+            skipped.kinds[kind] = skipped.kinds.get(kind, 0) + 1
 
 
-def _entries(folder: Path, key: str, passed: _SkippedFiles) -> list[os.DirEntry[str]]:
-    """What is in a folder, without hidden files and folders and without leftovers, of which `passed` gets the names."""
+def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.DirEntry[str]]:
+    """The entries of a folder, without hidden files and folders and without leftovers; `skipped` counts the latter."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -128,10 +136,10 @@ def _entries(folder: Path, key: str, passed: _SkippedFiles) -> list[os.DirEntry[
             "a folder that this user may read",
             "give this user read permission",
         ) from None
-    skipped = [entry.name for entry in visible if is_leftover(entry.name) and _is_folder(entry)]
-    for name in skipped:
-        passed.leftovers[name] = passed.leftovers.get(name, 0) + 1
-    return [entry for entry in visible if entry.name not in skipped]
+    leftovers = [entry.name for entry in visible if is_leftover(entry.name) and _is_folder(entry)]
+    for name in leftovers:
+        skipped.leftovers[name] = skipped.leftovers.get(name, 0) + 1
+    return [entry for entry in visible if entry.name not in leftovers]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -155,26 +163,27 @@ def _check_names(folder: Path, classes: list[str], key: str) -> None:
             "names in UTF-8, since classes are written to files",
             f"rename them, as archives of other systems need: convmv -r -f latin1 -t utf8 --notest {folder}",
         )
-    alike: dict[str, list[str]] = {}
+    names_by_form: dict[str, list[str]] = {}
     for name in classes:
-        alike.setdefault(unicodedata.normalize("NFC", name).strip(), []).append(name)
-    if twice := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        names_by_form.setdefault(unicodedata.normalize("NFC", name).strip(), []).append(name)
+    if look_alikes := [" and ".join(map(repr, names)) for names in names_by_form.values() if len(names) > 1]:
         raise DataError(
-            f"{key}: folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(twice)}",
+            f"{key}: folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(look_alikes)}",
             "one folder for each class",
             "move the images of each pair into one folder",
         )
 
 
-def _is_unread_picture(name: str, read: set[str]) -> bool:
-    """Whether a file is a picture of a kind that cannot be read, without a twin of the same name that can: it counts as a
-    bad sample. `read` has the names of the images, without their endings.
+def _is_unread_picture(name: str, image_stems: set[str]) -> bool:
+    """Whether a file is a picture of a kind that cannot be read, and no readable image has the same name: a bad sample.
+
+    `image_stems` has the names of the readable images, without their endings.
     """
     stem, kind = os.path.splitext(name)
-    return kind.lower() in OTHER_PICTURES and stem not in read
+    return kind.lower() in OTHER_PICTURES and stem not in image_stems
 
 
-def _check_inner(folder: Path, classes: list[str], names: list[str], key: str) -> None:
+def _check_not_nested(folder: Path, classes: list[str], names: list[str], key: str) -> None:
     """Refuse a folder that holds only the folder with the classes, as archives often do."""
     parts = {tuple(name.split("/")[1:-1]) for name in names}
     inner = {part[0] for part in parts if part}
@@ -187,7 +196,8 @@ def _check_inner(folder: Path, classes: list[str], names: list[str], key: str) -
         )
 
 
-def _check_parts(folder: Path, classes: list[str], key: str) -> None:
+def _check_no_splits(folder: Path, classes: list[str], key: str) -> None:
+    """Refuse folders that are splits, such as train and test, instead of classes."""
     if len(classes) > 1 and split_folders.are_splits(classes):
         raise DataError(
             f"{key}: the folders of {folder} are splits of a data set, not classes: {list_names(classes)}",

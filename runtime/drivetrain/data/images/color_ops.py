@@ -20,12 +20,12 @@ def brightness(pixels: Tensor, factor: Tensor) -> Tensor:
 def contrast(pixels: Tensor, factor: Tensor) -> Tensor:
     """Scale the distance to the mean of the gray image."""
     grey = levels(luma(pixels)).sum(dim=(1, 2, 3), keepdim=True)
-    return _away(pixels, grey.to(pixels.dtype) / (255 * pixels.shape[2] * pixels.shape[3]), factor)
+    return _blend(pixels, grey.to(pixels.dtype) / (255 * pixels.shape[2] * pixels.shape[3]), factor)
 
 
 def saturation(pixels: Tensor, factor: Tensor) -> Tensor:
     """Scale the distance to the gray image; a gray image stays unchanged."""
-    return _away(pixels, luma(pixels), factor)
+    return _blend(pixels, luma(pixels), factor)
 
 
 def sharpness(pixels: Tensor, factor: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def sharpness(pixels: Tensor, factor: Tensor) -> Tensor:
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = pixels.clone()
     smooth[..., 1:-1, 1:-1] = (box + 4 * pixels[..., 1:-1, 1:-1]) / 13
-    return _away(pixels, smooth, factor)
+    return _blend(pixels, smooth, factor)
 
 
 def posterize(pixels: Tensor, bits: int) -> Tensor:
@@ -61,8 +61,8 @@ def equalize(pixels: Tensor) -> Tensor:
     highest = counts.gather(1, level.amax(dim=1, keepdim=True))
     step = (level.shape[1] - highest) // 255
     table = ((counts.cumsum(dim=1) - counts + step // 2) // step.clamp_min(1)).clamp_(max=255)
-    spread = torch.where(step > 0, table.gather(1, level), level)
-    return (spread.to(pixels.dtype) / 255).view_as(pixels)
+    equalized = torch.where(step > 0, table.gather(1, level), level)
+    return (equalized.to(pixels.dtype) / 255).view_as(pixels)
 
 
 def levels(pixels: Tensor) -> Tensor:
@@ -70,5 +70,6 @@ def levels(pixels: Tensor) -> Tensor:
     return (pixels * 255).round().to(torch.int64)
 
 
-def _away(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """Scale the distance of `pixels` to `other`, and clamp to 0 to 1."""
     return (other + (pixels - other) * factor).clamp_(0, 1)

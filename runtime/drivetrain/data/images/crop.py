@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain.data.images.resize import USUAL, Resize, pad_sides
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize, pad_sides
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as in Pillow and JPEG)."""
 
-_NEXT_TO = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
-"""The interpolation of torch that is next to one of Pillow."""
+_TORCH_INTERPOLATIONS = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
+"""The interpolation of torch that is nearest to each of Pillow that torch lacks."""
 
 
-def square(pixels: Tensor, size: int, channels: int, resize: Resize = USUAL) -> Tensor:
+def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Tensor:
     """Resize images to squares with the given number of channels; the dtype stays.
 
     Args:
@@ -27,13 +27,13 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = USUAL) -> 
     Returns:
         Shape (N, channels, size, size).
     """
-    pixels = _recolour(pixels, channels)
+    pixels = _convert_channels(pixels, channels)
     height, width = pixels.shape[2:]
     inner = pad_sides((height, width), size) if resize.fit == "pad" else (size, size)
     if resize.fit != "pad":
-        wide, high = (max(1, round(side)) for side in resize.kept(width, height))
-        top, first_column = (height - high) // 2, (width - wide) // 2
-        pixels = pixels[:, :, top : top + high, first_column : first_column + wide]
+        part_width, part_height = (max(1, round(side)) for side in resize.kept(width, height))
+        top, first_column = (height - part_height) // 2, (width - part_width) // 2
+        pixels = pixels[:, :, top : top + part_height, first_column : first_column + part_width]
     if pixels.shape[2:] != inner:
         parts = [
             _resize(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
@@ -54,18 +54,20 @@ def luma(pixels: Tensor) -> Tensor:
 
 
 def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
-    mode = _NEXT_TO.get(mode, mode)
+    mode = _TORCH_INTERPOLATIONS.get(mode, mode)
     out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
-    return _as(out, pixels.dtype)
+    return _round_to(out, pixels.dtype)
 
 
-def _recolour(pixels: Tensor, channels: int) -> Tensor:
+def _convert_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Gray as three equal channels, or color as luma."""
     if pixels.shape[1] == channels:
         return pixels
     if channels == 3:
         return pixels.expand(-1, 3, -1, -1)
-    return _as(luma(pixels.float()), pixels.dtype)
+    return _round_to(luma(pixels.float()), pixels.dtype)
 
 
-def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to `dtype`; integers are rounded, from 0 to 255."""
     return values if dtype.is_floating_point else values.round().clamp(0, 255).to(dtype)

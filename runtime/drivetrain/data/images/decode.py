@@ -1,7 +1,7 @@
 """Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
 
-Rules: the first frame of an animation; upright by EXIF; transparency over white, or another ground if nothing could
-be seen on it; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts them;
+Rules: the first frame of an animation; upright by EXIF; transparency over white, or over another ground if nothing could
+be seen on white; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts them;
 square by `data.fit` (center crop, padding with black, or squashing), resized with antialiasing. A JPEG much larger
 than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
 """
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
 
-from drivetrain.data.images.resize import GROUNDS, USUAL, Resize, pad_sides
+from drivetrain.data.images.resize import DEFAULT_RESIZE, GROUNDS, Resize, pad_sides
 from drivetrain.hardware import cgroup
 
 _AVIF = features.check("avif")  # a Pillow that was built without it
@@ -50,16 +50,17 @@ _BITS, _PHOTOMETRIC, _COMPRESSION, _PLANES = 258, 262, 259, 284
 MAX_UNSEEN_DIFFERENCE = 8
 """Pixels that differ by no more than this, of 255, count as one color."""
 _MEASURED_PIXELS = 100_000
-"""Pixels of a file from which percentiles are computed."""
+"""Number of pixels of a file from which percentiles are computed."""
 _CHECKED_SIDE = 64
 """Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
+"""Number of images that a thread takes at a time, and of lines that are hashed at a time."""
 _END = b"\xff\xd9"
 """The last two bytes of a JPEG."""
-_LARGEST_SHARE = 4
-"""A decoded image may take up to this part of the memory limit, as 4 bytes a pixel."""
-_ONE_AT_A_TIME = threading.Lock()
-"""For images that are larger than photographs usually are: each thread decodes one."""
+_MEMORY_DIVISOR = 4
+"""A decoded image, with 4 bytes a pixel, may take up to the memory limit divided by this."""
+_LARGE_IMAGE_LOCK = threading.Lock()
+"""Held while an unusually large image is decoded, so that the threads do not have several in memory at once."""
 
 Source = str | bytes
 """A path, or the content of an image file."""
@@ -72,10 +73,10 @@ class UnreadableImage(Exception):
 
 
 class ImageHeader(NamedTuple):
-    """Properties of an image file, without its pixels."""
+    """Properties of an image file, without its pixels; the default values are those of opaque 8-bit files."""
 
     short_side: int
-    """In pixels of the file."""
+    """Shorter side, in pixels of the file."""
     grey: bool
     """Stored without color."""
     oblong: bool
@@ -96,8 +97,8 @@ class ImageHeader(NamedTuple):
         return self[3:7] == (None, None, None, False)
 
 
-def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
-    """The image as a square.
+def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> npt.NDArray[np.uint8]:
+    """Decode an image to a square.
 
     Args:
         source: an image file, or its content.
@@ -111,35 +112,36 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = USUAL) -> 
     Raises:
         UnreadableImage: with the reason.
     """
-    return _complete(source, partial(_pixels, size=size, channels=channels, resize=resize))
+    return _use_completed(source, partial(_decode_square, size=size, channels=channels, resize=resize))
 
 
-def _pixels(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+def _decode_square(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    """As `pixels`, for a file that is complete."""
     mode = "L" if channels == 1 else "RGB"
     with _open(source) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
-        enough = math.ceil(2 * size / resize.share)
-        drafted = image.draft("L" if channels == 1 else None, (enough, enough))
-        flat = _flat(image, mode, resize)
+        needed_side = math.ceil(2 * size / resize.share)
+        drafted = image.draft("L" if channels == 1 else None, (needed_side, needed_side))
+        flat = _flatten(image, mode, resize)
         # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
         width, height = drafted[1][2:] if drafted else flat.size
-        small = _square(flat, width, height, size, resize)
-        turn = _UPRIGHT.get(_orientation(image))
-        array = np.asarray(small if turn is None else small.transpose(turn))
+        resized = _resize_to_square(flat, width, height, size, resize)
+        rotation = _UPRIGHT.get(_orientation(image))
+        array = np.asarray(resized if rotation is None else resized.transpose(rotation))
     return array.reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def _square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
+def _resize_to_square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
     """The top left part of an image, `width` x `height` pixels, resized to a square."""
     filter_ = Image.Resampling[resize.interpolation.upper()]
     if resize.fit != "pad":
-        wide, high = resize.kept(width, height)
-        first_x, top = (width - wide) / 2, (height - high) / 2
-        return flat.resize((size, size), filter_, (first_x, top, first_x + wide, top + high))
+        part_width, part_height = resize.kept(width, height)
+        first_x, top = (width - part_width) / 2, (height - part_height) / 2
+        return flat.resize((size, size), filter_, (first_x, top, first_x + part_width, top + part_height))
     inner = pad_sides((width, height), size)
-    small = flat.resize(inner, filter_, (0, 0, width, height))
+    resized = flat.resize(inner, filter_, (0, 0, width, height))
     square = Image.new(flat.mode, (size, size))
-    square.paste(small, ((size - inner[0]) // 2, (size - inner[1]) // 2))
+    square.paste(resized, ((size - inner[0]) // 2, (size - inner[1]) // 2))
     return square
 
 
@@ -149,41 +151,41 @@ def look(source: Source) -> ImageHeader:
     Raises:
         UnreadableImage: with the reason.
     """
-    return _complete(source, _look)
+    return _use_completed(source, _read_header)
 
 
-def _look(source: Source) -> ImageHeader:
+def _read_header(source: Source) -> ImageHeader:
+    """As `look`, for a file that is complete."""
     with _open(source) as image:
-        short, oblong = min(image.size), image.width != image.height
-        colors = _has_color_of_16_bits(image)
+        header = ImageHeader(min(image.size), grey=False, oblong=image.width != image.height)
+        has_color_of_16_bits = _has_color_of_16_bits(image)
         image.draft(None, (_CHECKED_SIDE, _CHECKED_SIDE))
-        header = ImageHeader(short, False, oblong)
         if image.mode.startswith("I;16"):
-            values = _values_16_bit(image, invert=True)
+            values = _read_16_bit(image, invert=True)
             low, high = (
                 float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED_PIXELS)], (1, 99))
             )
             header = header._replace(range_16_bit=(float(values.min()), low, high, float(values.max())))
         elif image.has_transparency_data:
             header = _add_visibility(header, image.convert("RGBA"))
-        flat = _flat(image, "RGB")
-        if colors:
+        flat = _flatten(image, "RGB")
+        if has_color_of_16_bits:
             header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
-        return header._replace(grey=image.mode in _GREY, content=_digest(_comparable(image, flat)))
+        return header._replace(grey=image.mode in _GREY, content=_digest(_to_comparable(image, flat)))
 
 
-def _complete(source: Source, use: Callable[[Source], Result]) -> Result:
-    """What `use` makes of an image; of a JPEG that lacks nothing but its last two bytes, with them."""
+def _use_completed(source: Source, use: Callable[[Source], Result]) -> Result:
+    """Return `use(source)`; if that fails for a JPEG that lacks only its last two bytes, try again with these."""
     try:
         return use(source)
     except UnreadableImage:
-        completed = _with_end(source)
+        completed = _add_end(source)
         if completed is None:
             raise
         return use(completed)
 
 
-def _with_end(source: Source) -> bytes | None:
+def _add_end(source: Source) -> bytes | None:
     """The content of a JPEG with the two bytes at the end that some cameras and downloads leave out; None if it lacks more.
 
     Bytes between its last pixel and its end change nothing, but those that stand for lost pixels do.
@@ -196,31 +198,33 @@ def _with_end(source: Source) -> bytes | None:
         if content[:2] != b"\xff\xd8" or content.endswith(_END):
             return None
         content = content.removesuffix(_END[:1])
-        read = [_full(content + between + _END) for between in (b"", b"\x55" * 64)]
+        # If other bytes before the end change the pixels, some pixels are lost, not only the end.
+        decoded = [_decode_fully(content + between + _END) for between in (b"", b"\x55" * 64)]
     except (OSError, UnreadableImage):
         return None
-    return content + _END if read[0] == read[1] else None
+    return content + _END if decoded[0] == decoded[1] else None
 
 
-def _full(content: bytes) -> bytes:
+def _decode_fully(content: bytes) -> bytes:
+    """The pixels of an image, decoded to the end."""
     with _open(content) as image:
         image.load()
         return image.tobytes()
 
 
-def _comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
+def _to_comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
     """A loaded image, upright, in the form in which copies are equal: in RGB, as `flat` is, unless that drops a content."""
     # What flattening drops can be all that differs between two images.
     if image.mode.startswith("I;16"):
-        values = _values_16_bit(image, invert=True)
+        values = _read_16_bit(image, invert=True)
         unit = 1 if values.max() <= 255 else 257
         has_8_bits = not (values % unit).any()
         flat = Image.fromarray((values / unit).astype(np.uint8)).convert("RGB") if has_8_bits else image
     elif image.has_transparency_data:
         layers = image.convert("RGBA")
         flat = flat if layers.getchannel("A").getextrema() == (255, 255) else layers
-    turn = _UPRIGHT.get(_orientation(image))
-    return flat if turn is None else flat.transpose(turn)
+    rotation = _UPRIGHT.get(_orientation(image))
+    return flat if rotation is None else flat.transpose(rotation)
 
 
 def _digest(image: Image.Image) -> int:
@@ -231,7 +235,7 @@ def _digest(image: Image.Image) -> int:
     return int.from_bytes(digest.digest()[:8], signed=True)
 
 
-def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
     # `drivetrain init`, which reads a few image headers, needs no torch.
     import torch
@@ -259,6 +263,11 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _open(source: Source) -> Iterator[Image.Image]:
+    """Open an image; its pixels are not decoded yet.
+
+    Raises:
+        UnreadableImage: with the reason, also for what the caller meets while it decodes.
+    """
     try:
         # Opening a pipe would block for ever.
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
@@ -270,36 +279,37 @@ def _open(source: Source) -> Iterator[Image.Image]:
                     "16 bits a channel in separate planes without compression, which Pillow reads as noise; "
                     "save it with interleaved channels, or compressed"
                 )
-            large = image.width * image.height > _usual()
-            with _ONE_AT_A_TIME if large else nullcontext():
+            large = image.width * image.height > _usual_pixel_limit()
+            with _LARGE_IMAGE_LOCK if large else nullcontext():
                 yield image
     except (UnreadableImage, MemoryError):
         raise
     # Pillow raises nearly anything for a damaged file: OSError, SyntaxError, IndexError, struct.error, ...
     except Exception as error:
-        raise UnreadableImage(_reason(source, error)) from None
+        raise UnreadableImage(_describe_error(source, error)) from None
 
 
-def _reason(source: Source, error: Exception) -> str:
+def _describe_error(source: Source, error: Exception) -> str:
+    """Why an image cannot be read, in words for the user."""
     if isinstance(error, UnidentifiedImageError):
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         return "empty file" if size == 0 else f"none of {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
-        return f"more than {2 * _usual():,} pixels"
+        return f"more than {2 * _usual_pixel_limit():,} pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[0].lower() + error.strerror[1:]
     return str(error) or type(error).__name__
 
 
-def _flat(image: Image.Image, mode: str, resize: Resize = USUAL) -> Image.Image:
+def _flatten(image: Image.Image, mode: str, resize: Resize = DEFAULT_RESIZE) -> Image.Image:
     """The whole image in 8 bits without transparency."""
     pixels = image.width * image.height
-    if pixels > _usual() and 4 * _LARGEST_SHARE * pixels > cgroup.memory_limit():
+    if pixels > _usual_pixel_limit() and 4 * _MEMORY_DIVISOR * pixels > cgroup.memory_limit():
         raise UnreadableImage(f"{image.width:,} x {image.height:,} pixels, too many for the memory limit")
     image.load()
     if image.mode.startswith("I;16"):
         low, high = resize.range_16_bit or (0, 65535)
-        levels = (_values_16_bit(image, invert=resize.rules > 0) - np.float32(low)) / np.float32((high - low) / 255)
+        levels = (_read_16_bit(image, invert=resize.rules > 0) - np.float32(low)) / np.float32((high - low) / 255)
         image = Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise UnreadableImage("32-bit pixels with an unknown range; save it with 8 or 16 bits")
@@ -310,7 +320,7 @@ def _flat(image: Image.Image, mode: str, resize: Resize = USUAL) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _values_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
+def _read_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
     """The values of a gray image with 16 bits, float32; a TIFF whose 0 is white is inverted, which Pillow leaves out."""
     values = np.asarray(image, np.float32)
     tags = getattr(image, "tag_v2", {})
@@ -326,7 +336,7 @@ def _has_color_of_16_bits(image: Image.Image) -> bool:
 
 
 def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:
-    """The header of an RGBA image, with what can be seen of it."""
+    """Add to the header of an RGBA image on which grounds nothing can be seen of it."""
     if image.getchannel("A").getextrema() == (255, 255):
         return header
     if _is_without_alpha(image):
@@ -342,6 +352,7 @@ def _is_without_alpha(image: Image.Image) -> bool:
 
 
 def _is_of_one_color(image: Image.Image) -> bool:
+    """Whether all pixels of an RGB image have nearly the same color."""
     return all(high - low <= MAX_UNSEEN_DIFFERENCE for low, high in _extremes(image))
 
 
@@ -350,8 +361,8 @@ def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
     return image.getextrema()  # type: ignore[return-value]
 
 
-def _usual() -> int:
-    """Pixels above which Pillow calls an image unusually large; above twice as many it refuses it."""
+def _usual_pixel_limit() -> int:
+    """Number of pixels above which Pillow calls an image unusually large; it refuses one with twice as many."""
     return Image.MAX_IMAGE_PIXELS or 1 << 62
 
 

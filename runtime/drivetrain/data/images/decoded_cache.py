@@ -35,7 +35,7 @@ from drivetrain.system.version import VERSION
 MARK_BYTES = 8
 """Bytes of a mark."""
 WRITTEN = 1 << 32
-"""Set in every mark, so that no mark is 0, the content of a new file."""
+"""Bit that is set in every mark, so that no mark is 0, the content of a new file."""
 
 
 @dataclass
@@ -44,13 +44,13 @@ class Decoded:
 
     files: Files
     path: Path
-    known: npt.NDArray[np.bool_] = field(init=False)
+    verified: npt.NDArray[np.bool_] = field(init=False)
     """Rows whose mark this process has verified."""
     mapped: npt.NDArray[np.uint8] | None = None
     """The whole file; None until first used, and in a new process."""
 
     def __post_init__(self) -> None:
-        self.known = np.zeros(len(self.files), np.bool_)
+        self.verified = np.zeros(len(self.files), np.bool_)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -75,14 +75,14 @@ class Decoded:
             StorageError: if the mapped file cannot be opened.
         """
         pixels, marks = self._parts()
-        unknown = np.unique(rows[~self.known[rows]])
-        missing = np.array([row for row in unknown.tolist() if marks[row] != _mark(pixels[row])], np.int64)
+        unverified = np.unique(rows[~self.verified[rows]])
+        missing = np.array([row for row in unverified.tolist() if marks[row] != _mark(pixels[row])], np.int64)
         if len(missing):
             decoded = self.files.gather(missing).numpy().reshape(len(missing), -1)
             for row, image in zip(missing.tolist(), decoded, strict=True):
                 pixels[row] = image
                 marks[row] = _mark(image)
-        self.known[unknown] = True
+        self.verified[unverified] = True
         shape = (len(rows), self.files.channels, self.files.size, self.files.size)
         return torch.from_numpy(pixels[rows].reshape(shape))
 
@@ -135,6 +135,7 @@ def keep(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
+    """The name of the cache file: a hash of all that the decoded pixels depend on."""
     parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -164,4 +165,5 @@ def _remove(path: Path) -> bool:
 
 
 def _mark(row: npt.NDArray[np.uint8]) -> np.uint64:
+    """The mark of a row: its checksum, with the bit WRITTEN."""
     return np.uint64(WRITTEN | zlib.crc32(np.ascontiguousarray(row).data))

@@ -10,7 +10,7 @@ from drivetrain.data.notes import Detail
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained.expected_input import ExpectedInput
 
-_BECOMES = {
+_HOW_SQUARE = {
     "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",
     "pad": "they are padded to a square with black bars (data.fit: pad)",
     "squash": "they are resized to a square (data.fit: squash)",
@@ -20,17 +20,19 @@ _BECOMES = {
 def decide(
     job: ImageJob, source: ImageSource, recorded: InputRecord | None, expected: ExpectedInput | None
 ) -> tuple[int, int, Resize, list[str]]:
-    """Size, channels, how images become square, and the reasons as notes; those of `recorded` if it is given."""
-    size, channels, notes = choose(job, source, expected)
+    """Decide size, channels and how images become square, by `recorded` if there is one; also notes with the reasons."""
+    size, channels, notes = choose_size_and_channels(job, source, expected)
     if recorded:
-        size, channels = of_earlier(job, recorded)
+        size, channels = read_recorded_size(job, recorded)
         notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not recorded.same_data else notes
-    shape, reasons = decide_resize(job, recorded, expected)
-    return size, channels, shape, [*notes, *reasons, *oblong(source, shape.fit)]
+    resize_rule, resize_notes = decide_resize(job, recorded, expected)
+    return size, channels, resize_rule, [*notes, *resize_notes, *note_oblong(source, resize_rule.fit)]
 
 
-def choose(job: ImageJob, train: ImageSource, expected: ExpectedInput | None) -> tuple[int, int, list[str]]:
-    """Size, channels, and the reasons as notes."""
+def choose_size_and_channels(
+    job: ImageJob, train: ImageSource, expected: ExpectedInput | None
+) -> tuple[int, int, list[str]]:
+    """Choose size and channels by the images, the job and the pretrained network; also notes with the reasons."""
     if expected is not None:
         requested = expected.size if job.data.image_size == "auto" and expected.size else job.data.image_size
         size, reason = resize.choose_size(requested, train.images.short_sides[train.rows], exact=False)
@@ -44,10 +46,14 @@ def choose(job: ImageJob, train: ImageSource, expected: ExpectedInput | None) ->
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
     exact = isinstance(train.images, npz_images.ImageArrays)
     size, reason = resize.choose_size(job.data.image_size, sides, exact)
-    channels, because = resize.choose_channels(job.data.channels, bool(grey.all()))
+    channels, channels_reason = resize.choose_channels(job.data.channels, bool(grey.all()))
     size_note = f"image_size {size}: {reason}"
     is_plain = exact or job.data.image_size == size
-    return size, channels, [Detail(size_note) if is_plain else size_note, Detail(f"channels {channels}: {because}")]
+    return (
+        size,
+        channels,
+        [Detail(size_note) if is_plain else size_note, Detail(f"channels {channels}: {channels_reason}")],
+    )
 
 
 def decide_resize(
@@ -66,13 +72,13 @@ def decide_resize(
     ]
 
 
-def of_earlier(job: ImageJob, recorded: InputRecord) -> tuple[int, int]:
+def read_recorded_size(job: ImageJob, recorded: InputRecord) -> tuple[int, int]:
     """Size and channels of the stored preprocessing; of an earlier run, the job may change the size."""
     size, channels = recorded.preprocessing["image_size"], recorded.preprocessing["channels"]
     return (size if recorded.same_data or job.data.image_size == "auto" else job.data.image_size), channels
 
 
-def oblong(train: ImageSource, fit: str) -> list[str]:
+def note_oblong(train: ImageSource, fit: str) -> list[str]:
     """A note on images that are not square, and how they are made square."""
     count = int(train.images.oblong[train.rows].sum())
-    return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] if count else []
+    return [f"{count:,} of {len(train.rows):,} images are not square: {_HOW_SQUARE[fit]}"] if count else []

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_MEMORY_SHARE = 0.5
-"""Of the memory limit that encoded images of Parquet files may take."""
-_TABLES = (".parquet", ".arrow")
+"""Share of the memory limit that encoded images of Parquet files may take."""
+_TABLE_SUFFIXES = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
 class ImageCells:
-    """The cells of a column, by image."""
+    """The encoded images in a column of a table, as `image_files.Cells`."""
 
     table: Path
     name: str
-    """Of the column; a table can have several of images."""
+    """Name of the column; a table can have several columns of images."""
     column: Any
     """A pyarrow.ChunkedArray of all rows: taking some of them would copy a mapped file into memory."""
     rows: tuple[int, ...]
@@ -44,17 +44,17 @@ class ImageCells:
         if _is_binary(self.column.type):
             return bytes(cell.as_py() or b"")
         content = cell["bytes"].as_py()
-        return bytes(content) if content is not None else self._file(str(cell["path"].as_py()))
+        return bytes(content) if content is not None else self._join_path(str(cell["path"].as_py()))
 
-    def _file(self, name: str) -> str:
+    def _join_path(self, name: str) -> str:
         return os.path.join(self.table.parent, name)
 
     def stamps(self) -> list[object]:
-        """What changes if one of the images changes."""
-        files: list[str | Path] = [*shards.files(self.table, "data"), *self._beside()]
+        """Values that change if one of the images changes, for the key of a cache."""
+        files: list[str | Path] = [*shards.files(self.table, "data"), *self._list_image_files()]
         return [self.name, [(os.path.abspath(file), stamp(file)) for file in files], list(self.rows)]
 
-    def _beside(self) -> list[str]:
+    def _list_image_files(self) -> list[str]:
         """The files of cells that have only a path."""
         from pyarrow import compute
 
@@ -64,28 +64,37 @@ class ImageCells:
         if not content.null_count:
             return []
         missing = content.is_null().to_pylist()
-        return [self._file(str(self.column[row]["path"].as_py())) for row in self.rows if missing[row]]
+        return [self._join_path(str(self.column[row]["path"].as_py())) for row in self.rows if missing[row]]
 
 
 def find(path: Path, requested: str, key: str) -> str:
-    """The column of images of a table: the wanted one, or the only one if it is not there; empty if there is none.
+    """Find the column of images of a table.
+
+    Returns:
+        `requested` if it holds images; else, if the table has no such column, its only column of images; else empty.
 
     Raises:
         DataError: if the images take too much memory; names `key`.
     """
-    if path.suffix.lower() not in _TABLES or not path.is_file():
+    if path.suffix.lower() not in _TABLE_SUFFIXES or not path.is_file():
         return ""
-    schema = _schema(path)
-    if schema is None:  # its reader says what is wrong
+    schema = _read_schema(path)
+    # A table that cannot be read is reported by the reader of tables.
+    if schema is None:
         return ""
-    names = [field.name for field in schema if is_images(field.type)]
-    name = requested if requested in names else names[0] if len(names) == 1 and requested not in schema.names else ""
+    names = [field.name for field in schema if holds_images(field.type)]
+    if requested in names:
+        name = requested
+    elif len(names) == 1 and requested not in schema.names:
+        name = names[0]
+    else:
+        name = ""
     if name and path.suffix.lower() == ".parquet":
         _check_memory(path, name, key)
     return name
 
 
-def is_images(kind: Any) -> bool:
+def holds_images(kind: Any) -> bool:
     """Whether cells of this type hold encoded images."""
     from pyarrow import types
 
@@ -95,20 +104,20 @@ def is_images(kind: Any) -> bool:
     return _is_binary(kind)
 
 
-def lacking(column: pyarrow.ChunkedArray) -> list[bool]:
-    """Which cells have neither bytes nor a path."""
+def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
+    """Whether each cell has neither bytes nor a path."""
     from pyarrow import compute
 
     if _is_binary(column.type):
         empty = compute.is_null(column)
     else:
-        kinds = {field.name for field in column.type}
-        parts = [compute.struct_field(column, name) for name in sorted(kinds)]
+        field_names = {field.name for field in column.type}
+        parts = [compute.struct_field(column, name) for name in sorted(field_names)]
         empty = compute.is_null(column)
-        nothing = compute.is_null(parts[0])
+        has_nothing = compute.is_null(parts[0])
         for part in parts[1:]:
-            nothing = compute.and_(nothing, compute.is_null(part))
-        empty = compute.or_(empty, nothing)
+            has_nothing = compute.and_(has_nothing, compute.is_null(part))
+        empty = compute.or_(empty, has_nothing)
     return [bool(is_empty) for is_empty in empty.to_pylist()]
 
 
@@ -127,7 +136,7 @@ def _is_binary(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _schema(path: Path) -> Any:
+def _read_schema(path: Path) -> Any:
     from pyarrow import ArrowException, parquet
 
     from drivetrain.data.formats import arrow_file
@@ -139,6 +148,7 @@ def _schema(path: Path) -> Any:
 
 
 def _check_memory(path: Path, name: str, key: str) -> None:
+    """Refuse encoded images of Parquet files that take more than their share of the memory limit."""
     from pyarrow import parquet
 
     size = 0

@@ -34,14 +34,14 @@ from drivetrain.pretrained import image_input
 from drivetrain.pretrained.expected_input import ExpectedInput
 
 MAX_MEASURED_IMAGES = 2000
-"""Training images from which mean and standard deviation are computed at most."""
+"""Largest number of training images from which mean and standard deviation are computed."""
 
 
 def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the images of a job; preprocessing is taken from `recorded` if given, else computed.
 
     Raises:
-        DataError: if they cannot be used.
+        DataError: if the images cannot be used.
     """
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     form = LabelForm.of_job(job.data, ask=not (recorded and recorded.same_data))
@@ -49,8 +49,8 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
     train.targets.check(train.rows, train.key)
     expected = image_input.read_expected(job)
     size, channels, shape, notes = geometry.decide(job, train, recorded, expected)
-    notes += _contradictions(train)
-    validation, train_rows, validation_rows, marks = _divide(job, form, train, recorded, files)
+    notes += _note_contradictions(train)
+    validation, train_rows, validation_rows, stored_division = _divide_rows(job, form, train, recorded, files)
     # Only training images decide how files are decoded: validation must not reach into what the model is made of.
     shape, decoding_notes = _choose_decoding(train, train_rows, shape, recorded)
     train.fit(size, channels, shape)
@@ -59,17 +59,18 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
         return train.targets.head(train.rows, train_rows, train.key)
 
     head = recorded.head("", compute_head) if recorded else compute_head()
-    train_split = _split(train, train_rows, head)
+    train_split = _build_split(train, train_rows, head)
     # Computed for a recorded run too: classes and size are those of this data.
-    preprocessing, preprocessing_notes = preparer(job, train_split, head.classes, expected, shape)
-    bytes_too = pixel_scale.takes_bytes(train.images, train_rows, (preprocessing.low, preprocessing.high))
-    preprocessing = replace(preprocessing, takes_bytes=bytes_too)
+    preprocessing, preprocessing_notes = compute_preprocessing(job, train_split, head.classes, expected, shape)
+    takes_bytes = pixel_scale.takes_bytes(train.images, train_rows, (preprocessing.low, preprocessing.high))
+    preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
     if recorded:
-        preprocessing, preprocessing_notes = _as_before(
+        preprocessing, preprocessing_notes = _restore_preprocessing(
             job, recorded, train_split, replace(preprocessing, image_size=size), preprocessing_notes
         )
     if validation is train:
-        validation_split, validation_notes = _split(train, validation_rows, head), list[str]()
+        validation_split = _build_split(train, validation_rows, head)
+        validation_notes: list[str] = []
     else:
         validation_split, validation_notes = _open_validation(train, validation, head, preprocessing, (size, channels))
     counts = f"{len(train_split):,} training and {len(validation_split):,} validation images, {head.counted}"
@@ -79,7 +80,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
         train_split,
         validation_split,
         heads={"": head},
-        preprocessing=preprocessing.to_json() | columns | marks,
+        preprocessing=preprocessing.to_json() | columns | stored_division,
         prepare=preprocessing,
         views=job.data.augment.views or 0,
         decoded=not isinstance(train.images, Files),
@@ -88,10 +89,15 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
     )
 
 
-def _divide(
+def _divide_rows(
     job: ImageJob, form: LabelForm, train: ImageSource, recorded: InputRecord | None, files: CsvFiles
 ) -> tuple[ImageSource, Ids, Ids, dict[str, int]]:
-    """Return the source of the validation images, which may be `train`; rows of both parts; and what is stored of it."""
+    """Divide the images into training and validation.
+
+    Returns:
+        The source of the validation images, which may be `train`, rows for training, rows for validation, and what the
+        preprocessing stores of the division.
+    """
     if not isinstance(job.data.validation, str):
         division = copies.Division(train.images.contents[train.rows], "images", recorded)
         return train, *_hold_out(train, job.data, job.train.seed, division), division.stored()
@@ -127,7 +133,7 @@ def _open_validation(
         validation.images, validation.rows, preprocessing, validation.key
     )
     validation.fit(*size_and_channels, shape)
-    split = _split(validation, validation.rows, head)
+    split = _build_split(validation, validation.rows, head)
     scale_notes = pixel_scale.check_some(split, preprocessing, validation.key)
     return split, [
         *(f"validation: {note}" for note in scale_notes),
@@ -136,10 +142,10 @@ def _open_validation(
     ]
 
 
-def _as_before(
+def _restore_preprocessing(
     job: ImageJob, recorded: InputRecord, train: ImageSplit, current: ImagePreprocessing, notes: list[str]
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """The stored preprocessing with the classes and the size of `current`, which is that of this data, and its notes."""
+    """The stored preprocessing, but with classes and size of `current`, which is that of this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
         stored, notes = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype), []
@@ -154,9 +160,11 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
     Raises:
         StorageError: if the cache cannot be written.
     """
-    folder, caches = Path(storage.cache) / DECODED, dict[int, Decoded]()
+    folder = Path(storage.cache) / DECODED
+    # By identity of the files, because both splits may share one source.
+    caches: dict[int, Decoded] = {}
 
-    def split(original: Any) -> ImageSplit:
+    def use_cache(original: Any) -> ImageSplit:
         copied: ImageSplit = copy.copy(original)
         if isinstance(original.images, Files):
             if id(original.images) not in caches:
@@ -166,20 +174,20 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
             copied.images = caches[id(original.images)]
         return copied
 
-    return replace(dataset, train=split(dataset.train), validation=split(dataset.validation))
+    return replace(dataset, train=use_cache(dataset.train), validation=use_cache(dataset.validation))
 
 
 def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.Division) -> tuple[Ids, Ids]:
     """Divide one source into rows for training and for validation."""
     strata = train.targets.strata(train.rows)
-    single = isinstance(train.targets, ClassTargets)
+    are_classes = isinstance(train.targets, ClassTargets)
     if train.groups:
-        train.notes += [] if single else train.targets.notes(train.rows)
+        train.notes += [] if are_classes else train.targets.notes(train.rows)
         group_numbers = division.whole(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
         train_rows, validation_rows = groups.divide(strata, group_numbers, data, seed, train.key)
         without_training = (
             validation_rows[np.isin(strata[validation_rows], strata[train_rows], invert=True)]
-            if single
+            if are_classes
             else validation_rows[:0]
         )
         names = (
@@ -204,19 +212,23 @@ def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.D
     return train.rows[train_rows], train.rows[validation_rows]
 
 
-def _split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
+def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
+    """A split of some rows of a source, with their targets."""
     return ImageSplit(images.images, rows, images.targets.tensor(rows, head, images.key))
 
 
 def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
     """A note on images that are in both splits, which makes validation scores too good."""
-    training, other = (part.images.contents[part.rows] for part in (train, validation))
+    training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
     return copies.note_shared(
-        training, other, lambda index: validation.images.title(validation.rows[index]), "validation images"
+        training_contents,
+        validation_contents,
+        lambda index: validation.images.title(validation.rows[index]),
+        "validation images",
     )
 
 
-def _contradictions(train: ImageSource) -> list[str]:
+def _note_contradictions(train: ImageSource) -> list[str]:
     """A note on copies with different classes."""
     if not isinstance(train.targets, ClassTargets):
         return []
@@ -224,10 +236,10 @@ def _contradictions(train: ImageSource) -> list[str]:
     return copies.contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
 
 
-def preparer(
+def compute_preprocessing(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
+    """Compute the preprocessing, with statistics of the training images or of the pretrained network; also notes."""
     measured_rows = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[
         :MAX_MEASURED_IMAGES
     ]
@@ -243,8 +255,10 @@ def preparer(
     if 0 in std:
         notes.append("one channel is constant; it is centered but not scaled")
     if expected is not None:
-        where = expected.source if expected.mean else "the training images, for lack of preprocessor_config.json"
-        notes.append(f"mean {_list_values(mean)} and deviation {_list_values(std)} are those of {where}")
+        statistics_source = (
+            expected.source if expected.mean else "the training images, for lack of preprocessor_config.json"
+        )
+        notes.append(f"mean {_list_values(mean)} and deviation {_list_values(std)} are those of {statistics_source}")
         if expected.ignored:
             notes.append(f"{expected.source} has {', '.join(expected.ignored)}, which changes nothing here")
         if expected.reverses_channels:

@@ -16,21 +16,21 @@ from torch import Tensor
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.fingerprint import stamp
 from drivetrain.data.images import decode
-from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
 
 
 class Cells(Protocol):
-    """Encoded images that are no files of their own."""
+    """Encoded images that are not files: cells of a table, or contents in memory."""
 
     def source(self, index: int) -> decode.Source:
         """The content of an image, or the path of its file."""
         ...
 
     def stamps(self) -> list[object]:
-        """What changes if one of the images changes."""
+        """Values that change if one of the images changes, for the key of a cache."""
         ...
 
 
@@ -44,15 +44,17 @@ class Files:
     short_sides: npt.NDArray[np.int64]
     """Shorter side in pixels; 0 for a file that cannot be used."""
     grey: npt.NDArray[np.bool_]
+    """Whether each image is stored without color."""
     oblong: npt.NDArray[np.bool_]
-    """Not square."""
+    """Whether each image is not square."""
     headers: npt.NDArray[Any]
     """A `decode.ImageHeader` of each file whose values are of another kind than opaque 8-bit ones, else None."""
     contents: npt.NDArray[np.int64]
     """A digest of the pixels of each image; 0 for a file that cannot be used."""
     size: int = 0
+    """Side in pixels of the squares that `gather` returns; 0 until `fit_to` sets it."""
     channels: int = 0
-    resize: Resize = USUAL
+    resize: Resize = DEFAULT_RESIZE
     cells: Cells | None = None
     """The images in a table; None if they are files."""
 
@@ -66,7 +68,7 @@ class Files:
     def _path(self, row: int) -> str:
         return os.path.join(self.root, self.names[row])
 
-    def fit_to(self, size: int, channels: int, resize: Resize = USUAL) -> Files:
+    def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Files:
         """The same files, decoded as squares of `size` pixels with the given number of channels."""
         return replace(self, size=size, channels=channels, resize=resize)
 
@@ -77,49 +79,54 @@ class Files:
             DataError: if a file has changed or disappeared since it was checked.
         """
         with decode.quiet():
-            images = decode.every(
-                partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), self._sources(rows)
+            images = decode.map_on_threads(
+                partial(_decode, size=self.size, channels=self.channels, resize=self.resize), self._list_sources(rows)
             )
         return torch.from_numpy(np.stack(images))
 
     def stamps(self) -> list[object]:
-        """What changes if one of the images changes."""
+        """Values that change if one of the images changes, for the key of a cache."""
         if self.cells:
             return self.cells.stamps()
         return [(path, stamp(path)) for path in map(os.path.abspath, map(self._path, range(len(self))))]
 
-    def _sources(self, rows: Ids) -> list[tuple[str, decode.Source]]:
-        """Titles, and what is decoded."""
+    def _list_sources(self, rows: Ids) -> list[tuple[str, decode.Source]]:
+        """The title of each image, and the file or content to decode."""
         return [(self.title(row), self.cells.source(row) if self.cells else self._path(row)) for row in rows.tolist()]
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
-    """Decode each file, or each image of a table, once; also returns those that cannot be used, by row."""
+    """Decode each file, or each image of a table, once.
 
-    def look(row: int) -> decode.ImageHeader | str:
+    Returns:
+        The files with their properties, and those that cannot be used, by row.
+    """
+
+    def read_header(row: int) -> decode.ImageHeader | str:
         try:
             return decode.look(cells.source(row) if cells else os.path.join(root, names[row]))
         except decode.UnreadableImage as reason:
             return str(reason)
 
     with decode.quiet():
-        looks = decode.every(look, range(len(names)))
+        headers_or_reasons = decode.map_on_threads(read_header, range(len(names)))
     bad = {
-        row: BadSample(readable(os.path.join(root, names[row])), one_look)
-        for row, one_look in enumerate(looks)
-        if isinstance(one_look, str)
+        row: BadSample(readable(os.path.join(root, names[row])), header)
+        for row, header in enumerate(headers_or_reasons)
+        if isinstance(header, str)
     }
-    sides = np.array([0 if isinstance(one_look, str) else one_look.short_side for one_look in looks], np.int64)
-    grey = np.array([not isinstance(one_look, str) and one_look.grey for one_look in looks], np.bool_)
-    oblong = np.array([not isinstance(one_look, str) and one_look.oblong for one_look in looks], np.bool_)
-    headers = np.empty(len(looks), object)
-    for row, one_look in enumerate(looks):
-        headers[row] = one_look if isinstance(one_look, decode.ImageHeader) and not one_look.is_usual() else None
-    contents = np.array([0 if isinstance(one_look, str) else one_look.content for one_look in looks], np.int64)
-    return Files(root, names, sides, grey, oblong, headers, contents, cells=cells), bad
+    sides = np.array([0 if isinstance(header, str) else header.short_side for header in headers_or_reasons], np.int64)
+    grey = np.array([not isinstance(header, str) and header.grey for header in headers_or_reasons], np.bool_)
+    oblong = np.array([not isinstance(header, str) and header.oblong for header in headers_or_reasons], np.bool_)
+    unusual_headers = np.empty(len(headers_or_reasons), object)
+    for row, header in enumerate(headers_or_reasons):
+        unusual_headers[row] = header if isinstance(header, decode.ImageHeader) and not header.is_usual() else None
+    contents = np.array([0 if isinstance(header, str) else header.content for header in headers_or_reasons], np.int64)
+    return Files(root, names, sides, grey, oblong, unusual_headers, contents, cells=cells), bad
 
 
-def _pixels(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+def _decode(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    """Decode an image, a pair of title and source, to (channels, size, size)."""
     title, source = image
     try:
         return decode.pixels(source, size, channels, resize)

@@ -1,6 +1,6 @@
 """Finds the image files of a manifest whose cells are no paths yet: ids without folder and extension, backslashes; no torch.
 
-What is tried is the same for all rows, and what is found is said. Nothing is tried if the paths are right as they are.
+The same change applies to all rows, and a note says which. Nothing is changed if the paths are right as they are.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from drivetrain.errors import DataError
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
 _SAMPLED_ROWS = 200
-"""Rows that a form of the paths is tried with."""
+"""Number of rows with which a form of the paths is tried."""
 _FIRST_ROWS = 5
-"""Rows of which one must be there before the sample is looked at."""
+"""Number of rows, one of which must exist under a form before the form is tried with the sample."""
 _MOST_FOLDERS = 200
+"""Largest number of folders in which files are looked for."""
 _MOST_DROPPED = 8
+"""Largest number of leading folders of a cell that are dropped."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class PathForm:
     dropped: int = 0
     """Folders at the beginning of the cell that are those of another machine."""
     folder: str = ""
-    """What stands before the cell."""
+    """The folder that is put before the cell."""
     ending: str = ""
-    """What stands after it."""
+    """The extension that is put behind the cell."""
 
     def path(self, cell: str) -> str:
         """The path for a cell."""
@@ -40,7 +42,10 @@ class PathForm:
 
 
 def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
-    """The paths of a column, relative to the folder of its manifest, and notes on what was changed; empty cells stay.
+    """Find the paths of a column, relative to the folder of its manifest; empty cells stay empty.
+
+    Returns:
+        The paths, and notes on what was changed.
 
     Raises:
         DataError: if the files of the cells are in two folders; names `key`.
@@ -51,19 +56,19 @@ def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[lis
     if 2 * existing >= len(sample):
         return list(cells), []
     counts = {
-        form: sum(os.path.lexists(folder / form.path(cell)) for cell in sample) for form in _forms(folder, sample)
+        form: sum(os.path.lexists(folder / form.path(cell)) for cell in sample) for form in _find_forms(folder, sample)
     }
-    most = max(counts.values(), default=0)
-    best = [form for form, count in counts.items() if count == most]
-    if most <= existing or 2 * most < len(sample):
+    highest_count = max(counts.values(), default=0)
+    best = [form for form, count in counts.items() if count == highest_count]
+    if highest_count <= existing or 2 * highest_count < len(sample):
         return list(cells), []
     form = best[0]
-    same = sorted(
+    possible_folders = sorted(
         {candidate.folder for candidate in best if (candidate.dropped, candidate.ending) == (form.dropped, form.ending)}
     )
-    if len(same) > 1:
+    if len(possible_folders) > 1:
         raise DataError(
-            f'{key}: column "{column}" has {sample[0]}, and there are such files in {" and in ".join(same[:3])}',
+            f'{key}: column "{column}" has {sample[0]}, and there are such files in {" and in ".join(possible_folders[:3])}',
             f"paths that are relative to {folder}",
             f"write the folder into the column: {form.path(sample[0])}",
         )
@@ -71,14 +76,14 @@ def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[lis
     return [form.path(cell) if cell else "" for cell in cells], [note]
 
 
-def _forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
-    """Forms under which one of the first files is there; the least change first."""
+def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
+    """Yield the forms under which one of the first files exists; the least change first."""
     depth = min(_MOST_DROPPED, max((cell.replace("\\", "/").count("/") for cell in sample), default=0))
     folders = ["", *_folders(folder)]
     for dropped in range(depth + 1):
-        for inside in folders:
+        for inner_folder in folders:
             for ending in _ENDINGS:
-                form = PathForm(dropped, inside, ending)
+                form = PathForm(dropped, inner_folder, ending)
                 if any(os.path.isfile(folder / form.path(cell)) for cell in sample[:_FIRST_ROWS]):
                     yield form
 

@@ -1,4 +1,4 @@
-"""Images for training, for validation, or new ones, wherever their pixels come from."""
+"""A split of images (training, validation, or images to predict), wherever their pixels come from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.stateless_random import Ids
 
 
-class GatherImages(Protocol):
-    """Images by their rows: files, arrays, a cache of decoded ones, or shards."""
+class ImageRows(Protocol):
+    """Images that are read by their row numbers: files, arrays, a cache of decoded images, or shards."""
 
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size)."""
@@ -37,10 +37,15 @@ class ComparableImages(Protocol):
 
 
 class ImageSplit:
-    """Some rows of images; new ones may have no targets."""
+    """Some rows of a source of images, with their targets; images to predict have none.
 
-    def __init__(self, images: GatherImages, rows: Ids, targets: Tensor | None) -> None:
-        self.images, self.rows = images, rows
+    `ids` count the samples of this split, `rows` those of `images`.
+    """
+
+    def __init__(self, images: ImageRows, rows: Ids, targets: Tensor | None) -> None:
+        self.images = images
+        self.rows = rows
+        # The only head has no name.
         self.targets: Targets = {} if targets is None else {"": targets}
 
     def __len__(self) -> int:
@@ -51,15 +56,15 @@ class ImageSplit:
         return (self.images.gather(self.rows[ids]),)
 
     def contents(self) -> Contents:
-        """A digest of each image; none if they are not at hand."""
+        """A digest of each image; empty if the source cannot give them without reading the images again."""
         return self.images.contents[self.rows] if isinstance(self.images, ComparableImages) else np.zeros(0, np.int64)
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Replace the arrays in memory."""
+        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
         if isinstance(self.images, ImageArrays):
-            self.images = self.images.changed(change)
+            self.images = self.images.map_array(change)
         self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
-        """What lists call one image."""
+        """The name of one image in lists and messages."""
         return self.images.title(int(self.rows[index]))

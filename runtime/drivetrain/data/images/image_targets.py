@@ -28,9 +28,9 @@ class LabelForm:
 
     kind: Literal["class", "labels", "numbers"]
     columns: tuple[str, ...]
-    """Of a manifest; several columns of labels hold 0 and 1, one has all labels of an image."""
+    """Columns of a manifest; several label columns hold 0 and 1, a single one has all labels of an image."""
     separator: str = "auto"
-    """Between the labels of a cell; auto, or empty, to find it."""
+    """What separates the labels of a cell; auto, or empty, to find it."""
     groups: str = ""
     """The column of a manifest with groups for the split; empty for none."""
     ask: bool = False
@@ -42,7 +42,7 @@ class LabelForm:
         return self.kind == "labels" and len(self.columns) == 1
 
     def to_json(self, separator: str) -> dict[str, object]:
-        """Plain JSON values, which are stored with the model; those of classes are what they were before labels."""
+        """Plain JSON values, which are stored with the model; for classes without `targets`, as in older versions."""
         stored: dict[str, object] = {"label_column": self.columns[0] if len(self.columns) == 1 else list(self.columns)}
         return stored if self.kind == "class" else stored | {"targets": {"kind": self.kind, "separator": separator}}
 
@@ -78,7 +78,7 @@ class ImageTargets(Protocol):
         ...
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """The group of each of these images, shape (rows,), that a split keeps the share of."""
+        """The stratum of each image, shape (rows,); a split keeps the share of each stratum."""
         ...
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
@@ -98,7 +98,7 @@ class ImageTargets(Protocol):
         ...
 
     def notes(self, rows: Ids) -> list[str]:
-        """What the user should know about them."""
+        """Notes on the targets for the user."""
         ...
 
 
@@ -137,7 +137,7 @@ class ClassTargets:
         return labels.indices(used, labels.class_names(used), "")
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """All classes."""
+        """The output with all classes."""
         return Head("", labels.class_names(self.take_rows(rows)))
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
@@ -145,10 +145,14 @@ class ClassTargets:
         return torch.from_numpy(labels.indices(self.take_rows(rows), head.classes, key))
 
     def notes(self, rows: Ids) -> list[str]:
-        """The classes of which there is a single image."""
+        """A note on classes with a single image, if there are any."""
         counts = Counter(self.take_rows(rows))
-        alone = sorted(name for name, count in counts.items() if count == 1)
-        return [f"classes with a single image, which is used for training: {labels.list_names(alone)}"] if alone else []
+        single_classes = sorted(name for name, count in counts.items() if count == 1)
+        return (
+            [f"classes with a single image, which is used for training: {labels.list_names(single_classes)}"]
+            if single_classes
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -167,30 +171,32 @@ class LabelSets:
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image."""
-        return stratify.rarest(self._matrix(rows, self._names(rows)))
+        return stratify.rarest(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """All labels."""
-        names = self._names(rows)
-        every = np.arange(len(self.sets), dtype=np.int64)
-        target = TargetColumn(names, None, self._matrix(every, names), several=True, bad={})
+        """The output with all labels."""
+        names = self._list_labels(rows)
+        all_rows = np.arange(len(self.sets), dtype=np.int64)
+        target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
         return target_columns.head(target, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
         """Labels (rows, labels) of 0 and 1, float32."""
         labels.indices([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
-        return torch.from_numpy(self._matrix(rows, head.classes).astype(np.float32))
+        return torch.from_numpy(self._to_matrix(rows, head.classes).astype(np.float32))
 
     def notes(self, rows: Ids) -> list[str]:
         """How often each label occurs, and how the split is made."""
         counts = Counter(name for row in rows.tolist() for name in self.sets[row])
-        without = sum(not self.sets[row] for row in rows.tolist())
-        return [separated_labels.describe(counts, without)]
+        unlabelled_count = sum(not self.sets[row] for row in rows.tolist())
+        return [separated_labels.describe(counts, unlabelled_count)]
 
-    def _names(self, rows: Ids) -> tuple[str, ...]:
+    def _list_labels(self, rows: Ids) -> tuple[str, ...]:
+        """Names of all labels of some images, in the order of classes."""
         return labels.class_names(name for row in rows.tolist() for name in self.sets[row])
 
-    def _matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
+    def _to_matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """Labels of some images as (rows, names) of 0 and 1."""
         index_of = {name: index for index, name in enumerate(names)}
         matrix = np.zeros((len(rows), len(names)))
         for index, row in enumerate(rows.tolist()):
@@ -208,7 +214,7 @@ class NumberTargets:
         return len(self.goal.numbers)
 
     def check(self, rows: Ids, key: str) -> None:
-        """Nothing: the head compares the numbers of the training images."""
+        """Do nothing: `head` checks the numbers of the training images."""
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image; numbers are split at random."""
@@ -241,11 +247,11 @@ class NumberTargets:
         ]
 
 
-def usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
+def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
     """The targets of some rows, all of which are usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
 
 
-def reasons(target: TargetColumn, title: str) -> dict[int, BadSample]:
+def list_bad_samples(target: TargetColumn, title: str) -> dict[int, BadSample]:
     """The rows without a usable target; `title` has a place for the row."""
     return {row: BadSample(title.format(row), reason) for row, reason in target.bad.items()}

@@ -29,8 +29,8 @@ KEY = "data"
 
 
 @dataclass
-class _FoundImages:
-    """The images found in the given paths."""
+class _NewImages:
+    """The images in the paths that the user names."""
 
     images: Images
     targets: ImageTargets | None
@@ -58,7 +58,7 @@ def read(
             folders of class folders, manifests with a label column, or one .npz.
         preprocessing: as stored with the model.
         heads: the outputs of the model.
-        files: how CSV files are written; gets what was found.
+        files: how CSV files are written; what is detected in these files is added to it.
         labelled: whether to read labels.
         budget: largest share of samples that may be unusable.
 
@@ -71,9 +71,9 @@ def read(
     if form and len(paths) > 1:
         raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
     if any(path.suffix.lower() == ".npz" for path in paths):
-        new_images = _arrays(paths, form)
+        new_images = _read_arrays(paths, form)
     else:
-        new_images = _files(paths, preprocessing["path_column"], files, form)
+        new_images = _read_files(paths, preprocessing["path_column"], files, form)
     unusable = [*new_images.absent, *new_images.broken.values()]
     total = len(new_images.images) + len(new_images.absent)
     notes = [*new_images.notes, *bad_samples.check(unusable, total, budget, KEY)]
@@ -87,12 +87,14 @@ def read(
     images, shape = pixel_scale.read_as_trained(new_images.images, rows, preparer, KEY)
     target_values = new_images.targets.tensor(rows, heads[""], KEY) if new_images.targets else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
-    if labelled:  # a prediction may be of one blank image; a score of blank ones says nothing
+    # A prediction may be of one blank image; a score of blank ones says nothing.
+    if labelled:
         notes += pixel_scale.check_some(split, preparer, KEY)
     return NewSamples(split, preparer, notes)
 
 
-def _arrays(paths: Sequence[Path], form: LabelForm | None) -> _FoundImages:
+def _read_arrays(paths: Sequence[Path], form: LabelForm | None) -> _NewImages:
+    """Read the images of an .npz file, which has to be the only path."""
     if len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them an .npz",
@@ -104,10 +106,11 @@ def _arrays(paths: Sequence[Path], form: LabelForm | None) -> _FoundImages:
         images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
     else:
         images, broken, notes = npz_images.read_unlabelled(paths[0], KEY)
-    return _FoundImages(images, targets, broken, notes=notes)
+    return _NewImages(images, targets, broken, notes=notes)
 
 
-def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None) -> _FoundImages:
+def _read_files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None) -> _NewImages:
+    """Find and check the images of manifests, folders and single files."""
     names: list[str] = []
     targets: ImageTargets | None = None
     absent: list[BadSample] = []
@@ -128,7 +131,7 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
             targets = ClassTargets(listing.labels)
             notes += listing.notes
         elif path.is_dir():
-            images, other_files, skipped = _inside(path)
+            images, other_files, skipped = _list_folder(path)
             names += images
             if skipped:
                 notes.append(
@@ -145,10 +148,11 @@ def _files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: Label
             f"pass {cells.table} alone",
         )
     files_checked, broken = image_files.check_images("", names, cells)
-    return _FoundImages(files_checked, targets, broken, absent, notes)
+    return _NewImages(files_checked, targets, broken, absent, notes)
 
 
 def _check_folder(path: Path) -> None:
+    """Refuse a file where labels are needed, which only a folder of class folders has."""
     if not path.is_dir():
         raise DataError(
             f"{KEY}: {path} is a file without a label",
@@ -157,9 +161,11 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _inside(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Images of a folder and its subfolders, in sorted order, its other files, and names of folders that are skipped as
-    leftovers; none includes hidden ones. Each folder is visited once.
+def _list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """List a folder and its subfolders, without hidden files and folders; each folder is visited once.
+
+    Returns:
+        Images in sorted order, other files, and names of folders that are skipped as leftovers.
     """
     visited: set[str] = set()
     images: list[str] = []
@@ -176,6 +182,6 @@ def _inside(folder: Path) -> tuple[list[str], list[str], list[str]]:
             and os.path.realpath(os.path.join(inner_folder, name)) not in visited
         )
         for name in sorted(name for name in names if not name.startswith(".")):
-            kind = images if name.lower().endswith(EXTENSIONS) else other_files
-            kind.append(os.path.join(inner_folder, name))
+            file_list = images if name.lower().endswith(EXTENSIONS) else other_files
+            file_list.append(os.path.join(inner_folder, name))
     return images, other_files, sorted(skipped)

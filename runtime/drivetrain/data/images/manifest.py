@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 Rows = list[int]
-Wrong = dict[int, str]
+Reasons = dict[int, str]
+"""Why rows cannot be used, by row."""
 
 
 @dataclass
@@ -31,12 +32,13 @@ class ManifestRows:
     """Paths and targets as written, and the rows that lack one of them."""
 
     names: list[str] = field(default_factory=list)
+    """Path of each usable image, as written."""
     targets: ImageTargets | None = None
     bad: list[BadSample] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     """Names of groups as written, if the form has a column of them; empty text where there is none."""
     separator: str = ""
-    """Between the labels of a cell, if there are several."""
+    """What separates the labels of a cell; empty if no cell has several."""
     cells: ImageCells | None = None
     """The images, if they are in the table; `names` are then their titles."""
     notes: list[str] = field(default_factory=list)
@@ -54,20 +56,25 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
     """
     columns = form.columns if form else ()
-    inside = image_column.find(file, path_column, key)
-    named, path_column = path_column, inside or path_column
-    table = _table(file, path_column, form, key, files, paths=not inside)
+    embedded_column = image_column.find(file, path_column, key)
+    requested_column = path_column
+    path_column = embedded_column or path_column
+    table = _read_columns(file, path_column, form, key, files, paths=not embedded_column)
     rows = ManifestRows()
-    if inside:
-        empty = image_column.lacking(table[inside])
-        titles = image_column.titles(table[inside], file)
-        paths = ["" if nothing else title for nothing, title in zip(empty, titles, strict=True)]
-        rows.notes += [f'{key}: the images are those in column "{inside}"'] if inside != named else []
+    if embedded_column:
+        empty = image_column.find_empty_cells(table[embedded_column])
+        titles = image_column.titles(table[embedded_column], file)
+        paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
+        rows.notes += (
+            [f'{key}: the images are those in column "{embedded_column}"']
+            if embedded_column != requested_column
+            else []
+        )
     else:
-        paths, changes = image_paths.find(file.parent, _text(table, path_column, file, key), path_column, key)
+        paths, changes = image_paths.find(file.parent, _read_text(table, path_column, file, key), path_column, key)
         rows.notes += changes
-    wrong, take = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
-    reasons = _reasons(paths, path_column, wrong)
+    target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
+    reasons = _combine_reasons(paths, path_column, target_reasons)
     keep = [row for row, reason in enumerate(reasons) if not reason]
     rows.bad = [
         BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
@@ -79,19 +86,19 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
             "one row for each image",
             "check how the file was written",
         )
-    rows.targets = take(keep) if take else None
-    if inside:
-        rows.cells = ImageCells(file, inside, table[inside], tuple(keep))
+    rows.targets = take_targets(keep) if take_targets else None
+    if embedded_column:
+        rows.cells = ImageCells(file, embedded_column, table[embedded_column], tuple(keep))
     if form and form.groups:
-        names = _names(table, form.groups, file, key)
+        names = _read_names(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]
     return rows
 
 
-def _table(
+def _read_columns(
     file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, *, paths: bool
 ) -> pyarrow.Table:
-    """The columns that are needed; `paths` says whether that of the images holds text."""
+    """Read the columns that are needed; `paths` says whether the images are named by paths."""
     columns = form.columns if form else ()
     options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
     if form and form.groups:
@@ -104,10 +111,10 @@ def _table(
     return table_file.read(file, key, required=options, only=True, text=text, csv=files)
 
 
-def _reasons(paths: list[str], path_column: str, wrong: Wrong) -> list[str]:
+def _combine_reasons(paths: list[str], path_column: str, target_reasons: Reasons) -> list[str]:
     """Why each row cannot be used; empty if it can."""
     reasons = [f"{path_column} is empty" if not path else "" for path in paths]
-    for row, reason in wrong.items():
+    for row, reason in target_reasons.items():
         both = reason.endswith(" is empty") and reasons[row]
         reasons[row] = f"{path_column} and {reason}" if both else reason if not reasons[row] else reasons[row]
     return reasons
@@ -115,29 +122,35 @@ def _reasons(paths: list[str], path_column: str, wrong: Wrong) -> list[str]:
 
 def targets(
     rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
-) -> tuple[Wrong, Callable[[Rows], ImageTargets]]:
-    """The rows of a table without a usable target, and what makes the targets of the others; `rows` gets the separator.
+) -> tuple[Reasons, Callable[[Rows], ImageTargets]]:
+    """Read the targets of a table.
+
+    Returns:
+        The rows without a usable target, and a function that returns the targets of the rows that it gets. `rows` gets
+        the separator of the labels.
 
     Raises:
         DataError: if it is not clear how labels are written; names `key`.
     """
     if form.kind == "class":
-        cells = _names(table, form.columns[0], file, key)
+        cells = _read_names(table, form.columns[0], file, key)
         if form.ask:
             separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
         empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
         return empty, lambda keep: ClassTargets([cells[row] for row in keep])
     if form.in_a_cell:
-        sets = _sets(rows, table, form, file, key)
+        sets = _read_label_sets(rows, table, form, file, key)
         return {}, lambda keep: LabelSets([sets[row] for row in keep])
-    labels = form.kind == "labels"
-    target = target_columns.read(table, form.columns, classes=labels, option="data.label_column", source=str(file))
-    if labels:
+    are_labels = form.kind == "labels"
+    target = target_columns.read(table, form.columns, classes=are_labels, option="data.label_column", source=str(file))
+    if are_labels:
         rows.unsure = int((np.isnan(target.numbers) | (target.numbers == -1)).any(axis=1).sum())
-    return target.bad, partial(image_targets.usable, target)
+    return target.bad, partial(image_targets.take_usable, target)
 
 
-def _sets(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> list[tuple[str, ...]]:
+def _read_label_sets(
+    rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
+) -> list[tuple[str, ...]]:
     """The labels of each row."""
     from pyarrow import types
 
@@ -145,13 +158,13 @@ def _sets(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path,
     if types.is_list(table[column].type) or types.is_large_list(table[column].type):
         lists = table[column].to_pylist()
         raw_sets = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
-        return _in_one_spelling([tuple(filter(None, names)) for names in raw_sets])
-    cells = _text(table, column, file, key)
+        return _unify_spelling([tuple(filter(None, names)) for names in raw_sets])
+    cells = _read_text(table, column, file, key)
     rows.separator = separated_labels.separator(cells, column, file, form.separator)
-    return _in_one_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
+    return _unify_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
 
 
-def _in_one_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
     from pyarrow import chunked_array, string
 
@@ -160,18 +173,18 @@ def _in_one_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
 
 
-def _names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
+def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
     """Classes or groups, spelled as those of a table are; empty where there is no value."""
     from pyarrow import chunked_array, compute, string, types
 
     values = table[column]
-    # Whole numbers in a column with gaps.
+    # Whole numbers in a column with gaps are read as fractions.
     is_integer = types.is_floating(values.type) and compute.all(compute.equal(compute.floor(values), values)).as_py()
-    cells = values if is_integer else chunked_array([_text(table, column, file, key)], string())
+    cells = values if is_integer else chunked_array([_read_text(table, column, file, key)], string())
     return [name or "" for name in column_values.texts(cells).to_pylist()]
 
 
-def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
+def _read_text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
     """A column as stripped text; empty where there is no value."""
     from pyarrow import compute, string, types
 

@@ -19,24 +19,24 @@ from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.images import image_targets
 from drivetrain.data.images.crop import square
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
-from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.value_range import BYTES, find_scale, measure_array
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
-FORMS = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
+POSSIBLE_SHAPES = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
 
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """Images in memory."""
+    """Images of an array file, in memory."""
 
     path: str
     pixels: Tensor
     """Shape (N, C, H, W), uint8 or float32."""
-    written: str = "uint8"
-    """The type in the file."""
+    stored_type: str = "uint8"
+    """The type of the pixels in the file."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -45,8 +45,8 @@ class ImageArrays:
         """Images of these rows, shape (len(rows), C, H, W)."""
         return self.pixels[torch.from_numpy(rows)]
 
-    def changed(self, change: Callable[[Any], Any]) -> ImageArrays:
-        """The same images with what `change` makes of their array."""
+    def map_array(self, change: Callable[[Any], Any]) -> ImageArrays:
+        """The same images with `change(pixels)` in place of their array."""
         return replace(self, pixels=change(self.pixels))
 
     def title(self, row: int) -> str:
@@ -73,19 +73,22 @@ class ImageArrays:
         """Whether each image is not square."""
         return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
 
-    def fit_to(self, size: int, channels: int, resize: Resize = USUAL) -> ImageArrays:
+    def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> ImageArrays:
         """The same images as squares of `size` pixels with the given number of channels."""
         return replace(self, pixels=square(self.pixels, size, channels, resize))
 
 
 def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTargets, dict[int, BadSample], list[str]]:
-    """The images, their targets, the images that cannot be used (by row), and notes.
+    """Read images and targets of an .npz file.
+
+    Returns:
+        The images, their targets, the images that cannot be used (by row), and notes.
 
     Raises:
         DataError: if the file is not such an .npz, or its labels have another form; names `key`.
     """
-    content = _arrays(path, key, ("images", "labels"))
-    images, broken, notes = _images(content, path, key)
+    content = _read_arrays(path, key, ("images", "labels"))
+    images, broken, notes = _build_images(content, path, key)
     raw_labels = content["labels"]
     if raw_labels.ndim < 1 or len(raw_labels) != len(images):
         raise DataError(
@@ -94,31 +97,36 @@ def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTarge
             "write the file again with both of one length",
         )
     if form.kind == "class":
-        return images, ClassTargets(_labels(raw_labels, path, key)), broken, notes
-    target = _numbers_of(raw_labels, form, path, key)
+        return images, ClassTargets(_read_classes(raw_labels, path, key)), broken, notes
+    target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
-    return images, image_targets.usable(target, range(len(images))), broken, notes
+    return images, image_targets.take_usable(target, range(len(images))), broken, notes
 
 
 def read_unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
-    """The images of a file that may have no labels, the images that cannot be used (by row), and notes.
+    """Read the images of an .npz file that may have no labels.
+
+    Returns:
+        The images, those that cannot be used (by row), and notes.
 
     Raises:
         DataError: if the file is not such an .npz; names `key`.
     """
-    return _images(_arrays(path, key, ("images",)), path, key)
+    return _build_images(_read_arrays(path, key, ("images",)), path, key)
 
 
-def _images(
+def _build_images(
     content: dict[str, npt.NDArray[np.generic]], path: Path, key: str
 ) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
-    pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
+    """The images of a file as (N, C, H, W), those that cannot be used (by row), and a note on their conversion."""
+    pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
     images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
-    return images, _not_finite(images), [note] if note else []
+    return images, _find_not_finite(images), [note] if note else []
 
 
-def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
-    possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
+def _read_arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
+    """Read the arrays `names` of a file."""
+    possible = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
     try:
         with npz_file.open_npz(path) as file:
             missing = set(names) - set(file.files)
@@ -147,31 +155,35 @@ def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> np
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise DataError(f"{key}: images of {path} have shape {images.shape}", FORMS, "reshape them, without alpha")
+        raise DataError(
+            f"{key}: images of {path} have shape {images.shape}", POSSIBLE_SHAPES, "reshape them, without alpha"
+        )
     if 0 in images.shape:
         raise DataError(
-            f"{key}: images of {path} have shape {images.shape}: nothing", FORMS, "check how the file was written"
+            f"{key}: images of {path} have shape {images.shape}: nothing",
+            POSSIBLE_SHAPES,
+            "check how the file was written",
         )
     return images
 
 
-def _numbers(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
+def _convert_pixels(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
     """Whole numbers from 0 to 255 as uint8, booleans as 0 and 255, all else as float32; and a note on the conversion."""
-    kind = images.dtype
-    if kind == np.bool_:
+    data_type = images.dtype
+    if data_type == np.bool_:
         return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
-    if kind.kind not in "iuf":
-        raise DataError(f"{key}: images of {path} are {kind}", FORMS, "convert them to uint8 or float32")
+    if data_type.kind not in "iuf":
+        raise DataError(f"{key}: images of {path} are {data_type}", POSSIBLE_SHAPES, "convert them to uint8 or float32")
     low, high, whole_numbers = measure_array(images)
     if whole_numbers and find_scale(low, high, whole_numbers=True) == BYTES:
-        note = f"{path.name}: {kind} images with whole numbers from {low:g} to {high:g} become uint8"
-        return np.ascontiguousarray(images, np.uint8), "" if kind == np.uint8 else note
-    note = "" if kind == np.float32 else f"{path.name}: {kind} images become float32"
+        note = f"{path.name}: {data_type} images with whole numbers from {low:g} to {high:g} become uint8"
+        return np.ascontiguousarray(images, np.uint8), "" if data_type == np.uint8 else note
+    note = "" if data_type == np.float32 else f"{path.name}: {data_type} images become float32"
     return np.ascontiguousarray(images, np.float32), note
 
 
-def _numbers_of(raw_labels: npt.NDArray[Any], form: LabelForm, path: Path, key: str) -> TargetColumn:
-    """Labels (N, K) of 0 and 1, or numbers (N,) or (N, K)."""
+def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Path, key: str) -> TargetColumn:
+    """Targets from an array (N, K) of labels of 0 and 1, or (N,) or (N, K) of numbers."""
     import pyarrow
 
     labels = form.kind == "labels"
@@ -198,7 +210,8 @@ def _numbers_of(raw_labels: npt.NDArray[Any], form: LabelForm, path: Path, key: 
     return target_columns.read(table, names, classes=labels, option=key, source=str(path))
 
 
-def _labels(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
+def _read_classes(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
+    """The class of each image, from an array (N,) or (N, 1) of integers or text."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
@@ -215,8 +228,9 @@ def _labels(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
     return [str(label) for label in labels.tolist()]
 
 
-def _not_finite(images: ImageArrays) -> dict[int, BadSample]:
+def _find_not_finite(images: ImageArrays) -> dict[int, BadSample]:
+    """The images with NaN or infinity, by row."""
     if not images.pixels.is_floating_point():
         return {}
-    good = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
-    return {row: BadSample(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}
+    is_finite = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
+    return {row: BadSample(images.title(row), "NaN or infinity") for row in (~is_finite).nonzero().flatten().tolist()}

@@ -30,27 +30,27 @@ Images = ImageArrays | Files
 _FEW_BITS = 2**14 - 1
 """Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
 _OTHER_SCALE_RATIO = 16
-"""A range that is so many times narrower than another is on another scale, or the other one has outliers."""
+"""A range that is this many times narrower than another is on another scale, or the other range has outliers."""
 _WIDER_SPREAD_RATIO = 4
-"""Values that are spread so many times wider than those of the training are on another scale."""
+"""Values that are spread this many times wider than those of the training images are on another scale."""
 _OVERSHOOT_SHARE = 0.1
 """Share of the range by which resizing can leave it."""
 _SCALE_RATIO = 10
 """From this ratio of two ranges on, they are different scales, for a model that does not say more."""
-_PERCENTILES_OF = 1_000_000
-"""Values of an array from which percentiles are computed."""
-_LOOKED_AT = 200
-"""Images of a set that is not trained on that are looked at."""
-_TELLING_IMAGES = 8
-"""From so many images on, a range that is narrow for all of them is not by chance."""
+_MEASURED_VALUES = 1_000_000
+"""Number of values of an array from which percentiles are computed."""
+_CHECKED_IMAGES = 200
+"""Number of images that are checked of a split other than the training images."""
+_MIN_IMAGES_FOR_RANGE = 8
+"""Number of images from which on a range that is narrow for all of them is not by chance."""
 _INVISIBLE_SHARE = 0.05
-"""Share of transparent pictures of which nothing may be seen on the usual ground."""
+"""Largest share of transparent images that may be invisible on the usual ground; above, another ground is chosen."""
 
 
 def read_as_trained(
     images: Images, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool = False
 ) -> tuple[Images, Resize]:
-    """Images of new data, of the validation data or of a resumed run on the scale of a model, and how they are decoded.
+    """Bring images of new data, of the validation data or of a resumed run to the scale of a model.
 
     Args:
         images: as read, at their own size.
@@ -58,7 +58,10 @@ def read_as_trained(
         model: the preprocessing of the training images.
         key: the spec key that names the path, for messages.
         starts_from: whether they are the training images of a run that starts from the model. Another scale of the same
-            colors is then right, and `known` checks it.
+            colors is then right, and `keep_known` checks it.
+
+    Returns:
+        The images, and how they are decoded.
 
     Raises:
         DataError: if they are on another scale: the network would see nearly black or far too bright images.
@@ -68,28 +71,32 @@ def read_as_trained(
     if model.takes_bytes is None or not len(rows):
         return images, model.resize
     headers, scale = images.headers[rows].tolist(), (model.low, model.high)
-    deep = [header.range_16_bit for header in headers if header and header.range_16_bit]
-    if len(deep) < len(rows) and not model.takes_bytes:
-        _refuse(key, f"{len(rows) - len(deep):,} images have 8 bits", model)
+    ranges_16_bit = [header.range_16_bit for header in headers if header and header.range_16_bit]
+    if len(ranges_16_bit) < len(rows) and not model.takes_bytes:
+        _refuse(key, f"{len(rows) - len(ranges_16_bit):,} images have 8 bits", model)
     _check_colors_of_16_bits(headers, key)
-    if not deep:
+    if not ranges_16_bit:
         return images, model.resize
-    lowest, highest = min(values[0] for values in deep), max(values[3] for values in deep)
-    description = f"{len(deep):,} files of 16 bits have values from {lowest:g} to {highest:g}"
+    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
+    description = f"{len(ranges_16_bit):,} files of 16 bits have values from {lowest:g} to {highest:g}"
     if scale not in COLORS:
-        low, high = min(values[1] for values in deep), max(values[2] for values in deep)
-        if _is_elsewhere((lowest, low, high, highest), len(deep), scale):
+        low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
+        if _is_elsewhere((lowest, low, high, highest), len(ranges_16_bit), scale):
             _refuse(key, description, model)
         return images, replace(model.resize, range_16_bit=scale)
-    trained = model.resize.range_16_bit
-    new_scale = BYTES if trained is None and highest <= 255 else trained or FULL
+    # Gray files of 16 bits keep the range that was measured in training; without one, it follows from their values.
+    trained_range = model.resize.range_16_bit
+    new_scale = BYTES if trained_range is None and highest <= 255 else trained_range or FULL
     if highest > new_scale[1] or (new_scale == FULL and highest <= _FEW_BITS) or (new_scale == BYTES and highest == 1):
         _refuse(key, description, model)
     return images, replace(model.resize, range_16_bit=new_scale)
 
 
 def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
-    """How files are decoded: by the range of their 16-bit values, on a ground where transparent ones can be seen; and notes.
+    """Choose how files are decoded: the range of 16-bit values, and a ground on which transparent ones can be seen.
+
+    Returns:
+        How files are decoded, and notes.
 
     Raises:
         DataError: if only the lower bits of color files have a content, which Pillow drops.
@@ -111,7 +118,7 @@ def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
 
 
 def check_visible(raw: Tensor, key: str) -> list[str]:
-    """A note on images of one color; there is nothing to learn from a set of which most have the same one.
+    """A note on images of one color, if there are any.
 
     Args:
         raw: some images as the network sees them before normalization, shape (N, C, S, S).
@@ -127,13 +134,13 @@ def check_visible(raw: Tensor, key: str) -> list[str]:
         if raw.dtype == torch.uint8
         else MAX_UNSEEN_DIFFERENCE / 255 * float(flat.max() - flat.min())
     )
-    plain = (high == low).all(dim=1)
-    count, colors = int(plain.sum()), low[plain]
+    is_plain = (high == low).all(dim=1)
+    count, colors = int(is_plain.sum()), low[is_plain]
     if not count:
         return []
     description = f"{count:,} of {len(raw):,} images are of one color"
     if (
-        len(raw) >= _TELLING_IMAGES
+        len(raw) >= _MIN_IMAGES_FOR_RANGE
         and 2 * count > len(raw)
         and float((colors.amax(0) - colors.amin(0)).max()) <= spread
     ):
@@ -155,20 +162,20 @@ def check_some(split: ImageSplit, model: ImagePreprocessing, key: str) -> list[s
     """
     if model.takes_bytes is None or not len(split):
         return []
-    (raw,) = split.gather(np.unique(np.linspace(0, len(split) - 1, _LOOKED_AT).astype(np.int64)))
+    (raw,) = split.gather(np.unique(np.linspace(0, len(split) - 1, _CHECKED_IMAGES).astype(np.int64)))
     return check_visible(raw, key)
 
 
 def keep_known(
     job: ImageJob, earlier: ImagePreprocessing, current: ImagePreprocessing, kind: torch.dtype
 ) -> ImagePreprocessing:
-    """The preprocessing of an earlier run, for the pixels of this job.
+    """Adapt the preprocessing of an earlier run to the pixels of this job.
 
     Args:
         job: the job.
-        earlier: of the earlier run.
+        earlier: preprocessing of the earlier run.
         current: as computed from the training images of this job.
-        kind: of their pixels.
+        kind: the type of their pixels.
 
     Raises:
         SpecError: if the pixels are on another scale: the network would see nearly black or far too bright images.
@@ -188,13 +195,13 @@ def keep_known(
 def _convert_arrays(
     images: ImageArrays, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool
 ) -> ImageArrays:
-    """Arrays on the scale of a model; `read_as_trained` says more."""
+    """As `read_as_trained`, for arrays in memory."""
     scale = model.low, model.high
     if model.takes_bytes is None:  # a model of an older version, for which only uint8 was bytes
-        kind = torch.uint8 if images.written in ("uint8", "bool") else torch.float32
+        kind = torch.uint8 if images.stored_type in ("uint8", "bool") else torch.float32
         if kind == torch.float32 and model.high == 255 and float(images.pixels.max()) <= 1 and not starts_from:
             _refuse(key, f"pixels of {images.path} are between 0 and 1", model)
-        return images.changed(lambda pixels: pixels.to(kind))
+        return images.map_array(lambda pixels: pixels.to(kind))
     if (starts_from and scale in COLORS) or not len(rows):
         return images
     pixels = (images.pixels if len(rows) == len(images) else images.gather(rows)).numpy()
@@ -206,15 +213,15 @@ def _convert_arrays(
         if not _has_same_colors(new_scale, lowest, highest, scale):
             _refuse(key, description, model)
         if new_scale == BYTES and images.pixels.is_floating_point():
-            return images.changed(lambda pixels: pixels * (scale[1] / 255))
+            return images.map_array(lambda pixels: pixels * (scale[1] / 255))
         return images
     if new_scale == BYTES and model.takes_bytes:
         return images
     flat = pixels.reshape(-1)
-    low, high = np.percentile(flat[:: -(-len(flat) // _PERCENTILES_OF)], (1, 99))
+    low, high = np.percentile(flat[:: -(-len(flat) // _MEASURED_VALUES)], (1, 99))
     if _is_elsewhere((lowest, float(low), float(high), highest), len(rows), scale):
         _refuse(key, description, model)
-    return images.changed(lambda pixels: pixels.float())
+    return images.map_array(lambda pixels: pixels.float())
 
 
 def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
@@ -238,11 +245,12 @@ def _is_elsewhere(values: tuple[float, float, float, float], count: int, scale: 
     """
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
-    narrow = count >= _TELLING_IMAGES and (highest - lowest) * _OTHER_SCALE_RATIO < span
-    return low > scale[1] or high < scale[0] or high - low > _WIDER_SPREAD_RATIO * span or narrow
+    is_narrow = count >= _MIN_IMAGES_FOR_RANGE and (highest - lowest) * _OTHER_SCALE_RATIO < span
+    return low > scale[1] or high < scale[0] or high - low > _WIDER_SPREAD_RATIO * span or is_narrow
 
 
 def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) -> None:
+    """Refuse color files of 16 bits a channel that use only the lower bits, which Pillow drops."""
     highest = [header.color_16_bit for header in headers if header and header.color_16_bit is not None]
     if highest and max(highest) <= _FEW_BITS >> 8:
         raise DataError(
@@ -254,50 +262,61 @@ def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) ->
 
 
 def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
-    """The range of the gray 16-bit files among the training images, and a note."""
-    deep = [header.range_16_bit for header in headers if header and header.range_16_bit]
-    if not deep:
+    """Measure the range of the gray 16-bit files among the training images; returns the new resize and notes."""
+    ranges_16_bit = [header.range_16_bit for header in headers if header and header.range_16_bit]
+    if not ranges_16_bit:
         return resize, []
-    lowest, highest = min(values[0] for values in deep), max(values[3] for values in deep)
-    low, high = min(values[1] for values in deep), max(values[2] for values in deep)
-    outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
+    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
+    low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
+    has_outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
     scale = (
-        find_scale(*((low, high) if outliers else (lowest, highest)), whole_numbers=True) if lowest < highest else FULL
+        find_scale(*((low, high) if has_outliers else (lowest, highest)), whole_numbers=True)
+        if lowest < highest
+        else FULL
     )
     note = (
-        f"{len(deep):,} gray training files of 16 bits have values from {lowest:,.0f} to {highest:,.0f}, which use "
+        f"{len(ranges_16_bit):,} gray training files of 16 bits have values from {lowest:,.0f} to {highest:,.0f}, which use "
         f"{highest - lowest + 1:,.0f} of 65,536 levels; {scale[0]:,.0f} to {scale[1]:,.0f} become the 256 from black to white"
     )
-    if outliers:
+    if has_outliers:
         note += f", and rare values beyond are cut off: 98 of 100 pixels are between {low:,.0f} and {high:,.0f}"
-    if len(deep) < len(headers):
-        note += f"; {len(headers) - len(deep):,} files of 8 bits stay as they are"
+    if len(ranges_16_bit) < len(headers):
+        note += f"; {len(headers) - len(ranges_16_bit):,} files of 8 bits stay as they are"
     return replace(resize, range_16_bit=scale), [note]
 
 
 def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
-    """What transparent training images lie on: white, unless something could be seen only on another ground; and notes."""
+    """Choose what transparent training images lie on: white, unless too many can be seen only on another ground.
+
+    Returns:
+        The new resize, and notes.
+    """
     invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
-    without = sum(header is not None and header.colors_without_alpha for header in headers)
+    invisible_count = sum(header is not None and header.colors_without_alpha for header in headers)
     notes = (
-        [f"{without:,} training images have no visible pixel; their colors are used, without the transparency"]
-        if without
+        [f"{invisible_count:,} training images have no visible pixel; their colors are used, without the transparency"]
+        if invisible_count
         else []
     )
     if not invisible:
         return resize, notes
     counts = {name: sum(name in grounds and len(grounds) < len(GROUNDS) for grounds in invisible) for name in GROUNDS}
-    usual = next(iter(GROUNDS))
-    ground = usual if counts[usual] <= _INVISIBLE_SHARE * len(invisible) else min(counts, key=lambda name: counts[name])
+    usual_ground = next(iter(GROUNDS))
+    ground = (
+        usual_ground
+        if counts[usual_ground] <= _INVISIBLE_SHARE * len(invisible)
+        else min(counts, key=lambda name: counts[name])
+    )
     note = f"{len(invisible):,} training images are partly transparent: they lie on {ground}"
-    if ground != usual:
-        note += f", because nothing can be seen of {counts[usual]:,} of them on {usual}"
+    if ground != usual_ground:
+        note += f", because nothing can be seen of {counts[usual_ground]:,} of them on {usual_ground}"
     if counts[ground]:
         note += f"; nothing can be seen of {counts[ground]:,} of them"
     return replace(resize, ground=ground), [*notes, note]
 
 
 def _refuse(key: str, description: str, model: ImagePreprocessing) -> NoReturn:
+    """Raise the error for images on another scale than that of the model."""
     scale = f"between {model.low:g} and {model.high:g}"
     raise DataError(
         f"{key}: {description}, but the training images were {scale}",

@@ -11,7 +11,7 @@ from torch import Tensor
 from drivetrain.data.dataset import Inputs
 from drivetrain.data.images import resize
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.value_range import find_scale
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
@@ -31,7 +31,7 @@ class ImagePreprocessing:
     std: tuple[float, ...]
     """By channel, of the training images, after scaling."""
     augment: Augment | None = None
-    resize: Resize = USUAL
+    resize: Resize = DEFAULT_RESIZE
     """How an image becomes square."""
     takes_bytes: bool | None = None
     """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""

@@ -14,14 +14,18 @@ from drivetrain.job.data import Fit
 GROUNDS = {"white": 255, "black": 0, "gray": 128}
 """Colors that transparent pixels can lie on, the usual one first."""
 RULES = 1
-"""0: a MinIsWhite file of 16 bits was not inverted, and one without a visible pixel was white. 1: inverted; its colors."""
+"""Version of the rules by which files are read.
+
+0: a MinIsWhite file of 16 bits is not inverted, and a file without a visible pixel is white. 1: the first is inverted, and
+the second has its colors.
+"""
 MIN_SIZE, MAX_SIZE, SIZE_STEP = 16, 224, 16
 """Limits and multiple of an automatic size for image files, in pixels."""
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Values, ground, form, interpolation and crop."""
+    """How the pixels of a file become a square: range of values, ground, fit, interpolation and crop."""
 
     fit: Fit = "crop"
     interpolation: str = "bilinear"
@@ -33,7 +37,7 @@ class Resize:
     ground: str = "white"
     """What transparent pixels lie on: a key of `GROUNDS`."""
     rules: int = RULES
-    """By which rules files are read; models of older versions keep theirs."""
+    """Version of the rules by which files are read (RULES); models of older versions keep theirs."""
 
     def kept(self, width: float, height: float) -> tuple[float, float]:
         """Width and height of the part of an image that is kept."""
@@ -68,7 +72,8 @@ class Resize:
         return values | ({"rules": self.rules} if self.rules else {})
 
 
-USUAL = Resize()
+DEFAULT_RESIZE = Resize()
+"""The resize of image jobs that set nothing."""
 
 
 def of(preprocessing: Mapping[str, Any]) -> Resize:

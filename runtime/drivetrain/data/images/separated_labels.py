@@ -1,4 +1,4 @@
-"""Several labels in one cell: finds the separator, splits cells, and asks where a cell can be read in two ways."""
+"""Several labels in one cell: finds the separator and splits cells; refuses cells that can be read in two ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
 SEPARATORS = {"|": "a bar", ";": "a semicolon", ",": "a comma"}
-"""What is looked for; a space too, but labels can have spaces."""
+"""Separators that are recognized. A space is reported too, but never assumed, since labels can have spaces."""
 MAX_FRACTION_CLASSES = 10
 """Up to this many distinct numbers with fractions are accepted as classes."""
 _LIST = re.compile(r"\[(.*)\]", re.DOTALL)
@@ -23,24 +23,26 @@ _WHOLE = re.compile(r"[-+]?\d+")
 
 
 def separator(cells: Iterable[str], column: str, path: Path, declared: str) -> str:
-    """What separates the labels of a cell; empty if no cell has several.
+    """Find what separates the labels of a cell; empty if no cell has several.
 
     Args:
         cells: the text of each row; empty without a label.
-        column: their name, for messages.
+        column: name of the column, for messages.
         path: the file, for messages.
         declared: as the job says; `auto` to find it.
 
     Raises:
-        DataError: if it is not clear.
+        DataError: if it is not clear what the separator is.
     """
     if declared != "auto":
         return declared
     filled = [cell for cell in cells if cell and not _LIST.fullmatch(cell)]
     cells_by_mark = {mark: [cell for cell in filled if mark in cell] for mark in SEPARATORS}
-    cells_by_mark = {mark: those for mark, those in cells_by_mark.items() if those}
+    cells_by_mark = {mark: matching_cells for mark, matching_cells in cells_by_mark.items() if matching_cells}
     if len(cells_by_mark) > 1:
-        examples = " and ".join(f"{_quote(those[0])} with {SEPARATORS[mark]}" for mark, those in cells_by_mark.items())
+        examples = " and ".join(
+            f"{_quote(matching_cells[0])} with {SEPARATORS[mark]}" for mark, matching_cells in cells_by_mark.items()
+        )
         raise _unclear(f'column "{column}" of {path} has {examples}', "one separator", *cells_by_mark)
     if "," in cells_by_mark and all(_DECIMAL.fullmatch(cell) for cell in cells_by_mark[","]):
         description = (
@@ -75,7 +77,7 @@ def check_classes(cells: Sequence[str], column: str, path: Path) -> None:
     """Check that a column of classes holds neither several labels in a cell nor numbers.
 
     Raises:
-        DataError: if it looks like it; `data.multi_label` says what it is.
+        DataError: if it looks like one of these and `data.multi_label` is not set.
     """
     counts = Counter(cells)
     if cell := example(counts):
@@ -88,10 +90,10 @@ def check_classes(cells: Sequence[str], column: str, path: Path) -> None:
             "add `multi_label: true` to data, or `multi_label: false`",
         )
     numbers = all(_FRACTION.fullmatch(cell) or _WHOLE.fullmatch(cell) for cell in counts)
-    broken = [cell for cell in counts if _FRACTION.fullmatch(cell)]
-    if numbers and broken and len(counts) > MAX_FRACTION_CLASSES:
+    fractions = [cell for cell in counts if _FRACTION.fullmatch(cell)]
+    if numbers and fractions and len(counts) > MAX_FRACTION_CLASSES:
         raise DataError(
-            f'data.label_column: column "{column}" of {path} has {len(counts):,} different numbers such as {broken[0]}',
+            f'data.label_column: column "{column}" of {path} has {len(counts):,} different numbers such as {fractions[0]}',
             "classes: text or whole numbers",
             "use the task image-regression, or add `multi_label: false` to data if each number is a class",
         )
@@ -102,23 +104,24 @@ def example(cells: Collection[str]) -> str:
     for mark in SEPARATORS:
         several = [cell for cell in cells if mark in cell]
         parts = {part for cell in cells for part in split(cell, mark)}
-        alone = [cell for cell in several if any(part in cells for part in split(cell, mark))]
-        if several and (alone or len(parts) < len(cells)):
-            return (alone or several)[0]
+        with_known_part = [cell for cell in several if any(part in cells for part in split(cell, mark))]
+        if several and (with_known_part or len(parts) < len(cells)):
+            return (with_known_part or several)[0]
     return ""
 
 
 def _unclear(description: str, possible: str, *marks: str) -> DataError:
-    written = " or ".join(f'`label_separator: "{mark}"`' for mark in marks)
-    return DataError(f"data.label_column: {description}", possible, f"add {written} to data")
+    """The error for cells that can be read in several ways; `marks` are the separators to choose from."""
+    options = " or ".join(f'`label_separator: "{mark}"`' for mark in marks)
+    return DataError(f"data.label_column: {description}", possible, f"add {options} to data")
 
 
 def _quote(cell: str) -> str:
     return f'"{printable(cell)}"'
 
 
-def describe(counts: Counter[str], without: int) -> str:
-    """Such as `labels: cat 20, dog 13; 5 images have none`."""
+def describe(counts: Counter[str], unlabelled_count: int) -> str:
+    """How often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
-    without_labels = f"; {without:,} images have none" if without else ""
+    without_labels = f"; {unlabelled_count:,} images have none" if unlabelled_count else ""
     return f"labels: {list_names([f'{name} {counts[name]:,}' for name in order], 20)}{without_labels}"

@@ -34,14 +34,14 @@ class ImageSource:
     """The spec key that names the path."""
     images: Images
     targets: ImageTargets
-    """As written, of all images."""
+    """Targets of all images, as the file has them."""
     rows: Ids
     """Rows that can be used."""
     notes: list[str]
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
     separator: str = ""
-    """Between the labels of a cell of a manifest, if there are several."""
+    """What separates the labels of a cell of a manifest; empty if no cell has several."""
 
     def fit(self, size: int, channels: int, resize: Resize) -> None:
         """Make `images.gather` return squares of `size` pixels with the given number of channels."""
@@ -56,7 +56,7 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
         data: the path column, and the limit for bad samples.
         form: how targets are written.
         key: the spec key that names the path, for messages.
-        files: how CSV files are written; gets what was found.
+        files: how CSV files are written; what is detected in these files is added to it.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -72,18 +72,18 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
         )
     if suffix == ".npz" and path.is_file():
         images, targets, unusable, notes = npz_images.read(path, key, form)
-        return _check(key, images, targets, unusable, [], notes, data)
+        return _build_source(key, images, targets, unusable, [], notes, data)
     if path.is_dir():
         check_folder(path, form, key)
         listing = class_folders.read(path, key)
         checked_images, broken = image_files.check_images(str(path), listing.names)
-        return _check(key, checked_images, ClassTargets(listing.labels), broken, [], listing.notes, data)
+        return _build_source(key, checked_images, ClassTargets(listing.labels), broken, [], listing.notes, data)
     if suffix in table_file.SUFFIXES:
         rows = manifest.read(path, data.path_column, form, key, files)
         checked_images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
         assert rows.targets is not None
         try:
-            image_source = _check(key, checked_images, rows.targets, broken, rows.bad, rows.notes, data)
+            image_source = _build_source(key, checked_images, rows.targets, broken, rows.bad, rows.notes, data)
         except DataError as error:
             if not rows.unsure:
                 raise
@@ -114,7 +114,7 @@ def check_folder(path: Path, form: LabelForm, key: str) -> None:
         )
 
 
-def _check(
+def _build_source(
     key: str,
     images: Images,
     targets: ImageTargets,
@@ -123,7 +123,17 @@ def _check(
     notes: list[str],
     data: ImageData,
 ) -> ImageSource:
-    """The source without its bad samples: `broken` ones by row, and `absent` ones that have no row."""
+    """A source of the images that can be used.
+
+    Args:
+        key: the spec key that names the path.
+        images: all images.
+        targets: their targets.
+        broken: images that cannot be used, by row.
+        absent: bad samples that are not among `images`.
+        notes: notes so far.
+        data: the limit for bad samples.
+    """
     unusable = [*absent, *broken.values()]
     left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
     rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))

@@ -23,9 +23,22 @@ _SPLITS = {
     "test": {*TEST, "tests", "tst", "evaluation"},
 }
 _UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unlabelled"}
-_BESIDE = {"set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos"}
+_COMPANIONS = {
+    "set",
+    "data",
+    "dataset",
+    "split",
+    "folder",
+    "images",
+    "image",
+    "imgs",
+    "img",
+    "pictures",
+    "pics",
+    "photos",
+}
 """Words that may stand beside that of a split: `training_set`, `val_images`."""
-_ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_BESIDE, key=len, reverse=True))})$")
+_ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_COMPANIONS, key=len, reverse=True))})$")
 _MAX_FOLDER_LEVELS = 3
 """Folders that may lie between that of a split and its class folders, as archives of archives have."""
 
@@ -42,7 +55,7 @@ class SplitFolders:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The folders of all splits that exist."""
         return [name for name in (self.train, self.validation, self.test) if name]
 
 
@@ -64,12 +77,14 @@ def find(folder: Path, key: str) -> SplitFolders | None:
     unlabeled = [name for name in names if splits.get(name) == "unlabeled"]
     other_names = [name for name in names if name not in splits]
     if not train or not (
-        any(evaluated) or (len(names) == 1 and len(_subfolders(folder / _inner(folder, train[0]))) > 1)
+        any(evaluated) or (len(names) == 1 and len(_subfolders(folder / _descend(folder, train[0]))) > 1)
     ):
         return None
-    twice = next((same for same in groups if len(same) > 1), None)
-    if other_names or twice:
-        problem = f"{' and '.join(twice)} for one split" if twice else f"{_list_names(other_names)} beside them"
+    duplicates = next((same for same in groups if len(same) > 1), None)
+    if other_names or duplicates:
+        problem = (
+            f"{' and '.join(duplicates)} for one split" if duplicates else f"{_list_names(other_names)} beside them"
+        )
         raise DataError(
             f"{key}: the folders {_list_names([name for same in groups for name in same])} of {folder} look like the splits of a "
             f"data set, and there is {problem}",
@@ -77,43 +92,46 @@ def find(folder: Path, key: str) -> SplitFolders | None:
             f"move the others away, or name the splits: data.train: {folder / train[0]}"
             + (f", data.validation: {folder / evaluated[0][0]}" if evaluated[0] else ""),
         )
-    trained = _inner(folder, train[0])
-    classes = _subfolders(folder / trained)
-    places = [_inner(folder, same[0], classes) if same else None for same in evaluated]
-    flat = [split_path for split_path in places if split_path and _has_no_classes(folder / split_path, classes)]
-    validation, test = (None if split_path in flat else split_path for split_path in places)
-    return SplitFolders(trained, validation, test, (*flat, *unlabeled))
+    train_folder = _descend(folder, train[0])
+    classes = _subfolders(folder / train_folder)
+    evaluated_folders = [_descend(folder, same[0], classes) if same else None for same in evaluated]
+    flat = [
+        split_path for split_path in evaluated_folders if split_path and _has_no_classes(folder / split_path, classes)
+    ]
+    validation, test = (None if split_path in flat else split_path for split_path in evaluated_folders)
+    return SplitFolders(train_folder, validation, test, (*flat, *unlabeled))
 
 
 def _splits_of(names: Sequence[str]) -> dict[str, str]:
-    """The split that each name speaks of, `unlabeled` for images without classes; names that speak of none are left out.
+    """The split that each name stands for, `unlabeled` for images without classes; names that stand for none are left out.
 
-    `seg_train` does if `seg` stands in another such name, too; a class called `steam train` does not.
+    `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
     """
-    words_of = {name: _words(name) for name in names}
-    spoken = {name: splits for name in names if len(splits := _spoken(words_of[name])) == 1}
-    shared = Counter(word for name in spoken for word in words_of[name])
-    plain = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _BESIDE
+    words_of = {name: _split_into_words(name) for name in names}
+    split_of_name = {name: splits for name in names if len(splits := _find_splits_in(words_of[name])) == 1}
+    shared = Counter(word for name in split_of_name for word in words_of[name])
+    usual_words = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
     return {
         name: next(iter(splits))
-        for name, splits in spoken.items()
-        if all(word in plain or shared[word] > 1 for word in words_of[name])
+        for name, splits in split_of_name.items()
+        if all(word in usual_words or shared[word] > 1 for word in words_of[name])
     }
 
 
-def _words(name: str) -> set[str]:
+def _split_into_words(name: str) -> set[str]:
     """The words of a name in lower case: `trainingSet_2` is training and set."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
-    return {part for word in spelled for part in ([word] if word in _BESIDE else _ENDS.sub(r" \1", word).split())}
+    return {part for word in spelled for part in ([word] if word in _COMPANIONS else _ENDS.sub(r" \1", word).split())}
 
 
-def _spoken(name_words: set[str]) -> set[str]:
+def _find_splits_in(name_words: set[str]) -> set[str]:
+    """The splits whose names are among the words."""
     kinds = {**_SPLITS, "unlabeled": _UNLABELED}
     return {split for split, names in kinds.items() if name_words & names}
 
 
-def _inner(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
+def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
     """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
     for _ in range(_MAX_FOLDER_LEVELS):
         below = _subfolders(folder / name)

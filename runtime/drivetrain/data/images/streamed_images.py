@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drivetrain.data.images import decode
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.resize import USUAL, Resize
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.open_stream import fetching
 from drivetrain.data.streaming.reader import ShardReader
@@ -23,18 +23,18 @@ from drivetrain.errors import DataError
 
 @dataclass(frozen=True)
 class StreamedImages:
-    """All images of an index, by its rows."""
+    """All images of the shards of an index; `rows` are those of the index."""
 
     reader: ShardReader
     size: int = 0
     channels: int = 0
-    resize: Resize = USUAL
+    resize: Resize = DEFAULT_RESIZE
 
     def title(self, row: int) -> str:
         """Shard and number of an image."""
         return self.reader.index.title(row)
 
-    def fit_to(self, size: int, channels: int, resize: Resize = USUAL) -> StreamedImages:
+    def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> StreamedImages:
         """The same images, decoded as squares of `size` pixels with the given number of channels."""
         return replace(self, size=size, channels=channels, resize=resize)
 
@@ -47,7 +47,9 @@ class StreamedImages:
         """
         sources = list(zip(map(self.title, rows.tolist()), self.reader.read(rows), strict=True))
         with decode.quiet():
-            images = decode.every(partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), sources)
+            images = decode.map_on_threads(
+                partial(_decode, size=self.size, channels=self.channels, resize=self.resize), sources
+            )
         return torch.from_numpy(np.stack(images))
 
 
@@ -57,13 +59,20 @@ class StreamedSplit(ImageSplit):
     images: StreamedImages
 
     def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """Fetch the shards of these batches ahead."""
+        """A context in which the shards of the batches are fetched ahead.
+
+        Args:
+            groups: the samples of each batch, in the order of use.
+
+        Returns:
+            The context; call what it gives with the number of batches used so far.
+        """
         return fetching(self.images.reader, [self.rows[ids] for ids in groups])
 
 
 @dataclass(frozen=True)
-class HeldImages:
-    """Some encoded images in memory."""
+class EncodedImages:
+    """Some encoded images in memory, as `image_files.Cells`."""
 
     content: Sequence[bytes]
 
@@ -72,19 +81,20 @@ class HeldImages:
         return self.content[index]
 
     def stamps(self) -> list[object]:
-        """Never asked: they are not cached."""
+        """Empty: these images are never cached, so nothing has to notice a change."""
         return []
 
 
-def _pixels(image: tuple[str, bytes], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+def _decode(image: tuple[str, bytes], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
+    """Decode an image, a pair of title and content, to (channels, size, size)."""
     title, source = image
     try:
         return decode.pixels(source, size, channels, resize)
     except decode.UnreadableImage as reason:
-        raise undecodable(title, str(reason)) from None
+        raise undecodable_error(title, str(reason)) from None
 
 
-def undecodable(title: str, reason: str) -> DataError:
+def undecodable_error(title: str, reason: str) -> DataError:
     """The error for an image of a shard that cannot be decoded."""
     return DataError(
         f"{title}: {reason}",

@@ -29,7 +29,7 @@ def warp(pixels: Tensor, matrices: Floats, fill: Tensor) -> Tensor:
 
 
 def crop(pixels: Tensor, drawn: Floats, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """A random crop of each image, resized to the full size (Szegedy et al. 2015).
+    """Crop each image at random, and resize it to the full size (Szegedy et al. 2015).
 
     A crop is never larger than the image, so sampling only magnifies and needs no antialiasing. Sides longer than the
     image are clipped.
@@ -41,8 +41,8 @@ def crop(pixels: Tensor, drawn: Floats, scale: tuple[float, float], ratio: tuple
         ratio: smallest and largest width / height; log-uniform between them.
     """
     area = scale[0] + (scale[1] - scale[0]) * drawn[:, 0]
-    shape = np.exp(np.log(ratio[0]) + np.log(ratio[1] / ratio[0]) * drawn[:, 1])
-    width, height = np.minimum(np.sqrt(area * shape), 1), np.minimum(np.sqrt(area / shape), 1)
+    aspect_ratio = np.exp(np.log(ratio[0]) + np.log(ratio[1] / ratio[0]) * drawn[:, 1])
+    width, height = np.minimum(np.sqrt(area * aspect_ratio), 1), np.minimum(np.sqrt(area / aspect_ratio), 1)
     matrices = identity(len(pixels))
     matrices[:, 0, 0], matrices[:, 1, 1] = width, height
     matrices[:, 0, 2], matrices[:, 1, 2] = (1 - width) * (2 * drawn[:, 2] - 1), (1 - height) * (2 * drawn[:, 3] - 1)
@@ -55,6 +55,8 @@ def identity(count: int) -> Floats:
 
 
 def _sample(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
+    """Sample the source of each output pixel; `outside` is the padding mode of grid_sample."""
+    # Two broadcast dimensions for the lines and columns of the grid.
     m = onto(pixels.device, matrices, pixels.dtype)[:, :, :, None, None]
     y, x = (_centres(side, pixels) for side in pixels.shape[2:])
     y, x = y[:, None], x[None, :]

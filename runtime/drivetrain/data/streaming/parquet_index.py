@@ -44,7 +44,7 @@ def image_name(file: ParquetSource, requested: str, shard: Shard, key: str) -> s
         schema = parquet.read_schema(file)
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
-    names = [str(field.name) for field in schema if image_column.is_images(field.type)]
+    names = [str(field.name) for field in schema if image_column.holds_images(field.type)]
     if requested in names:
         return requested
     if len(names) == 1:

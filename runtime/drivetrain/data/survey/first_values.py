@@ -8,13 +8,15 @@ from drivetrain.data.labels import class_names, list_names, looks_empty
 from drivetrain.job.draft import Entry, scalar
 
 MANY_ROWS = 20_000
-"""From this many samples on, a tenth of them is enough for validation."""
-USUAL_LOSS = 0.045
+"""Number of samples from which on a tenth of them is enough for validation."""
+ACCEPTED_BAD_SHARE = 0.045
 """Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
-UNEVEN = (3.0, 30.0)
-"""Ratio of largest to smallest class for which balanced class weights help; above, single samples would dominate."""
-LIGHTEST, MOST_WEIGHTS = 1.5, 20
-"""The smallest class weight that is worth a line in a draft, and the largest number of them."""
+BALANCED_RATIOS = (3.0, 30.0)
+"""Ratios of largest to smallest class for which balanced class weights help; above, single samples would dominate."""
+SMALLEST_WEIGHT = 1.5
+"""Smallest class weight that a draft lists."""
+MOST_WEIGHTS = 20
+"""Largest number of class weights that a draft lists."""
 
 
 def validation(samples: int, sample_noun: str) -> Entry:
@@ -24,7 +26,7 @@ def validation(samples: int, sample_noun: str) -> Entry:
 
 
 def epochs(samples: int, samples_in_all: int, least: int, most: int, sample_noun: str) -> Entry:
-    """The number of epochs in which the network sees about `samples_in_all` samples."""
+    """The number of epochs, from `least` to `most`, in which the network sees about `samples_in_all` samples."""
     count = min(most, max(least, round(samples_in_all / max(1, samples))))
     return Entry(
         "epochs", str(count), f"passes over the training {sample_noun}; increase it if validation still improves"
@@ -32,7 +34,7 @@ def epochs(samples: int, samples_in_all: int, least: int, most: int, sample_noun
 
 
 def batch_size(samples: int, most: int) -> Entry:
-    """A power of two that gives at least about forty steps per epoch."""
+    """A power of two from 16 to `most`, with about forty steps or more in an epoch."""
     size = 16
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
@@ -55,22 +57,32 @@ def optimizer(rate: str, network: str) -> list[Entry]:
 def class_weights(counts: Mapping[str, int]) -> list[Entry]:
     """Balanced class weights if the classes are uneven; what is probably no value gets none."""
     counts = {name: count for name, count in counts.items() if not looks_empty(name)} or counts
-    most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
-    times = counts[most] / max(1, counts[least])
-    if times < UNEVEN[0]:
+    largest = max(counts, key=lambda name: counts[name])
+    smallest = min(counts, key=lambda name: counts[name])
+    ratio = counts[largest] / max(1, counts[smallest])
+    if ratio < BALANCED_RATIOS[0]:
         return []
-    if times > UNEVEN[1]:
-        # The square root of what would balance them.
-        roots = {name: (counts[most] / max(1, count)) ** 0.5 for name, count in counts.items()}
-        rarest = sorted((name for name in roots if roots[name] >= LIGHTEST), key=lambda name: (-roots[name], name))
+    if ratio > BALANCED_RATIOS[1]:
+        # The square root of the weights that would balance the classes.
+        roots = {name: (counts[largest] / max(1, count)) ** 0.5 for name, count in counts.items()}
+        rarest = sorted(
+            (name for name in roots if roots[name] >= SMALLEST_WEIGHT), key=lambda name: (-roots[name], name)
+        )
         weights = ", ".join(f"{scalar(name)}: {roots[name]:.1f}" for name in rarest[:MOST_WEIGHTS])
-        reason = f"{most} has {times:.0f} times as many samples as {least}; balanced would let single samples dominate"
+        reason = (
+            f"{largest} has {ratio:.0f} times as many samples as {smallest}; balanced would let single samples dominate"
+        )
         return [Entry("class_weights", f"{{{weights}}}", reason)]
-    return [Entry("class_weights", "balanced", f"{most} has {times:.0f} times as many samples as {least}")]
+    return [Entry("class_weights", "balanced", f"{largest} has {ratio:.0f} times as many samples as {smallest}")]
 
 
 def format_counts(counts: Mapping[str, int], most: int = 8) -> str:
-    """Such as `6 classes: dots 200, rings 180, ...`, largest first; equal ones are grouped."""
+    """The number of samples of each class, such as `6 classes: dots 200, rings 180, ...`, the largest first.
+
+    Args:
+        counts: samples of each class; if all are equal, the number is written once.
+        most: classes that are listed at most.
+    """
     empty = [name for name in class_names(counts) if looks_empty(name)]
     doubt = f"; probably no value: {list_names(empty)} (data.missing)" if empty else ""
     if len(set(counts.values())) == 1 and len(counts) > 1:
@@ -80,15 +92,15 @@ def format_counts(counts: Mapping[str, int], most: int = 8) -> str:
     return f"{len(counts):,} classes: {list_names([f'{name} {counts[name]:,}' for name in order], most)}{doubt}"
 
 
-def single(counts: Mapping[str, int]) -> list[str]:
+def note_single_samples(counts: Mapping[str, int]) -> list[str]:
     """A line about classes with one sample, which cannot be in both training and validation."""
-    alone = sorted(name for name, count in counts.items() if count == 1)
-    return [f"classes with one sample, which stays in training: {list_names(alone)}"] if alone else []
+    single_classes = sorted(name for name, count in counts.items() if count == 1)
+    return [f"classes with one sample, which stays in training: {list_names(single_classes)}"] if single_classes else []
 
 
 def bad_samples(unusable_share: float, reason: str) -> list[Entry]:
-    """The limit for unusable samples, if the default would end the training."""
-    if unusable_share <= USUAL_LOSS:
+    """The limit on unusable samples, if the default limit would end the training."""
+    if unusable_share <= ACCEPTED_BAD_SHARE:
         return []
     return [
         Entry(

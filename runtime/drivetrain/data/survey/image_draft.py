@@ -35,15 +35,18 @@ LABEL_NAMES = ("labels", "tags", "label", "tag", "attributes", "classes", "etiqu
 
 @dataclass
 class ImageSurvey:
-    """Images, of which some were opened."""
+    """Images, and what is known from opening some of them."""
 
     names: list[str]
-    """Full paths."""
+    """Paths of all images."""
     sides: list[int] = field(default_factory=list)
     """Shorter sides of the opened images."""
     grey: bool = True
+    """Whether all opened images are grey."""
     oblong: int = 0
+    """Number of opened images that are not square."""
     unreadable: list[str] = field(default_factory=list)
+    """A line for each image that could not be decoded."""
 
     def open_some(self) -> ImageSurvey:
         """Open images that are evenly spaced in the list.
@@ -55,13 +58,13 @@ class ImageSurvey:
         with decode.quiet():
             for row in opened_rows.tolist():
                 try:
-                    look = decode.look(self.names[row])
+                    image_look = decode.look(self.names[row])
                 except decode.UnreadableImage as reason:
                     self.unreadable.append(f"{self.names[row]}: {reason}")
                 else:
-                    self.sides.append(look.short_side)
-                    self.grey &= look.grey
-                    self.oblong += look.oblong
+                    self.sides.append(image_look.short_side)
+                    self.grey &= image_look.grey
+                    self.oblong += image_look.oblong
         if not self.sides:
             raise DataError(
                 f"{KEY}: none of {len(opened_rows):,} images could be decoded; {self.unreadable[0]}",
@@ -71,7 +74,7 @@ class ImageSurvey:
         return self
 
 
-def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
+def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     """The draft for a folder of class folders, or of train/ and val/ with class folders each.
 
     Raises:
@@ -79,54 +82,62 @@ def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
     """
     request.check_task((TASK,), f"{folder} holds images in folders")
     request.check_no_columns("a folder of images has no columns")
-    root, validation_folder, test, choices = _root(folder)
+    root, validation_folder, test_folder, choices = _find_split_folders(folder)
     listing = class_folders.read(root, KEY)
     counts = count_classes(root, listing.labels)
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
-    if validation_folder is not None:
-        wrong = _not_for_validation(validation_folder, counts)
-        choices += [wrong] if wrong else []
-        validation_folder = None if wrong else validation_folder
-    if test is not None and (wrong := _not_for_validation(test, counts)):
-        choices.append(wrong)
-        test = None
+    if validation_folder is not None and (refusal := _refuse_for_validation(validation_folder, counts)):
+        choices.append(refusal)
+        validation_folder = None
+    if test_folder is not None and (refusal := _refuse_for_validation(test_folder, counts)):
+        choices.append(refusal)
+        test_folder = None
     draft = start_draft(
-        image_survey, [first_values.format_counts(counts), *first_values.single(counts)], "one folder for each class"
+        image_survey,
+        [first_values.format_counts(counts), *first_values.note_single_samples(counts)],
+        "one folder for each class",
     )
     draft.train += first_values.class_weights(counts)
     draft.found += listing.notes
     draft.choices += choices
-    train = Entry("train", scalar(request.written(root)), f"{len(listing.names):,} images, a folder for each class")
-    tested = [Entry("test", scalar(request.written(test)), "evaluated once, after the training")] if test else []
-    draft.data = [train, _validation(request, validation_folder, counts), *tested, *draft.data]
+    train = Entry("train", scalar(request.format_path(root)), f"{len(listing.names):,} images, a folder for each class")
+    test_entry = []
+    if test_folder:
+        test_entry = [Entry("test", scalar(request.format_path(test_folder)), "evaluated once, after the training")]
+    draft.data = [train, _validation_entry(request, validation_folder, counts), *test_entry, *draft.data]
     return draft
 
 
-def _root(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
-    """The folder with the class folders, those for validation and test if there are any, and notes on the choice."""
+def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
+    """Find the folder with the class folders.
+
+    Returns:
+        The folder for training, those for validation and test if there are any, and notes on the choice.
+    """
     choices: list[str] = []
-    inner, below = folder, class_folders.subfolders(folder, KEY)
+    inner = folder
+    subfolders = class_folders.subfolders(folder, KEY)
     for _ in range(MAX_FOLDER_LEVELS):
-        if len(below) != 1 or split_folders.find(inner, KEY):
+        if len(subfolders) != 1 or split_folders.find(inner, KEY):
             break
-        inner /= below[0]
-        below = class_folders.subfolders(inner, KEY)
-    if inner != folder and len(below) > 1:
+        inner /= subfolders[0]
+        subfolders = class_folders.subfolders(inner, KEY)
+    if inner != folder and len(subfolders) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner
     splits = split_folders.find(folder, KEY)
     if not splits:
         return folder, None, None, choices
-    validation_folder, test = (folder / name if name else None for name in (splits.validation, splits.test))
+    validation_folder, test_folder = (folder / name if name else None for name in (splits.validation, splits.test))
     choices += [f"{folder / name} is not used, since it has no class folders" for name in splits.unused]
-    return folder / splits.train, validation_folder, test, choices
+    return folder / splits.train, validation_folder, test_folder, choices
 
 
 def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
     """The number of images of each class.
 
     Raises:
-        DataError: if there are not two, or only one image of each.
+        DataError: if there are fewer than two classes, or only one image of each.
     """
     counts = Counter(labels)
     if len(counts) < 2:
@@ -144,8 +155,8 @@ def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
     return counts
 
 
-def _not_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
-    """Why a folder cannot be used for validation; empty if it can."""
+def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
+    """Why a folder cannot be used for validation or test; empty if it can."""
     try:
         unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
     except DataError as error:
@@ -155,22 +166,22 @@ def _not_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
     )
 
 
-def _validation(request: SurveyRequest, validation_folder: Path | None, counts: Counter[str]) -> Entry:
+def _validation_entry(request: SurveyRequest, validation_folder: Path | None, counts: Counter[str]) -> Entry:
     if validation_folder is None:
         entry = first_values.validation(counts.total(), "images")
         return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
     images = len(class_folders.read(validation_folder, KEY).names)
     return Entry(
-        "validation", scalar(request.written(validation_folder)), f"{images:,} images in a folder of their own"
+        "validation", scalar(request.format_path(validation_folder)), f"{images:,} images in a folder of their own"
     )
 
 
-def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, task: str = TASK) -> Draft:
-    """What any draft for images has: the facts, a size, a network and first settings.
+def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: str, task: str = TASK) -> Draft:
+    """Start a draft for images: facts on them, an image size, a network and first settings.
 
     Args:
-        image_survey: images, of which some were opened.
-        about: what is known of the labels.
+        image_survey: the images.
+        label_facts: lines on the labels.
         reason: why this task was chosen.
         task: the task.
     """
@@ -182,9 +193,9 @@ def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, ta
     kind = "all grey" if image_survey.grey else "in color"
     draft = Draft(task, reason)
     draft.found = [
-        f"{total:,} images, {about[0]}",
+        f"{total:,} images, {label_facts[0]}",
         f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
-        *about[1:],
+        *label_facts[1:],
     ]
     if image_survey.unreadable:
         draft.found.append(
@@ -193,7 +204,7 @@ def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, ta
     draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
     if image_survey.oblong:
         part = f"{image_survey.oblong / len(sides):.0%} are not square"
-        # Of most pictures nothing is cut away, as what shows the class may lie at the edge.
+        # If most images are oblong, cropping might cut off what shows the class.
         fit = "pad" if 2 * image_survey.oblong > len(sides) else "crop"
         draft.data.append(Entry("fit", fit, f"{part}: crop takes the center; pad and squash keep all of it"))
     if not image_survey.grey and size >= 32 and task == TASK:
@@ -202,21 +213,21 @@ def start_draft(image_survey: ImageSurvey, about: Sequence[str], reason: str, ta
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
     draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
     draft.train = [
-        first_values.epochs(total, 36_000, 5, 30, "images"),
-        first_values.batch_size(total, 32),
+        first_values.epochs(total, samples_in_all=36_000, least=5, most=30, sample_noun="images"),
+        first_values.batch_size(total, most=32),
         *first_values.optimizer("3e-3", "this network"),
     ]
     return draft
 
 
-def manifest_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
+def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     """The draft for a table with a column of image paths; None if it has no such column, or nothing to predict.
 
     Raises:
         DataError: if none of the paths leads to an image.
         SpecError: if the named columns do not fit the named task.
     """
-    column = _path_column(sample)
+    column = _find_path_column(sample)
     if column is None:
         return None
     other_columns = [c for c in sample.columns.values() if c.name != column.name]
@@ -226,10 +237,10 @@ def manifest_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     targets = [sample.columns[name] for name in guess.names]
     task, kind = _choose_kind(request, targets, sample)
     names = [path for path in _cell_texts(sample, column.name) if path]
-    about, entries, weights = _describe_targets(sample, guess, kind)
+    label_facts, entries, weights = _describe_targets(sample, guess, kind)
     draft = start_draft(
         ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
-        about,
+        label_facts,
         f"column {column.name} holds paths of images",
         task,
     )
@@ -239,7 +250,7 @@ def manifest_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     draft.data = [
         Entry(
             "train",
-            scalar(request.written(sample.path)),
+            scalar(request.format_path(sample.path)),
             f"{sample.rows:,} rows, each with the path of an image and {target_noun}",
         ),
         Entry("path_column", scalar(column.name), f"such as {names[0]}"),
@@ -252,7 +263,7 @@ def manifest_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     return draft
 
 
-def _path_column(sample: TableSample) -> ColumnProfile | None:
+def _find_path_column(sample: TableSample) -> ColumnProfile | None:
     """Return the column with paths of images; None if there is none."""
     for column in sample.columns.values():
         if column.kind == "text" and column.words <= 2 and column.filled:
@@ -284,17 +295,17 @@ def _is_binary(column: ColumnProfile) -> bool:
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
     """The columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
     if request.task == REGRESSION:
-        return target_guess.number(columns)
+        return target_guess.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:
-        name = target_guess.by_name(cells, LABEL_NAMES) or cells[-1].name
+        name = target_guess.find_by_name(cells, LABEL_NAMES) or cells[-1].name
         return TargetGuess((name,), "cells with several labels", tuple(c.name for c in columns if c.name != name))
-    classes = target_guess.classes(columns)
+    classes = target_guess.guess_classes(columns)
     # Several columns of 0 and 1 are labels, unless a column is called the class.
     binary = tuple(column.name for column in columns if _is_binary(column))
     if len(binary) > 1 and (classes is None or classes.reason != "by its name"):
         other_columns = tuple(column.name for column in columns if column.name not in binary)
         return TargetGuess(binary, "columns of 0 and 1", other_columns)
-    return classes or (target_guess.number(columns) if request.task is None else None)
+    return classes or (target_guess.guess_number(columns) if request.task is None else None)
 
 
 def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sample: TableSample) -> tuple[str, str]:
@@ -323,15 +334,15 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
 
 
 def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry], list[Entry]]:
-    """Return what is known of the targets, their keys in the spec, and class weights."""
+    """Facts on the targets for the draft, their keys in the spec, and class weights."""
     name = guess.names[0]
     names = scalar(name) if len(guess.names) == 1 else flow(guess.names)
     if kind == "class":
         cells = [cell for cell in _cell_texts(sample, name) if cell]
         counts = count_classes(sample.path, cells)
-        about = [first_values.format_counts(counts), *first_values.single(counts)]
+        label_facts = [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
         return (
-            about,
+            label_facts,
             [Entry("label_column", names, f"{len(counts):,} different labels")],
             first_values.class_weights(counts),
         )
@@ -344,22 +355,24 @@ def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tup
 
 
 def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry], list[Entry]]:
-    """Describe a column with all labels of an image in each cell."""
+    """As `_describe_targets`, for a column with all labels of an image in each cell."""
     cells = _cell_texts(sample, name)
-    mark, obstacle = "", ""
+    obstacle = ""
     try:
-        mark = separated_labels.separator(cells, name, sample.path, "auto")
+        label_separator = separated_labels.separator(cells, name, sample.path, "auto")
     except DataError as error:
         # The draft names the likeliest separator, and says what speaks against it.
         obstacle = error.given.removeprefix("data.label_column: ")
-        mark = max(separated_labels.SEPARATORS, key=lambda one: sum(one in cell for cell in cells))
-    counts = Counter(label for cell in cells for label in separated_labels.split(cell, mark))
-    without = sum(not cell for cell in cells)
+        label_separator = max(
+            separated_labels.SEPARATORS, key=lambda separator: sum(separator in cell for cell in cells)
+        )
+    counts = Counter(label for cell in cells for label in separated_labels.split(cell, label_separator))
+    unlabelled_count = sum(not cell for cell in cells)
     example = separated_labels.example(Counter(filter(None, cells)))
     entries = [
         Entry("label_column", scalar(name), f"such as {example}"),
         Entry("multi_label", "true", "an image has any number of labels; false: each cell is one class"),
     ]
     if obstacle:
-        entries.append(Entry("label_separator", f'"{mark}"', f"check it: {obstacle}"))
-    return [separated_labels.describe(counts, without)], entries, []
+        entries.append(Entry("label_separator", f'"{label_separator}"', f"check it: {obstacle}"))
+    return [separated_labels.describe(counts, unlabelled_count)], entries, []

@@ -16,8 +16,10 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
 TEXTS = "text-classification"
 IMAGES = ("image-classification", "image-regression")
-OF_THE_WEIGHTS = ("image_size", "fit", "augment")
-"""Keys of images that are left to the folder of the weights; augmentation would give every epoch other features."""
+KEYS_OF_WEIGHTS = ("image_size", "fit", "augment")
+"""Keys of image jobs that are not drafted: the folder of the weights sets size and fit, and augmentation
+would give every epoch other features.
+"""
 FROZEN = "freeze: {body: true}"
 REASON = (
     "frozen: one pass over the data, then its outputs are solved in seconds; without `freeze` all of it is fine-tuned, about "
@@ -26,7 +28,7 @@ REASON = (
 
 
 def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
-    """The draft with the pretrained network of the request in place of its own.
+    """Replace the network of a draft by the pretrained network of the request; returns the same draft, changed.
 
     Raises:
         SpecError: if the task has no pretrained networks, or the folder is not one.
@@ -37,7 +39,7 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
             f"{OPTION} {name}: {draft.task} has no pretrained networks", f"{TEXTS}, {', '.join(IMAGES)}", "leave it out"
         )
     draft.model = Entry("model", _describe_network(request, name, draft.task), REASON)
-    draft.data = [entry for entry in draft.data if entry.key not in OF_THE_WEIGHTS]
+    draft.data = [entry for entry in draft.data if entry.key not in KEYS_OF_WEIGHTS]
     draft.train = [
         Entry("epochs", "3", "for fine-tuning; solving takes the place of all of them"),
         Entry("batch_size", "32"),
@@ -66,7 +68,8 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
 
 
 def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
-    path = scalar(request.written(folder))
+    """The `model:` of the spec for a folder of weights, or a run folder."""
+    path = scalar(request.format_path(folder))
     if (folder / "job.yaml").is_file() or (folder / "model").is_dir():
         return f"{{source: run, name: {path}, {FROZEN}}}"
     try:

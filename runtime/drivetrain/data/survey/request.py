@@ -15,21 +15,23 @@ KEY = "init"
 
 @dataclass(frozen=True)
 class SurveyRequest:
-    """The data, and options that it does not reveal."""
+    """The data to draft a spec for, and the options of `drivetrain init`."""
 
     path: Path
     base: Path
     """The folder of the spec."""
     task: str | None = None
     targets: tuple[str, ...] = ()
+    """Columns named with --target."""
     texts: tuple[str, ...] = ()
+    """Columns named with --text."""
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
     pretrained: str | None = None
     """A folder or a name of pretrained weights."""
 
-    def written(self, path: Path) -> str:
-        """A path as it is written in the spec: relative to the spec if both are in the working folder."""
+    def format_path(self, path: Path) -> str:
+        """A path for the spec: relative to the spec if both are in the working folder."""
         text, working_folder = os.path.abspath(path), os.getcwd()
         if Path(text).is_relative_to(working_folder) and Path(os.path.abspath(self.base)).is_relative_to(
             working_folder
@@ -62,8 +64,10 @@ class SurveyRequest:
         Raises:
             SpecError: if some are.
         """
-        named = [option for option, values in (("--target", self.targets), ("--text", self.texts)) if values]
-        if named:
+        options_used = [option for option, values in (("--target", self.targets), ("--text", self.texts)) if values]
+        if options_used:
             raise SpecError(
-                f"{' and '.join(named)}: {reason}", "columns of a table", f"leave {' and '.join(named)} out"
+                f"{' and '.join(options_used)}: {reason}",
+                "columns of a table",
+                f"leave {' and '.join(options_used)} out",
             )

@@ -23,15 +23,17 @@ from drivetrain.job.draft import Draft, Entry, flow, scalar
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40
-"""Fewer rows are not taken for readings over time, unless the user says so."""
+"""Smallest number of rows of a time series; fewer are not taken for readings over time, unless the user says so."""
 WINDOWS = (64, 32, 16, 8, 4)
 """Possible window lengths in rows; the first that fits well into the series is used."""
 MIN_WINDOWS_PER_SPLIT = 4
 """Number of windows that must fit into the longest contiguous stretch of each split."""
 MAX_WINDOWS = 20_000
 """Largest number of windows in a first training."""
-REGULAR, STEADY = 0.5, 0.5
-"""For readings over time: share of equal time steps, and how often labels persist beyond chance."""
+REGULAR_SHARE = 0.5
+"""Smallest share of equal time steps in a table of readings over time."""
+STEADY_SHARE = 0.5
+"""How far labels must persist from row to row: 0 is as often as by chance, 1 always."""
 
 
 @dataclass(frozen=True)
@@ -39,63 +41,69 @@ class TimedRows:
     """A table sorted by time."""
 
     time: str
+    """Column of the times."""
     group: str | None
+    """Column that identifies the series; None for a single series."""
     order: SeriesOrder
-    others: tuple[str, ...]
+    other_groups: tuple[str, ...]
     """Other columns that could identify the series."""
-    form: str | None = None
-    """Of times that are text, as in strptime."""
+    date_format: str | None = None
+    """Format of times that are text, as in strptime."""
 
     @property
-    def regular(self) -> bool:
+    def is_regular(self) -> bool:
         """Whether most time steps are equal."""
         steps = np.diff(self.order.times)[~self.order.breaks(None)[1:]]
-        return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR
+        return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR_SHARE
 
-    def steady(self, labels: npt.NDArray[np.int64]) -> bool:
+    def are_steady(self, labels: npt.NDArray[np.int64]) -> bool:
         """Whether labels persist from row to row more often than by chance."""
         sorted_labels = labels[self.order.rows]
-        inside = ~self.order.breaks(None)[1:]
-        same = float((sorted_labels[1:] == sorted_labels[:-1])[inside].mean()) if inside.any() else 0.0
+        follows_row = ~self.order.breaks(None)[1:]
+        persistence = float((sorted_labels[1:] == sorted_labels[:-1])[follows_row].mean()) if follows_row.any() else 0.0
         chance = float(((np.bincount(sorted_labels + 1) / len(sorted_labels)) ** 2).sum())
-        return same >= chance + STEADY * (1 - chance)
+        return persistence >= chance + STEADY_SHARE * (1 - chance)
 
-    def longest(self, share: float) -> int:
-        """Rows in the longest stretch of training or of validation, whichever is shorter."""
+    def longest_stretch(self, share: float) -> int:
+        """Rows of the longest stretch without a break, in training or in validation, whichever is shorter.
+
+        Args:
+            share: share of the rows, from the end of the time, for validation.
+        """
         times = self.order.times
-        after = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
+        is_validation = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
         breaks = self.order.breaks(None)
-        breaks[1:] |= after[1:] != after[:-1]
+        breaks[1:] |= is_validation[1:] != is_validation[:-1]
         starts = np.flatnonzero(breaks)
         lengths = np.diff(np.append(starts, len(times)))
-        return min((int(lengths[after[starts] == side].max(initial=0)) for side in (False, True)), default=0)
+        return min((int(lengths[is_validation[starts] == side].max(initial=0)) for side in (False, True)), default=0)
 
 
-def series_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """The draft for windows of a table; None if it contains no readings over time.
+def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """Draft a spec for windows of a table; None if it contains no readings over time.
 
     Raises:
-        DataError: if the user says that it does, but it does not.
+        DataError: if --task asks for a series task, but the table contains no readings over time.
     """
-    sure = request.task in (CLASSIFICATION, REGRESSION)
-    if not sure and (request.task or len(sample.table) < LEAST_ROWS):
+    is_requested = request.task in (CLASSIFICATION, REGRESSION)
+    if not is_requested and (request.task or len(sample.table) < LEAST_ROWS):
         return None
     timed = find_timed_rows(request, sample)
-    guess = _target(request, sample, timed, sure) if timed else None
+    guess = _guess_target(request, sample, timed, is_requested) if timed else None
     if timed is None or guess is None:
-        if sure:
-            raise _no_series(sample, timed)
+        if is_requested:
+            raise _refuse_table(sample, timed)
         return None
-    task = request.task or (CLASSIFICATION if _of_classes(sample.columns[guess.names[0]]) else REGRESSION)
-    features = _features(sample, timed, guess)
+    task = request.task or (CLASSIFICATION if _has_classes(sample.columns[guess.names[0]]) else REGRESSION)
+    features = _list_features(sample, timed, guess)
     fraction = 0.2
-    longest = timed.longest(fraction)
+    longest = timed.longest_stretch(fraction)
     fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest] or [
         rows for rows in WINDOWS[-1:] if rows <= longest
     ]
     if not features or not fitting:
-        if sure:
-            raise _no_series(sample, timed)
+        if is_requested:
+            raise _refuse_table(sample, timed)
         return None
     return _draft(request, sample, timed, guess, task, features, fitting[0])
 
@@ -117,8 +125,10 @@ def _draft(
     draft = Draft(task, f"{timed.time} is the time, {target.name} a {description}")
     draft.found = [sample.size, f"{series:,} series by {timed.group}" if timed.group else "one series"]
     draft.choices = list(guess.choice)
-    if timed.others:
-        draft.choices.append(f"group {timed.group} separates the series; other candidates: {list_names(timed.others)}")
+    if timed.other_groups:
+        draft.choices.append(
+            f"group {timed.group} separates the series; other candidates: {list_names(timed.other_groups)}"
+        )
     if request.task is None:
         draft.choices.append(
             f"the rows are read as a time series; to treat each row as a sample: --task tabular-{task[7:]}"
@@ -126,11 +136,11 @@ def _draft(
     grouped = [Entry("group", scalar(timed.group), f"{series:,} series; no window spans two")] if timed.group else []
     used_columns = [timed.time, *([timed.group] if timed.group else []), *features]
     draft.data = [
-        Entry("train", scalar(request.written(sample.path)), sample.size),
-        Entry("time", scalar(timed.time), f"{'equal' if timed.regular else 'unequal'} time steps"),
+        Entry("train", scalar(request.format_path(sample.path)), sample.size),
+        Entry("time", scalar(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps"),
         *(
-            [Entry("date_format", f'"{timed.form}"', "day, month and year as they are in the file")]
-            if timed.form
+            [Entry("date_format", f'"{timed.date_format}"', "day, month and year as they are in the file")]
+            if timed.date_format
             else []
         ),
         *grouped,
@@ -147,8 +157,8 @@ def _draft(
         draft.found.append(f"{target.name} has {first_values.format_counts(target.counts)}")
         weights = first_values.class_weights(target.counts)
     draft.train = [
-        first_values.epochs(count, 100_000, 5, 30, "windows"),
-        first_values.batch_size(count, 256),
+        first_values.epochs(count, samples_in_all=100_000, least=5, most=30, sample_noun="windows"),
+        first_values.batch_size(count, most=256),
         *first_values.optimizer("3e-3", "this network"),
         *weights,
     ]
@@ -156,22 +166,25 @@ def _draft(
 
 
 def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
-    """The table sorted by its first column that is a time of the rows."""
-    for time, form in _times(sample):
-        able = list(_groups(request, sample, time))
-        for index, group in enumerate(able):
+    """Sort the table by its first column that can be the time of the rows; None if there is none."""
+    for time, form in _find_times(sample):
+        candidates = list(_find_groups(request, sample, time))
+        for index, group in enumerate(candidates):
             try:
                 order, _ = timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
             except DataError:
                 continue
             other_times = tuple(
-                name for name in able[index + 1 :] if name and group and _once(sample, time, name, form)
+                name
+                for name in candidates[index + 1 :]
+                if name and group and _has_unique_times(sample, time, name, form)
             )
             return TimedRows(time, group, order, other_times, form)
     return None
 
 
-def _once(sample: TableSample, time: str, group: str, form: str | None) -> bool:
+def _has_unique_times(sample: TableSample, time: str, group: str, form: str | None) -> bool:
+    """Whether each time occurs once in each series of a group column."""
     try:
         timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
     except DataError:
@@ -179,66 +192,69 @@ def _once(sample: TableSample, time: str, group: str, form: str | None) -> bool:
     return True
 
 
-def _times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
+def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
-    able = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
-    telling = [c.name for c in able if c.name.strip().casefold() in target_guess.TIME_NAMES]
+    candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
+    typical_names = [c.name for c in candidates if c.name.strip().casefold() in target_guess.TIME_NAMES]
     yield from (
         (name, None)
-        for name in sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
+        for name in sorted(typical_names, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
     )
-    yield from ((c.name, None) for c in able if c.refused == DATE and c.name not in telling)
+    yield from ((c.name, None) for c in candidates if c.refused == DATE and c.name not in typical_names)
     for column in sample.columns.values():
-        written = (
-            column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
-        )
+        texts = column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
         # Where day and month cannot be told apart, the user has to say which is which.
-        if (form := text_column.date_form(written)) and " or " not in form:
+        if (form := text_column.date_form(texts)) and " or " not in form:
             yield column.name, form
 
 
-def _groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
+def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
     """Columns that may identify the series: typical names, none, then any column with repeated values."""
     columns = [c for c in sample.columns.values() if c.name != time and c.name not in request.targets]
-    able = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
-    telling = target_guess.by_name(able, target_guess.GROUP_NAMES)
-    labels = [c.name for c in able if c.name.strip().casefold() in target_guess.CLASS_NAMES]
-    if telling:
-        yield telling
+    candidates = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
+    typical_name = target_guess.find_by_name(candidates, target_guess.GROUP_NAMES)
+    labels = [c.name for c in candidates if c.name.strip().casefold() in target_guess.CLASS_NAMES]
+    if typical_name:
+        yield typical_name
     yield None
-    yield from (c.name for c in able if c.name != telling and c.name not in labels)
+    yield from (c.name for c in candidates if c.name != typical_name and c.name not in labels)
 
 
-def _of_classes(column: ColumnProfile) -> bool:
+def _has_classes(column: ColumnProfile) -> bool:
+    """Whether a column is to be predicted as classes."""
     return column.trainable and (column.kind == "text" or column.classes)
 
 
-def _target(request: SurveyRequest, sample: TableSample, timed: TimedRows, sure: bool) -> TargetGuess | None:
+def _guess_target(
+    request: SurveyRequest, sample: TableSample, timed: TimedRows, is_requested: bool
+) -> TargetGuess | None:
     """The class or number at each time to predict; None if the table contains no readings over time."""
     columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
     guess = target_guess.find_named(request, sample)
     if request.task != REGRESSION and guess is None:
-        guess = target_guess.classes(columns)
-    if guess and (request.task != REGRESSION and _of_classes(sample.columns[guess.names[0]])):
+        guess = target_guess.guess_classes(columns)
+    if guess and (request.task != REGRESSION and _has_classes(sample.columns[guess.names[0]])):
         target_guess.check_count(guess, CLASSIFICATION)
         encoded = column_values.texts(sample.table[guess.names[0]]).combine_chunks().dictionary_encode()
         labels = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return guess if sure or timed.steady(labels) else None
+        return guess if is_requested or timed.are_steady(labels) else None
     if request.task == CLASSIFICATION:
         return None
-    guess = guess or target_guess.number(columns)
+    guess = guess or target_guess.guess_number(columns)
     if guess is None or any(sample.columns[name].kind != "number" for name in guess.names):
         return None
-    return guess if sure or timed.regular else None
+    return guess if is_requested or timed.is_regular else None
 
 
-def _features(sample: TableSample, timed: TimedRows, guess: TargetGuess) -> list[str]:
+def _list_features(sample: TableSample, timed: TimedRows, guess: TargetGuess) -> list[str]:
+    """Columns of numbers that differ, other than time, group and target."""
     with_roles = {timed.time, timed.group, *guess.names}
-    able = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
-    return [c.name for c in able if c.different > 1 and not c.refused and not target_guess.identifier(c)]
+    candidates = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
+    return [c.name for c in candidates if c.different > 1 and not c.refused and not target_guess.is_identifier(c)]
 
 
-def _no_series(sample: TableSample, timed: TimedRows | None) -> DataError:
+def _refuse_table(sample: TableSample, timed: TimedRows | None) -> DataError:
+    """The error for a table that is requested as a series, but is none."""
     order_text = f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
     return DataError(
         f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",

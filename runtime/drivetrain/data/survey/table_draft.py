@@ -19,14 +19,14 @@ MAX_LISTED_COLUMNS = 4
 """Number of ignored columns whose reason is listed."""
 
 
-def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
-    """The draft for the rows of a table.
+def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
+    """Draft a spec for the rows of a table.
 
     Raises:
         DataError: if there is no target, or no feature.
         SpecError: if the named target does not fit the named task.
     """
-    guess, task = _target(request, sample)
+    guess, task = _choose_target(request, sample)
     targets = [sample.columns[name] for name in guess.names]
     ignored = {
         c.name: reason
@@ -36,18 +36,23 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     features = [c for c in sample.columns.values() if c.name not in ignored and c.name not in guess.names]
     if not any(c.different > 1 for c in features):
         raise DataError(
-            f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_reasons(ignored) or 'it has no other'}",
+            f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_list_reasons(ignored) or 'it has no other'}",
             "at least one column of numbers or categories that differ between rows",
             "add columns, or name another one with --target",
         )
     numeric = [c.name for c in features if c.numeric]
-    draft = Draft(task, f"{list_names(guess.names)}: {_goal(targets, task)}")
-    draft.found = [sample.size, *_describe(targets, task)]
-    draft.choices = [*guess.choice, *_long_texts(sample, guess), *_dates(ignored), *_over_time(request, sample)]
+    draft = Draft(task, f"{list_names(guess.names)}: {_describe_goal(targets, task)}")
+    draft.found = [sample.size, *_describe_targets(targets, task)]
+    draft.choices = [
+        *guess.choice,
+        *_note_long_texts(sample, guess),
+        *_note_dates(ignored),
+        *_note_series(request, sample),
+    ]
     draft.data = [
-        Entry("train", scalar(request.written(sample.path)), sample.size),
-        Entry("target", _names(guess.names), guess.reason),
-        *([Entry("ignore", flow(ignored), _reasons(ignored))] if ignored else []),
+        Entry("train", scalar(request.format_path(sample.path)), sample.size),
+        Entry("target", _to_yaml(guess.names), guess.reason),
+        *([Entry("ignore", flow(ignored), _list_reasons(ignored))] if ignored else []),
         *(
             [Entry("numeric", flow(numeric), "numbers, but a few cells are text; those rows are left out")]
             if numeric
@@ -60,9 +65,11 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
     weights = first_values.class_weights(targets[0].counts) if task == CLASSIFICATION and len(targets) == 1 else []
-    batch = first_values.batch_size(sample.rows, 256)
+    batch = first_values.batch_size(sample.rows, most=256)
     draft.train = [
-        first_values.epochs(sample.rows, TRAINING_STEPS * int(batch.value), 3, 25, "rows"),
+        first_values.epochs(
+            sample.rows, samples_in_all=TRAINING_STEPS * int(batch.value), least=3, most=25, sample_noun="rows"
+        ),
         batch,
         *first_values.optimizer("3e-3", "this network"),
         *weights,
@@ -70,15 +77,22 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     return draft
 
 
-def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
+def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
+    """Choose the columns to predict, and the task.
+
+    Raises:
+        DataError: if no column can be predicted.
+        SpecError: if the named target does not fit the named task.
+    """
     guess = target_guess.find_named(request, sample)
     if guess:
-        return guess, _task(request, [sample.columns[name] for name in guess.names])
+        return guess, _choose_task(request, [sample.columns[name] for name in guess.names])
     columns = list(sample.columns.values())
-    classes = target_guess.classes(columns) if request.task != REGRESSION else None
-    numbers = target_guess.number(columns) if request.task != CLASSIFICATION else None
-    telling = numbers is not None and bool(target_guess.telling_number([sample.columns[numbers.names[0]]]))
-    if classes and not (telling and classes.reason != "by its name"):
+    classes = target_guess.guess_classes(columns) if request.task != REGRESSION else None
+    numbers = target_guess.guess_number(columns) if request.task != CLASSIFICATION else None
+    # Numbers with the name of a target go before classes that are only the last column with few values.
+    is_typical_number = numbers is not None and bool(target_guess.find_named_number([sample.columns[numbers.names[0]]]))
+    if classes and not (is_typical_number and classes.reason != "by its name"):
         if numbers:
             other_numbers = tuple(
                 name for name in numbers.names if name not in classes.others and name not in classes.names
@@ -89,19 +103,26 @@ def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, s
         other_columns = (*numbers.others, *(classes.names if classes else ()))
         return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(other_columns))), REGRESSION
     raise DataError(
-        f"{KEY}: no column of {sample.path} can be predicted: {_reasons({c.name: _no_target(c) for c in columns})}",
+        f"{KEY}: no column of {sample.path} can be predicted: {_list_reasons({c.name: _reason_against_target(c) for c in columns})}",
         "a column of classes that come back, or of numbers",
         "name it with --target COLUMN",
     )
 
 
-def _task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
+def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
     """The task for the target columns: the requested one, else classes rather than numbers."""
-    one = targets[0] if len(targets) == 1 else None
-    labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
-    numbers = all(c.kind == "number" for c in targets)
-    possible = [t for t, fits in ((CLASSIFICATION, one.trainable if one else labels), (REGRESSION, numbers)) if fits]
-    if one and numbers and not one.classes:
+    only_target = targets[0] if len(targets) == 1 else None
+    are_labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
+    are_numbers = all(c.kind == "number" for c in targets)
+    possible = [
+        t
+        for t, fits in (
+            (CLASSIFICATION, only_target.trainable if only_target else are_labels),
+            (REGRESSION, are_numbers),
+        )
+        if fits
+    ]
+    if only_target and are_numbers and not only_target.classes:
         possible.reverse()
     if not possible or (request.task and request.task not in possible):
         column_list = list_names(
@@ -119,53 +140,56 @@ def _reason_to_ignore(column: ColumnProfile) -> str:
     """Why a column is no feature; empty if it is one."""
     if column.refused:
         return column.refused
-    return "an identifier" if target_guess.identifier(column) else ""
+    return "an identifier" if target_guess.is_identifier(column) else ""
 
 
-def _no_target(column: ColumnProfile) -> str:
+def _reason_against_target(column: ColumnProfile) -> str:
+    """Why a column cannot be predicted."""
     return _reason_to_ignore(column) or (
         "one value" if column.different < 2 else f"{column.different:,} different values"
     )
 
 
-def _reasons(ignored: dict[str, str]) -> str:
+def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
 
 
-def _names(names: tuple[str, ...]) -> str:
+def _to_yaml(names: tuple[str, ...]) -> str:
     return scalar(names[0]) if len(names) == 1 else flow(names)
 
 
-def _goal(targets: list[ColumnProfile], task: str) -> str:
+def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
     if task == REGRESSION:
         return "numbers"
     return f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
 
 
-def _describe(targets: list[ColumnProfile], task: str) -> list[str]:
+def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
+    """Lines on the values of the targets."""
     if task == REGRESSION or len(targets) > 1:
         return [f"{c.name} has {c.different:,} different numbers" for c in targets]
     counts = targets[0].counts
-    return [f"{targets[0].name} has {first_values.format_counts(counts)}", *first_values.single(counts)]
+    return [f"{targets[0].name} has {first_values.format_counts(counts)}", *first_values.note_single_samples(counts)]
 
 
-def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
+def _note_long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
+    """A line on long texts, which this task does not use."""
     names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
     if not names:
         return []
     return [f"the texts in {names[0]} are not used; to train on them: --task text-classification"]
 
 
-def _dates(ignored: dict[str, str]) -> list[str]:
-    """A line on the key that uses dates."""
+def _note_dates(ignored: dict[str, str]) -> list[str]:
+    """A line on dates, which are not used unless the key `dates` names them."""
     names = [name for name, reason in ignored.items() if reason == DATE]
     if not names:
         return []
     return [f"the dates in {names[0]} are not used; to use them: dates: {{{scalar(names[0])}: [year, month, weekday]}}"]
 
 
-def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
+def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:
     """A line on the alternative for rows with dates: a series task."""
     if request.task or not any(c.refused == DATE for c in sample.columns.values()):
         return []

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     import pyarrow
 
 WHOLE_FILE_BYTES = 32 << 20
-"""Bytes; smaller files are read completely."""
+"""Largest file, in bytes, that is read completely."""
 SAMPLED_ROWS = 5_000
-"""Rows that are read of a larger file."""
-FEW, MANY = 20, 50
-"""Up to this many distinct integers, or texts, a column is taken for classes."""
+"""Number of rows that are read of a larger file."""
+MOST_INTEGER_CLASSES = 20
+"""Most distinct integers of a column that is taken for classes."""
+MOST_TEXT_CLASSES = 50
+"""Most distinct texts of a column that is taken for classes."""
 DATE = "a date"
 """Why a column of times is no feature."""
-MOST_SPOILT = 0.04
-"""Share of rows with text or infinity in a numeric column, which training drops."""
+MOST_UNUSABLE_SHARE = 0.04
+"""Largest share of rows with text or infinity in a numeric column; training leaves these rows out."""
 MIN_TEXT_WORDS = 4
-"""Words per text from which on it is more than a name."""
+"""Median number of words from which on a text is more than a name."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,11 @@ class ColumnProfile:
     whole: bool
     """Whether all numbers are integers; true for booleans."""
     rows: int
+    """Number of rows that were read."""
     filled: int
     """Rows with a usable value."""
     different: int
+    """Number of different values."""
     words: float
     """Median number of words per text; 0 for other kinds."""
     counts: Mapping[str, int]
@@ -60,8 +64,8 @@ class ColumnProfile:
 
     @property
     def classes(self) -> bool:
-        """Whether its values repeat often enough for classes."""
-        most = MANY if self.kind == "text" else FEW
+        """Whether its values are few and repeat often enough to be guessed as classes."""
+        most = MOST_TEXT_CLASSES if self.kind == "text" else MOST_INTEGER_CLASSES
         return (
             bool(self.counts)
             and 2 <= self.different < self.filled
@@ -113,10 +117,10 @@ class TableSample:
 
     def lost(self, names: Sequence[str]) -> float:
         """The share of rows in which one of these columns has no usable value."""
-        good = np.ones(len(self.table), np.bool_)
+        is_usable = np.ones(len(self.table), np.bool_)
         for name in names:
-            good &= _usable(self.table[name])
-        return float(1 - good.mean())
+            is_usable &= _usable_cells(self.table[name])
+        return float(1 - is_usable.mean())
 
 
 def read(path: Path, files: CsvFiles) -> TableSample:
@@ -139,28 +143,41 @@ def read(path: Path, files: CsvFiles) -> TableSample:
 
 
 def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
+    """The profile of a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
     if kind not in ("number", "text"):
         refused = {"time": DATE, "nothing": "empty"}.get(kind, kind)
         filled = len(column) - column.null_count
-        return ColumnProfile(name, kind, False, len(column), filled, 0, 0.0, {}, refused, False, complete)
+        return ColumnProfile(
+            name,
+            kind,
+            whole=False,
+            rows=len(column),
+            filled=filled,
+            different=0,
+            words=0.0,
+            counts={},
+            refused=refused,
+            numeric=False,
+            complete=complete,
+        )
     texts = column_values.texts(column)
     different = column_values.different(texts)
     is_integer = kind == "number" and all(
         text.lstrip("-").isdigit() or text in ("true", "false") for text in different[:1000]
     )
-    few = len(different) <= max(MANY, len(texts) / 2) and (is_integer or kind == "text")
-    counts = Counter(text for text in texts.to_pylist() if text is not None) if few else {}
-    median_words = _words(texts) if kind == "text" else 0.0
-    filled = int(_usable(column).sum())
+    can_be_classes = len(different) <= max(MOST_TEXT_CLASSES, len(texts) / 2) and (is_integer or kind == "text")
+    counts = Counter(text for text in texts.to_pylist() if text is not None) if can_be_classes else {}
+    median_words = _count_median_words(texts) if kind == "text" else 0.0
+    filled = int(_usable_cells(column).sum())
     refused, numeric = _find_refusal(table, name, len(different), filled)
     return ColumnProfile(
         name, kind, is_integer, len(column), filled, len(different), median_words, counts, refused, numeric, complete
     )
 
 
-def _usable(column: pyarrow.ChunkedArray) -> column_values.Mask:
+def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
     """A mask of cells with text or a finite number; for other types of all cells with a value."""
     if column_values.kind(column) == "number":
         return np.asarray(np.isfinite(column_values.numbers(column)[0]))
@@ -168,7 +185,8 @@ def _usable(column: pyarrow.ChunkedArray) -> column_values.Mask:
     return np.asarray(texts.is_valid().to_numpy(zero_copy_only=False) if hasattr(texts, "is_valid") else True)
 
 
-def _words(texts: pyarrow.ChunkedArray) -> float:
+def _count_median_words(texts: pyarrow.ChunkedArray) -> float:
+    """Median number of words of the texts; 0 if there are none."""
     from pyarrow import compute
 
     counts = compute.count_substring_regex(texts, r"\S+").to_numpy(zero_copy_only=False).astype(np.float64)
@@ -180,9 +198,9 @@ def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) 
     """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
     values, not_numbers = column_values.numbers(table[name])
     with np.errstate(invalid="ignore"):
-        spoilt = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())
+        unusable_share = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())
     number = column_values.kind(table[name]) == "number"
-    if (number and spoilt > MOST_SPOILT) or not filled:
+    if (number and unusable_share > MOST_UNUSABLE_SHARE) or not filled:
         return "infinite in many rows" if filled else "empty", False
     if name in column_roles.find_index_columns(table):
         return "the index of a pandas data frame", False
@@ -197,4 +215,4 @@ def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) 
         return "a row counter", False
     if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled:
         return f"{different:,} different texts in {filled:,} rows", False
-    return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)
+    return ("", True) if unusable_share <= MOST_UNUSABLE_SHARE else ("numbers with text in many rows", False)

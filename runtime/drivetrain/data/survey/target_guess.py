@@ -25,7 +25,7 @@ GROUP_NAMES = (
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
 )
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
-_ID = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
+_ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class TargetGuess:
 
     names: tuple[str, ...]
     reason: str
+    """Why these columns, for the draft."""
     others: tuple[str, ...] = ()
     """Other candidates."""
 
@@ -47,11 +48,11 @@ class TargetGuess:
         ]
 
 
-def identifier(column: ColumnProfile) -> bool:
-    """Whether a column identifies the row."""
+def is_identifier(column: ColumnProfile) -> bool:
+    """Whether a column identifies its row: texts that never repeat, or a name such as `id` with many values."""
     if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
         return True
-    return bool(_ID.search(column.name)) and column.different > column.filled / 2
+    return bool(_ID_NAME.search(column.name)) and column.different > column.filled / 2
 
 
 def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
@@ -77,45 +78,47 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
     return TargetGuess(tuple(dict.fromkeys(request.targets)), "as requested")
 
 
-def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """The column with classes among these."""
+def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """Guess which of the columns has the classes to predict; None if no column can be classes."""
     columns = list(columns)
-    telling = by_name([column for column in columns if column.trainable], CLASS_NAMES)
-    able = [column for column in columns if column.classes and not identifier(column)]
-    if telling:
-        other_columns = [column.name for column in able if column.name != telling]
-        return TargetGuess((telling,), "by its name", tuple(other_columns))
-    if not able:
+    named_like_target = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
+    candidates = [column for column in columns if column.classes and not is_identifier(column)]
+    if named_like_target:
+        other_columns = [column.name for column in candidates if column.name != named_like_target]
+        return TargetGuess((named_like_target,), "by its name", tuple(other_columns))
+    if not candidates:
         return None
-    last = able[-1]
+    last = candidates[-1]
     reason = f"the last column with few values ({last.different})"
-    return TargetGuess((last.name,), reason, tuple(column.name for column in able[:-1]))
+    return TargetGuess((last.name,), reason, tuple(column.name for column in candidates[:-1]))
 
 
-def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """The column with numbers to predict among these."""
-    able = [c for c in columns if c.kind == "number" and c.different > 1 and not identifier(c) and not c.refused]
-    telling = telling_number(able)
-    name = telling or (able[-1].name if able else "")
-    other_columns = tuple(column.name for column in able if column.name != name)
-    reason = "by its name" if telling else "the last column of numbers"
+def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """Guess which of the columns has the numbers to predict; None if no column can."""
+    candidates = [
+        c for c in columns if c.kind == "number" and c.different > 1 and not is_identifier(c) and not c.refused
+    ]
+    named_like_target = find_named_number(candidates)
+    name = named_like_target or (candidates[-1].name if candidates else "")
+    other_columns = tuple(column.name for column in candidates if column.name != name)
+    reason = "by its name" if named_like_target else "the last column of numbers"
     return TargetGuess((name,), reason, other_columns) if name else None
 
 
-def telling_number(columns: Sequence[ColumnProfile]) -> str:
+def find_named_number(columns: Sequence[ColumnProfile]) -> str:
     """The numeric column with a typical name of a target; empty if there is none."""
     ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
-    return by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
+    return find_by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
 
 
-def by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
+def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
     """The first column with one of these names, in the order of the names; empty if there is none."""
     by_folded_name = {column.name.strip().casefold(): column.name for column in columns}
     return next((by_folded_name[name] for name in names if name in by_folded_name), "")
 
 
 def check_count(guess: TargetGuess, task: str) -> None:
-    """Check that a task with one target has only one.
+    """Check that only one target is named, for a task that predicts one column.
 
     Raises:
         SpecError: if it has several.

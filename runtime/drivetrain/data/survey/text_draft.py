@@ -15,25 +15,25 @@ from drivetrain.job.draft import Draft, Entry, flow, scalar
 from drivetrain.job.text import TextJob
 
 TASK = "text-classification"
-_ENDS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
+_PAIR_ENDINGS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
+"""Endings of the names of two columns whose texts belong together."""
 MOST_HEADS = 4
-"""Columns with few values beside a text; more are a table, of which the text is one column."""
-
-
+"""Most label columns of a text job; with more, the data is treated as a table with a text column."""
+NETWORK_REASON = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
 _PAIRS: tuple[tuple[str, str], ...] = (
     *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
     *(("query", "passage"), ("query", "document"), ("title", "abstract"), ("title", "text"), ("title", "body")),
     *(("title", "description"), ("subject", "body"), ("premisa", "hipótesis"), ("pregunta", "respuesta")),
-    *((f"{name}{one}", f"{name}{two}") for name in ("sentence", "question", "text") for one, two in _ENDS),
+    *((f"{name}{one}", f"{name}{two}") for name in ("sentence", "question", "text") for one, two in _PAIR_ENDINGS),
 )
 """Names of two columns whose texts belong together."""
 
 
-def text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
-    """The text columns: those of --text, else the one with the longest texts, with its partner if the two are a pair.
+def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
+    """Find the text columns: those of --text, else the one with the longest texts, and its partner if they are a pair.
 
     Raises:
-        DataError: if a named column contains no texts.
+        DataError: if a column that --text names contains no texts.
     """
     for name in request.texts:
         column = sample.columns.get(name)
@@ -46,31 +46,33 @@ def text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProf
             )
     if request.texts:
         return [sample.columns[name] for name in request.texts]
-    able = [c for c in sample.columns.values() if c.name not in request.targets and _text(c, request)]
-    if not able:
+    candidates = [c for c in sample.columns.values() if c.name not in request.targets and _is_text_column(c, request)]
+    if not candidates:
         return []
-    longest = max(able, key=lambda c: c.words * (c.different > c.filled / 2))
-    named = {
+    # A column that repeats its texts is not the one to learn from.
+    longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
+    by_folded_name = {
         c.name.casefold(): c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets
     }
-    pairs = ([named[name] for name in pair] for pair in _PAIRS if all(name in named for name in pair))
+    pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
     return next((pair for pair in pairs if longest in pair), [longest])
 
 
-def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
+def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
     """The draft for the texts of one or several columns; None if no column has labels."""
     used = [column.name for column in texts]
-    guess = target_guess.find_named(request, sample) or _labels(sample, used)
+    guess = target_guess.find_named(request, sample) or _guess_labels(sample, used)
+    # Without labels, or with a --target that is itself the text, this is no text job.
     if guess is None or set(used) & set(guess.names):
         return None
     if not (request.task or request.texts or request.targets) and len(guess.names) > MOST_HEADS:
         return None
     columns = [sample.columns[name] for name in guess.names]
-    wrong = [column for column in columns if not column.trainable]
-    if wrong:
+    not_classes = [column for column in columns if not column.trainable]
+    if not_classes:
         raise DataError(
-            f'{KEY}: column "{wrong[0].name}" of {sample.path} has {wrong[0].different:,} different values in '
-            f"{wrong[0].filled:,} rows",
+            f'{KEY}: column "{not_classes[0].name}" of {sample.path} has {not_classes[0].different:,} different values in '
+            f"{not_classes[0].filled:,} rows",
             "labels that come back: classes",
             "name a column of labels with --target",
         )
@@ -79,22 +81,22 @@ def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[Colu
     draft.found = [sample.size]
     for column in columns:
         draft.found.append(f"{column.name} has {first_values.format_counts(column.counts)}")
-        draft.found += first_values.single(column.counts)
-    draft.choices = [*guess.choice, *_several(guess.names)]
+        draft.found += first_values.note_single_samples(column.counts)
+    draft.choices = [*guess.choice, *_note_several_heads(guess.names)]
     labels = flow(guess.names) if len(guess.names) > 1 else scalar(guess.names[0])
     draft.data = [
-        Entry("train", scalar(request.written(sample.path)), sample.size),
+        Entry("train", scalar(request.format_path(sample.path)), sample.size),
         _text_entry(texts),
         Entry("labels", labels, guess.reason),
         first_values.validation(sample.rows, "texts"),
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
-    draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", _NETWORK)
+    draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", NETWORK_REASON)
     weights = first_values.class_weights(columns[0].counts) if len(columns) == 1 and columns[0].counts else []
     draft.train = [
-        first_values.epochs(sample.rows, 36_000, 3, 20, "texts"),
-        first_values.batch_size(sample.rows, 32),
+        first_values.epochs(sample.rows, samples_in_all=36_000, least=3, most=20, sample_noun="texts"),
+        first_values.batch_size(sample.rows, most=32),
         *first_values.optimizer("4e-3", "a small encoder"),
         *weights,
     ]
@@ -106,14 +108,13 @@ def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[Colu
     return draft
 
 
-_NETWORK = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
-
-
-def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
+def _is_text_column(column: ColumnProfile, request: SurveyRequest) -> bool:
+    """Whether a column can be the text: long texts, or for --task text-classification any text that is no class."""
     return column.long_text or (request.task == TASK and column.kind == "text" and not column.classes)
 
 
 def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
+    """The key `text` of the draft."""
     first = texts[0]
     if len(texts) == 1:
         return Entry("text", scalar(first.name), f"median {first.words:g} words, {first.different:,} different texts")
@@ -122,21 +123,24 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     )
 
 
-def _labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
-    """A single column with a typical name, else every column with few values."""
+def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
+    """Guess the label columns: a single one with a typical name, else all with few values; None if there is none."""
     columns = [c for c in sample.columns.values() if c.name not in texts]
-    telling = target_guess.by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
-    able = [c for c in columns if c.classes and not target_guess.identifier(c)]
-    if telling:
-        return target_guess.TargetGuess((telling,), "by its name", tuple(c.name for c in able if c.name != telling))
-    if not able:
+    named_like_labels = target_guess.find_by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
+    candidates = [c for c in columns if c.classes and not target_guess.is_identifier(c)]
+    if named_like_labels:
+        return target_guess.TargetGuess(
+            (named_like_labels,), "by its name", tuple(c.name for c in candidates if c.name != named_like_labels)
+        )
+    if not candidates:
         return None
-    counts = np.array([c.different for c in able])
+    counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    return target_guess.TargetGuess(tuple(c.name for c in able), f"columns with few different values: {values}")
+    return target_guess.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
 
 
-def _several(names: tuple[str, ...]) -> list[str]:
+def _note_several_heads(names: tuple[str, ...]) -> list[str]:
+    """A line that says that there is one output per label column; none for a single column."""
     if len(names) == 1:
         return []
     return [f"one output for each of {list_names(names)}; remove columns that are not labels, or choose with --target"]

@@ -1,4 +1,4 @@
-"""Reads the texts and labels of a file, and finds rows that cannot be used."""
+"""Reads the texts and labels of files, and finds rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read(
     # that it has labels for).
     required_parts = {" and ".join(columns): np.logical_or.reduce([is_filled[name] for name in columns])}
     if label_keys:
-        # A column that is both counts as a text.
+        # A column that is both a text and a label counts as a text.
         has_label = [filled for name, filled in is_filled.items() if name not in columns]
         required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
     is_usable = np.logical_and.reduce(list(required_parts.values()))
@@ -135,6 +135,7 @@ def join(sources: Sequence[Corpus]) -> Corpus:
 
 
 def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
+    """Refuse a column that is empty or does not hold text."""
     from pyarrow import types
 
     data_type = table.schema.field(name).type
@@ -149,6 +150,7 @@ def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> Non
 
 
 def _list_bad_rows(path: Path, required_parts: Mapping[str, Any], is_usable: Any) -> list[BadSample]:
+    """The rows that cannot be used, each with the columns that are empty in it."""
     return [
         BadSample(
             f"{path} {row_lines.place(path, index + 1)}",
@@ -159,7 +161,10 @@ def _list_bad_rows(path: Path, required_parts: Mapping[str, Any], is_usable: Any
 
 
 def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
-    """Check the labels of one column; returns notes.
+    """Check the labels of one column.
+
+    Returns:
+        Notes on rare classes and on classes that are spelled alike.
 
     Raises:
         DataError: if it has one class, or so many that it cannot be labels.
@@ -177,9 +182,10 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
             "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
         )
-    return [*_rare(labels, column), *alike(column, classes)]
+    return [*_note_rare(labels, column), *alike(column, classes)]
 
 
-def _rare(labels: Sequence[str], column: str) -> list[str]:
+def _note_rare(labels: Sequence[str], column: str) -> list[str]:
+    """A note on classes with a single row, if there are any."""
     rare = sorted(label for label, count in Counter(labels).items() if count == 1)
     return [f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'] if rare else []

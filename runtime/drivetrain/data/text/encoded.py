@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Lengths = npt.NDArray[np.int64]
 _PROBE_TEXTS = ("a", "1", ".", "the")
-"""Any vocabulary has a token for one of these."""
+"""Texts of which any vocabulary has a token for at least one."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,37 @@ class Ragged:
         """Length of each row."""
         return np.diff(self.offsets)
 
-    def changed(self, change: Callable[[Any], Any]) -> Ragged:
-        """The same rows with what `change` makes of their arrays."""
+    def map_arrays(self, change: Callable[[Any], Any]) -> Ragged:
+        """The same rows with `change(array)` in place of each array, for instance an array in shared memory."""
         return Ragged(change(self.flat), change(self.offsets))
 
-    def padded(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """These rows, padded to a rectangle.
+    def pad(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Pad some rows to a rectangle.
 
         Returns:
-            The numbers, padded to the longest of these rows, shape (len(rows), longest); and the mask: 1 for numbers
-            of the row, 0 for padding.
+            The numbers, filled up with `filler`, and the mask: 1 for numbers of the row, 0 for padding. Both have the
+            shape (len(rows), length of the longest of them).
         """
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(int(lengths.max(initial=0)))
         is_real = columns < lengths[:, None]
-        places = np.where(is_real, starts[:, None] + columns, 0)
-        return np.where(is_real, self.flat[places], filler).astype(np.int64), is_real.astype(np.int64)
+        indices = np.where(is_real, starts[:, None] + columns, 0)
+        return np.where(is_real, self.flat[indices], filler).astype(np.int64), is_real.astype(np.int64)
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[Sequence[Sequence[int]]]) -> Ragged:
-        """Build from chunks of many rows each."""
+        """Build from chunks of many rows each, so that not all rows exist as Python lists at once."""
         flats, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
         for chunk in chunks:
             sizes = np.fromiter(map(len, chunk), np.int64, len(chunk))
             lengths.append(sizes)
             flats.append(np.fromiter(chain.from_iterable(chunk), np.int32, int(sizes.sum())))
-        return cls(np.concatenate(flats), _offsets(np.concatenate(lengths)))
+        return cls(np.concatenate(flats), _to_offsets(np.concatenate(lengths)))
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens in one place, each with its token type (the segment of BERT)."""
+    """Special tokens that stand together, such as those between two columns, with their token types (segments of BERT)."""
 
     ids: tuple[int, ...] = ()
     types: tuple[int, ...] = ()
@@ -79,8 +79,9 @@ class Template:
     """Special tokens before the first column, between two, and behind the last; and the token type of each column."""
 
     specials: tuple[SpecialTokens, ...]
-    """One more than columns."""
+    """Groups of special tokens, one more than columns: before, between and behind them."""
     types: tuple[int, ...]
+    """Token type of the texts of each column."""
 
     @property
     def count(self) -> int:
@@ -89,7 +90,7 @@ class Template:
 
     @property
     def segments(self) -> int:
-        """One more than the largest token type."""
+        """Number of token types: one more than the largest."""
         return 1 + max(0, *self.types, *(type_number for special in self.specials for type_number in special.types))
 
 
@@ -125,15 +126,26 @@ class Encoded:
         return _interleave([special.types for special in self.template.specials], columns)
 
     def _truncate_columns(self, longest: int | None, side: Truncation) -> list[Ragged]:
+        """The columns without special tokens, truncated so that with them no sample is longer than `longest`."""
         if longest is None or not (self.lengths > longest).any():
             return list(self.columns)
+        # Special tokens are never left out, so they take their part of the length first.
         room = max(0, longest - self.template.count)
         kept_tokens = share_room(np.stack([column.lengths for column in self.columns], axis=1), room)
         return [_truncate(column, kept_tokens[:, i], side) for i, column in enumerate(self.columns)]
 
 
 def share_room(lengths: Lengths, room: int) -> Lengths:
-    """Tokens to keep of each column, (N, columns): the longest column is truncated first, as `longest_first` does."""
+    """Tokens to keep of each column: the longest column is truncated first, as `longest_first` of the library does.
+
+    Args:
+        lengths: tokens of each column, (N, columns).
+        room: tokens to keep of each sample at most.
+
+    Returns:
+        Tokens to keep, (N, columns).
+    """
+    # From the shortest column to the longest: each takes an equal share of what is left, at most its own length.
     order = np.argsort(lengths, axis=1, kind="stable")
     kept_tokens, tokens_left = np.zeros_like(lengths), np.full(len(lengths), room, np.int64)
     rows, columns = np.arange(len(lengths)), lengths.shape[1]
@@ -146,39 +158,39 @@ def share_room(lengths: Lengths, room: int) -> Lengths:
 
 
 def _truncate(column: Ragged, kept_tokens: Lengths, side: Truncation) -> Ragged:
-    """Keep the given number of tokens of each row."""
+    """Keep `kept_tokens` tokens of each row; `side` says from where the others are left out."""
+    # Tokens that are kept from the start of a row; the remaining ones are taken from its end.
     head = {"right": kept_tokens, "left": np.zeros_like(kept_tokens), "middle": (kept_tokens + 2) // 4}[side]
-    offsets = _offsets(kept_tokens)
+    offsets = _to_offsets(kept_tokens)
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], kept_tokens)
     skipped = np.where(position < np.repeat(head, kept_tokens), 0, np.repeat(column.lengths - kept_tokens, kept_tokens))
     return Ragged(column.flat[np.repeat(column.offsets[:-1], kept_tokens) + skipped + position], offsets)
 
 
 def _interleave(specials: Sequence[Sequence[int]], columns: Sequence[Ragged]) -> Ragged:
-    """Join the columns of each row, with the same special numbers before, between and behind them.
-
-    All rows are filled at once: `position` is where the next number of each row goes.
-    """
+    """Join the columns of each row, with the same special numbers before, between and behind them."""
+    # All rows are filled at once: `position` is the index at which the next number of each row goes.
     lengths = _sum_lengths(columns) + sum(map(len, specials))
-    offsets = _offsets(lengths)
+    offsets = _to_offsets(lengths)
     flat, position = np.empty(offsets[-1], np.int32), offsets[:-1].copy()
     for special, column in zip(specials, [*columns, None], strict=True):
         for number in special:
             flat[position] = number
             position += 1
         if column is not None:
-            within = np.arange(len(column.flat)) - np.repeat(column.offsets[:-1], column.lengths)
-            flat[np.repeat(position, column.lengths) + within] = column.flat
+            position_in_row = np.arange(len(column.flat)) - np.repeat(column.offsets[:-1], column.lengths)
+            flat[np.repeat(position, column.lengths) + position_in_row] = column.flat
             position += column.lengths
     return Ragged(flat, offsets)
 
 
 def _sum_lengths(columns: Sequence[Ragged]) -> Lengths:
+    """Tokens of each row in all columns together, (N,)."""
     return np.asarray(sum(column.lengths for column in columns), np.int64)
 
 
-def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return where each row begins, and the end of the last."""
+def _to_offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Index at which each row begins, and the end of the last: (N + 1,)."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
@@ -202,6 +214,7 @@ def find_template(inner: tokenizers.Tokenizer, columns: int) -> Template | None:
 
 
 def _join_columns(one: Template, between: tuple[int, ...], columns: int) -> Template:
+    """The template `one` of a single text, for several columns that are separated by the special tokens `between`."""
     first, last = one.specials
     type_number = one.types[0]
     middle = SpecialTokens(between, (type_number,) * len(between))
@@ -209,12 +222,13 @@ def _join_columns(one: Template, between: tuple[int, ...], columns: int) -> Temp
 
 
 def _probe_template(inner: tokenizers.Tokenizer, columns: int) -> Template:
-    """Encode a short text, or a pair, and return the special tokens around it."""
+    """The template of one text, or of a pair: encode a short text, and take the special tokens around it."""
     for text in _PROBE_TEXTS:
         encoding = inner.encode(text, text if columns == 2 else None)
         sequences = list(encoding.sequence_ids)
         if all(number in sequences for number in range(columns)):
             break
+    # `sequences` has the number of the column at each token, None at a special token.
     starts = [sequences.index(number) for number in range(columns)]
     ends = [len(sequences) - sequences[::-1].index(number) for number in range(columns)]
     specials = [

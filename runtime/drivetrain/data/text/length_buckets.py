@@ -17,9 +17,10 @@ from drivetrain.job.text import PASS_TOKENS
 
 @dataclass(frozen=True)
 class TokenSplitter:
-    """Splits batches into micro-batches of at most so many tokens."""
+    """Splits batches into micro-batches of at most `tokens` tokens."""
 
     tokens: int
+    """Largest number of tokens in a micro-batch."""
     pass_cost: int = PASS_TOKENS
     """What one more pass through the network costs, in tokens."""
     in_order: bool = False
@@ -31,13 +32,13 @@ class TokenSplitter:
 
 
 def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> Iterator[Batch]:
-    """Micro-batches, longest texts first, each padded only to its longest text.
+    """Yield micro-batches, longest texts first, each padded only to its longest text.
 
     Args:
         batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
             Batches with a single input (one row per sample) and empty batches are split in their given order.
         most: largest number of samples in a micro-batch.
-        tokens: largest number of tokens in a micro-batch, padding included; a longer text gets its own.
+        tokens: largest number of tokens in a micro-batch, padding included; a longer text gets a micro-batch of its own.
         pass_cost: what one more micro-batch costs, in tokens.
     """
     if len(batch.inputs) == 1 or not len(batch):
@@ -45,7 +46,8 @@ def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> I
         return
     lengths = host_lengths.of(batch.inputs[-1])
     for rows in pieces(lengths, most, tokens, pass_cost):
-        index, longest = onto(batch.inputs[0].device, rows), int(lengths[rows].max())
+        index = onto(batch.inputs[0].device, rows)
+        longest = int(lengths[rows].max())
         yield Batch(
             batch.ids[rows],
             tuple(x[index, :longest] for x in batch.inputs),
@@ -55,11 +57,18 @@ def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> I
 
 
 def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
-    """Micro-batches in the given order, with at most so many real tokens and samples; a longer text gets its own."""
+    """Yield micro-batches without changing the order of the samples.
+
+    Args:
+        batch: as in `cut`.
+        most: largest number of samples in a micro-batch.
+        tokens: largest number of real tokens in a micro-batch; a longer text gets a micro-batch of its own.
+    """
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
-    first, token_count, ends = 0, 0, []
+    first, token_count = 0, 0
+    ends = []
     lengths = host_lengths.of(batch.inputs[-1]).tolist()
     for position, length in enumerate(lengths):
         if position > first and (token_count + length > tokens or position - first == most):
@@ -67,14 +76,15 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
             first, token_count = position, 0
         token_count += length
     for start, end in pairwise([0, *ends, len(lengths)]):
-        part, own_lengths = batch.between(start, end), lengths[start:end]
+        part = batch.between(start, end)
+        part_lengths = lengths[start:end]
         yield replace(
-            part, inputs=tuple(x[:, : max(own_lengths)] for x in part.inputs), lengths=np.array(own_lengths, np.int64)
+            part, inputs=tuple(x[:, : max(part_lengths)] for x in part.inputs), lengths=np.array(part_lengths, np.int64)
         )
 
 
 def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> list[Lengths]:
-    """Rows of each micro-batch: neighbors in the order of length, cut where the total cost is least.
+    """The rows of each micro-batch: neighbors in the order of length, cut where the total cost in tokens is least.
 
     The result depends on the lengths only; rows of equal length keep their order.
     """
@@ -96,5 +106,5 @@ def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKEN
 
 
 def count_computed(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> int:
-    """Tokens that are computed for a batch that is split like this, padding included."""
+    """Tokens that are computed for a batch that `pieces` splits, padding included."""
     return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens, pass_cost))

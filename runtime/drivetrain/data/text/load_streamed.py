@@ -1,4 +1,4 @@
-"""Loads the data of a text job from shards: labels are read at once, texts are tokenized while the run trains."""
+"""Loads the data of a text job from shards: labels are read before the training, texts are tokenized during it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_SAMPLED_SHARDS = 8
-"""Shards from which the vocabulary and the length of the texts are taken at most."""
+"""Largest number of shards whose texts give the vocabulary and the largest length."""
 MAX_SAMPLED_TEXTS = 100_000
-"""Texts of these shards at most."""
+"""Largest number of texts taken from these shards."""
 
 
 @dataclass
 class _Source:
-    """All texts of one address."""
+    """The shards of one address, and which of their rows can be used."""
 
     store: ShardStore
     index: Index
@@ -61,26 +61,30 @@ class _Source:
         """Rows of the index that can be used, ascending."""
         return self.corpus.rows - 1
 
-    def split(self, reader: ShardReader, rows: Ids, classes: Classes, lengths: npt.NDArray[np.int64]) -> StreamedTexts:
-        """Some rows with their targets."""
-        places = np.searchsorted(self.rows, rows)
-        targets = {name: torch.from_numpy(class_indices[places]) for name, class_indices in classes.items()}
+    def build_split(
+        self, reader: ShardReader, rows: Ids, classes: Classes, lengths: npt.NDArray[np.int64]
+    ) -> StreamedTexts:
+        """A split of some rows of the index, with their targets; `classes` has those of all usable rows."""
+        positions = np.searchsorted(self.rows, rows)
+        targets = {name: torch.from_numpy(class_indices[positions]) for name, class_indices in classes.items()}
         return StreamedTexts(reader, rows, targets, lengths)
 
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How texts become tokens, and how many tokens a text has: chosen from a sample of the training texts."""
+    """How texts become tokens, and how long they are: chosen from a sample of the training texts."""
 
     tokenizer: Tokenizer
     longest: int
+    """Largest number of tokens of a text."""
     typed: bool
     """Whether the network gets token types."""
     special_count: int
-    """Special tokens of a text."""
+    """Number of special tokens of each text."""
     tokens_per_byte: float
+    """Mean number of tokens for a byte of text, without special tokens."""
     pooling: str
-    """As the network's folder says, if it does."""
+    """How the network's folder says that a text's vector is made; empty if it does not say."""
     notes: list[str]
 
     def estimate_lengths(self, index: Index, rows: Ids) -> npt.NDArray[np.int64]:
@@ -91,11 +95,11 @@ class _Encoding:
 
 
 def load(job: TextJob, recorded: InputRecord | None = None) -> Dataset:
-    """Index the shards of a job, and take the vocabulary and the largest length from some of them.
+    """Index the shards of a job, and choose the vocabulary and the largest length from texts of some of them.
 
     Args:
-        job: has `data.stream`.
-        recorded: preprocessing and heads of the run, if it read this data before, or of an earlier one.
+        job: a job with `data.stream`.
+        recorded: preprocessing and heads of the run, if it read this data before, or of an earlier run.
 
     Raises:
         DataError: if the shards cannot be used.
@@ -104,14 +108,15 @@ def load(job: TextJob, recorded: InputRecord | None = None) -> Dataset:
     stream = job.data.stream
     assert stream is not None
     cache = open_stream.open_cache(stream)
-    train, train_rows, validation_source, validation_rows = _divide(job, cache)
-    heads, head_notes = text_split.heads_of(job, train.corpus)
+    train, train_rows, validation_source, validation_rows = _read_and_divide(job, cache)
+    heads, head_notes = text_split.find_heads(job, train.corpus)
+    # A resumed run keeps its heads, so that its classes keep their numbers.
     heads = dict(recorded.heads if recorded and recorded.same_data else heads)
     encoding = _choose_encoding(job, train, train_rows, recorded, cache)
-    preprocessing = job_tokenizer.store_preprocessing(
+    preprocessing = job_tokenizer.build_preprocessing(
         job, heads, encoding.tokenizer, encoding.longest, encoding.typed, encoding.pooling
     )
-    # The cache keeps rows of tokens under this name, so that jobs that tokenize alike share them.
+    # The cache stores rows of tokens under this name, so that jobs that tokenize alike share them.
     cache_name = text_shards.describe(job.data.text, preprocessing)
     open_split = partial(_open_split, job, heads, encoding, cache, cache_name)
     splits = open_split(train, train_rows), open_split(validation_source, validation_rows)
@@ -133,7 +138,7 @@ def load(job: TextJob, recorded: InputRecord | None = None) -> Dataset:
             *label_notes,
             *(note for head in heads.values() for note in open_stream.unseen_notes(head, splits, "texts")),
             *text_shards.note_shared(train.index, train_rows, validation_source.index, validation_rows),
-            *open_stream.shuffle_notes(order, _classes(splits[0], heads)),
+            *open_stream.shuffle_notes(order, _number_strata(splits[0], heads)),
             *open_stream.check_cache(job, stream, splits[0].reader),
             *encoding.notes,
             *job_tokenizer.note_watched(job),
@@ -153,20 +158,22 @@ def _choose_encoding(
     job: TextJob, train: _Source, train_rows: Ids, recorded: InputRecord | None, cache: ShardCache
 ) -> _Encoding:
     """Choose tokenizer and largest length; those of `recorded` if the run read this data before."""
-    texts, rows = _sample(job, train, train_rows, cache)
-    tokenizer, limits, tokenizer_notes = job_tokenizer.choose(job, texts, recorded)
+    texts, rows = _sample_texts(job, train, train_rows, cache)
+    tokenizer, limits, tokenizer_notes = job_tokenizer.choose_tokenizer(job, texts, recorded)
     encoded = tokenizer.encode(texts)
     if recorded and recorded.same_data:
-        longest, length_notes = recorded.preprocessing["max_length"], list[str]()
+        longest = recorded.preprocessing["max_length"]
+        length_notes: list[str] = []
     else:
-        longest, length_notes = job_tokenizer.length(job, encoded.lengths, limits.tokens)
+        longest, length_notes = job_tokenizer.choose_length(job, encoded.lengths, limits.tokens)
     special_count = encoded.template.count
-    token_count, byte_count = int((encoded.lengths - special_count).sum()), int(_read_sizes(train.index, rows).sum())
+    token_count = int((encoded.lengths - special_count).sum())
+    byte_count = int(_read_sizes(train.index, rows).sum())
     sample_note = f"vocabulary and lengths are those of {len(rows):,} training texts"
     return _Encoding(
         tokenizer,
         longest,
-        limits.typed(encoded),
+        limits.are_types_used(encoded),
         special_count,
         # Most texts are never tokenized before the run needs them: their bytes are known from the index.
         tokens_per_byte=token_count / max(1, byte_count),
@@ -184,8 +191,8 @@ def _open_split(
     source: _Source,
     rows: Ids,
 ) -> StreamedTexts:
-    """Return some rows of a source with their targets, to be tokenized while the run trains."""
-    kind = TokenRows(
+    """A split of some rows of a source with their targets; its texts are tokenized while the run trains."""
+    token_rows = TokenRows(
         job.data.text,
         encoding.tokenizer,
         encoding.longest,
@@ -194,16 +201,21 @@ def _open_split(
         source.corpus.key,
         cache_name,
     )
-    reader = ShardReader(source.store, source.index, cache, kind)
-    classes = text_split.indices(source.corpus, heads)
-    return source.split(reader, rows, classes, encoding.estimate_lengths(source.index, rows))
+    reader = ShardReader(source.store, source.index, cache, token_rows)
+    classes = text_split.index_classes(source.corpus, heads)
+    return source.build_split(reader, rows, classes, encoding.estimate_lengths(source.index, rows))
 
 
-def _divide(job: TextJob, cache: ShardCache) -> tuple[_Source, Ids, _Source, Ids]:
-    """The training texts and their rows, then the validation texts and theirs; both may have one source."""
-    train = _read(job, job.data.train, "data.train", cache)
+def _read_and_divide(job: TextJob, cache: ShardCache) -> tuple[_Source, Ids, _Source, Ids]:
+    """Index the shards and divide their rows into training and validation.
+
+    Returns:
+        The source of the training texts, their rows, the source of the validation texts, and their rows. Both have the
+        same source if the validation texts are held out of the training shards.
+    """
+    train = _index_source(job, job.data.train, "data.train", cache)
     if isinstance(job.data.validation, str):
-        validation_source = _read(job, job.data.validation, "data.validation", cache)
+        validation_source = _index_source(job, job.data.validation, "data.validation", cache)
         return train, train.rows, validation_source, validation_source.rows
     train_rows, validation_rows = open_stream.hold_out(
         train.index, train.rows, job.data.validation, job.train.seed, "data.train"
@@ -211,50 +223,72 @@ def _divide(job: TextJob, cache: ShardCache) -> tuple[_Source, Ids, _Source, Ids
     return train, train_rows, train, validation_rows
 
 
-def _read(job: TextJob, text: str, key: str, cache: ShardCache) -> _Source:
-    """Index the shards of one address; rows without a text or without any label are left out."""
-    store, columns = open_stream.open_store(job, text, key), list(job.data.labels)
+def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _Source:
+    """Index the shards of an address that the spec key `key` names; leave out rows without a text or without any label.
+
+    Raises:
+        DataError: if too many rows cannot be used, or all.
+    """
+    store = open_stream.open_store(job, address, key)
+    columns = list(job.data.labels)
     classes = store.class_names()
-    look = partial(text_shards.look, texts=job.data.text, labels=columns, key=key, classes=classes)
+    index_shard = partial(text_shards.index_shard, texts=job.data.text, labels=columns, key=key, classes=classes)
     index = indices.read(
         store,
         cache,
-        look,
+        index_shard,
+        # What the index depends on: a stored index is used again only if it was built from the same.
         ["composed texts with hashes", *job.data.text, "labels", *columns, *map(str, classes.items())],
     )
-    empty = {" and ".join(job.data.text): index.rows[text_shards.SIZE].to_numpy() == 0}
-    # A row that has a label for some of the heads trains these.
-    empty |= {" and ".join(columns): np.logical_and.reduce([index.rows[name].is_null().to_numpy() for name in columns])}
-    good = ~np.logical_or.reduce(list(empty.values()))
+    is_empty = {" and ".join(job.data.text): index.rows[text_shards.SIZE].to_numpy() == 0}
+    # A row with a label for at least one of the heads is used: it trains the heads that it has labels for.
+    has_no_label = np.logical_and.reduce([index.rows[name].is_null().to_numpy() for name in columns])
+    is_empty |= {" and ".join(columns): has_no_label}
+    is_usable = ~np.logical_or.reduce(list(is_empty.values()))
     bad = [
         BadSample(
-            index.title(row), f"{labels.list_names([name for name, none in empty.items() if none[row]])} is empty"
+            index.title(row),
+            f"{labels.list_names([name for name, is_empty_in in is_empty.items() if is_empty_in[row]])} is empty",
         )
-        for row in np.flatnonzero(~good).tolist()
+        for row in np.flatnonzero(~is_usable).tolist()
     ]
     notes = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
-    if not good.any():
-        raise DataError(f"{key}: {text} has no rows that can be used", "at least one text with its labels", "add some")
-    texts_by_column = {name: index.rows[name].filter(good).to_pylist() for name in columns}
-    return _Source(
-        store, index, Corpus(key, [Path(text)], [0], (), texts_by_column, np.flatnonzero(good) + 1, bad), notes
+    if not is_usable.any():
+        raise DataError(
+            f"{key}: {address} has no rows that can be used", "at least one text with its labels", "add some"
+        )
+    labels_by_column = {name: index.rows[name].filter(is_usable).to_pylist() for name in columns}
+    usable_rows = Corpus(
+        key=key,
+        paths=[Path(address)],
+        starts=[0],
+        # The texts stay in their shards until the run needs them.
+        texts=(),
+        labels=labels_by_column,
+        rows=np.flatnonzero(is_usable) + 1,
+        bad=bad,
     )
+    return _Source(store, index, usable_rows, notes)
 
 
-def _sample(job: TextJob, train: _Source, train_rows: Ids, cache: ShardCache) -> tuple[list[pyarrow.ChunkedArray], Ids]:
-    """Some of the training texts, from a few shards: their text columns and their rows."""
+def _sample_texts(
+    job: TextJob, train: _Source, train_rows: Ids, cache: ShardCache
+) -> tuple[list[pyarrow.ChunkedArray], Ids]:
+    """Read some of the training texts, from a few shards.
+
+    Returns:
+        Their text columns, and their rows in the index.
+    """
     from pyarrow import concat_tables
 
-    shards, look = (
-        train.index.shard_of(train_rows),
-        partial(shard_texts.texts_of, names=job.data.text, key=train.corpus.key),
-    )
-    used = np.unique(shards)
+    shard_numbers = train.index.shard_of(train_rows)
+    read_texts = partial(shard_texts.read_all_texts, names=job.data.text, key=train.corpus.key)
+    used_shards = np.unique(shard_numbers)
     random = stateless_random.generator(job.train.seed, "statistics")
     tables, rows, count = [], [], 0
-    for number in used[random.permutation(len(used))[:MAX_SAMPLED_SHARDS]].tolist():
-        shard_rows = train_rows[shards == number][: MAX_SAMPLED_TEXTS - count]
-        table = indices.look_at_shard(train.store, cache, look, train.index.shards[number])
+    for number in used_shards[random.permutation(len(used_shards))[:MAX_SAMPLED_SHARDS]].tolist():
+        shard_rows = train_rows[shard_numbers == number][: MAX_SAMPLED_TEXTS - count]
+        table = indices.look_at_shard(train.store, cache, read_texts, train.index.shards[number])
         tables.append(table.take(shard_rows - train.index.starts[number]))
         rows.append(shard_rows)
         count += len(shard_rows)
@@ -264,12 +298,12 @@ def _sample(job: TextJob, train: _Source, train_rows: Ids, cache: ShardCache) ->
 
 
 def _read_sizes(index: Index, rows: Ids) -> npt.NDArray[np.int64]:
-    """Return the bytes of some texts."""
+    """Bytes of the texts of some rows, as the index has them."""
     sizes: npt.NDArray[np.int64] = index.rows[text_shards.SIZE].to_numpy()[rows]
     return sizes
 
 
-def _classes(split: StreamedTexts, heads: Mapping[str, object]) -> Ids:
-    """The classes of the first head."""
+def _number_strata(split: StreamedTexts, heads: Mapping[str, object]) -> Ids:
+    """The class of each row in the first head; rows without a label count as one more class."""
     class_indices: Ids = split.targets[next(iter(heads))].numpy()
     return np.where(class_indices == NO_LABEL, class_indices.max() + 1, class_indices)

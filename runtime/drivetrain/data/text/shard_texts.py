@@ -1,4 +1,4 @@
-"""The columns of a shard of texts, whatever its kind: Parquet, JSON lines, or a tar file."""
+"""Reads text and label columns of a shard, whatever its kind: Parquet, JSON lines, or a tar file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 CELL_BYTES = 8
-"""Bytes of a place in a list."""
+"""Bytes of memory that a list takes for each of its items."""
 
 
-def labels(
+def read_labels(
     file: Path,
     shard: Shard,
     names: Sequence[str],
@@ -32,23 +32,25 @@ def labels(
     key: str,
     classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
 ) -> pyarrow.Table:
-    """The label columns of a shard as text, without space around it; an empty label is null.
+    """Read the label columns of a shard as text, without space around it; an empty label is null.
 
     Args:
         file: the shard on this machine.
-        shard: its kind, and for messages.
+        shard: its kind, and its address for messages.
         names: the label columns.
-        texts: the text columns, which must be there.
+        texts: the text columns, whose presence is checked here too.
         key: the spec key that names the shards.
         classes: names of classes that are declared beside the shards, for labels that are numbers.
 
     Raises:
-        DataError: if it cannot be read, lacks a column, or has one that does not hold text.
+        DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
     """
     from pyarrow import ArrowException
 
     try:
-        label_table = (_of_parquet if shard.kind == PARQUET else _of_records)(file, shard, names, texts, key)
+        label_table = (_read_parquet_labels if shard.kind == PARQUET else _read_record_labels)(
+            file, shard, names, texts, key
+        )
         label_table = table_file.as_text(tables.with_names(label_table, classes), names)
         label_table.validate(full=True)
     except (ArrowException, OSError) as error:
@@ -59,18 +61,18 @@ def labels(
     return label_table
 
 
-def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
-    """The text columns of a shard, some rows at a time; an empty text is "".
+def read_texts(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterator[pyarrow.Table]:
+    """Yield the text columns of a shard, at most TEXTS_PER_CALL rows at a time; an empty text is "".
 
     Raises:
-        DataError: if it cannot be read, or a column does not hold text.
+        DataError: if the shard cannot be read, or a column does not hold text.
     """
     from pyarrow import ArrowException, Table, compute, table
 
     if shard.kind != PARQUET:
-        records = _records(file, shard, names, (), key)
-        while some := list(islice(records, tokenizer.TEXTS_PER_CALL)):
-            by_name = {name: _column([record.get(name) for record in some], name, shard, key) for name in names}
+        records = _read_records(file, shard, names, (), key)
+        while chunk := list(islice(records, tokenizer.TEXTS_PER_CALL)):
+            by_name = {name: _to_text_array([record.get(name) for record in chunk], name, shard, key) for name in names}
             yield table(
                 {name: compute.fill_null(column_values.compose_text(cells), "") for name, cells in by_name.items()}
             )
@@ -88,62 +90,73 @@ def columns(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iterato
         raise parquet_index.unreadable(shard, key, error) from None
 
 
-def texts_of(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
-    """All texts of a shard; an empty one is "".
+def read_all_texts(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:
+    """Read all texts of a shard into memory; an empty text is "".
 
     Raises:
-        DataError: if it cannot be read, or a column does not hold text.
+        DataError: if the shard cannot be read, or a column does not hold text.
     """
     from pyarrow import Table, concat_tables
 
     size, parts = DecodedSize(f"shard {shard.address}", key), list[Table]()
-    for part in columns(file, names, shard, key):
+    for part in read_texts(file, names, shard, key):
         size.add(part.nbytes)
         parts.append(part)
     return concat_tables(parts)
 
 
-def _of_parquet(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+def _read_parquet_labels(
+    file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str
+) -> pyarrow.Table:
+    """Read the label columns `names` of a Parquet file, once it has all columns."""
     from pyarrow import parquet
 
     parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
     return parquet_index.labels(file, names, shard, key)
 
 
-def _of_records(file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str) -> pyarrow.Table:
+def _read_record_labels(
+    file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str
+) -> pyarrow.Table:
+    """Read the label columns `names` of JSON lines or of a tar file; each column must occur in chunk record."""
     from pyarrow import table
 
     by_name: dict[str, list[Any]] = {name: [] for name in names}
     record_keys: dict[str, None] = {}
     size = DecodedSize(f"labels of shard {shard.address}", key)
-    for record in _records(file, shard, texts, names, key):
+    for record in _read_records(file, shard, texts, names, key):
         record_keys |= dict.fromkeys(record)
         for name, cells in by_name.items():
             cells.append(record.get(name))
             size.add(CELL_BYTES + sys.getsizeof(cells[-1]))
     parquet_index.check_columns([*texts, *names], list(record_keys), shard, key)
-    return table({name: _column(cells, name, shard, key) for name, cells in by_name.items()})
+    return table({name: _to_text_array(cells, name, shard, key) for name, cells in by_name.items()})
 
 
-def _records(
+def _read_records(
     file: Path, shard: Shard, texts: Sequence[str], names: Sequence[str], key: str
 ) -> Iterator[dict[str, Any]]:
+    """Yield each record of a tar file, or of a file of JSON lines, by column."""
     if shard.kind == TAR:
         return tar_records.read(file, shard, key, texts, names)
     return jsonl_records.read(file, shard, key)
 
 
-def _column(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
-    """Cells of JSON as text, as they are read from a table: whole numbers and booleans are text, others are no text."""
+def _to_text_array(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
+    """JSON values as text, by the rule for tables: whole numbers and booleans count as text, other types are refused.
+
+    Raises:
+        DataError: for values of another type, of several types, or with half of a surrogate pair.
+    """
     from pyarrow import array, string
 
-    kinds = {type(cell) for cell in cells} - {type(None)}
-    if wrong := next((kind for kind in (float, list, dict) if kind in kinds), None):
-        raise _no_text({float: "numbers", list: "lists", dict: "objects"}[wrong], name, shard, key)
-    if len(kinds) > 1:
-        raise _no_text("cells of several types", name, shard, key)
+    cell_types = {type(cell) for cell in cells} - {type(None)}
+    if wrong_type := next((kind for kind in (float, list, dict) if kind in cell_types), None):
+        raise _refuse_column({float: "numbers", list: "lists", dict: "objects"}[wrong_type], name, shard, key)
+    if len(cell_types) > 1:
+        raise _refuse_column("cells of several types", name, shard, key)
     try:
-        return array([_text(cell) for cell in cells], string())
+        return array([_to_text(cell) for cell in cells], string())
     except UnicodeEncodeError:
         raise DataError(
             f'{key}: column "{name}" of shard {shard.address} has half of a surrogate pair (\\uD800 to \\uDFFF)',
@@ -152,22 +165,24 @@ def _column(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.
         ) from None
 
 
-def _text(cell: Any) -> str | None:
+def _to_text(cell: Any) -> str | None:
+    """A cell as text; booleans in lower case, as in JSON."""
     if cell is None:
         return None
     return str(cell).lower() if isinstance(cell, bool) else str(cell)
 
 
-def _check_text(kind: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
+def _check_text(data_type: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
     from pyarrow import types
 
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise _no_text(str(kind), name, shard, key)
+    if not (types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)):
+        raise _refuse_column(str(data_type), name, shard, key)
 
 
-def _no_text(description: str, name: str, shard: Shard, key: str) -> DataError:
+def _refuse_column(contents: str, name: str, shard: Shard, key: str) -> DataError:
+    """The error for a column that holds `contents` (say, "numbers") instead of text."""
     return DataError(
-        f'{key}: column "{name}" of shard {shard.address} holds {description}, not text',
+        f'{key}: column "{name}" of shard {shard.address} holds {contents}, not text',
         "text, whole numbers or booleans",
         "write the column as text, or name another one",
     )

@@ -1,4 +1,4 @@
-"""Splits texts into training and validation, and indexes their classes."""
+"""Splits texts into training and validation, and gives each label its class index."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 Classes = dict[str, npt.NDArray[np.int64]]
-"""By head: the class index of each row."""
+"""By head: the class index of each row, NO_LABEL if the row has none."""
 Heads = dict[str, Head]
-_BETWEEN = "\x1f"
-"""Between the texts of a row where rows are compared."""
+"""Heads of the network by name."""
+_SEPARATOR = "\x1f"
+"""Stands between the texts of a row where rows are compared."""
 _COMPARED_ROWS = 65_536
-"""Rows whose texts are copied at a time to compare them."""
+"""Number of rows whose texts are copied at a time to compare them."""
 
 
 @dataclass
@@ -49,10 +50,13 @@ class TextPart:
         return tuple(column.take(self.rows) for column in self.source.texts)
 
     def contents(self) -> Contents:
-        """A digest of each row's texts, whatever their blanks, their case and their form of Unicode."""
+        """A digest of each row's texts; it ignores case, the form of Unicode, and how many blanks separate words."""
         starts = range(0, len(self), _COMPARED_ROWS)
         return np.concatenate(
-            [copies.digests(_plain([text.slice(start, _COMPARED_ROWS) for text in self.texts])) for start in starts]
+            [
+                copies.digests(_normalize_texts([text.slice(start, _COMPARED_ROWS) for text in self.texts]))
+                for start in starts
+            ]
         )
 
     def title(self, index: int) -> str:
@@ -60,52 +64,64 @@ class TextPart:
         return self.source.title(int(self.rows[index]))
 
 
-def read(
+def read_and_split(
     job: TextJob, files: CsvFiles, recorded: InputRecord | None = None
 ) -> tuple[TextPart, TextPart, Heads, dict[str, int], list[str]]:
-    """Training part, validation part, heads, what the preprocessing stores of the split, and notes.
+    """Read the texts of a job, and split them.
+
+    Returns:
+        Training part, validation part, heads, what the preprocessing stores about the split, and notes.
 
     Args:
         job: the job.
-        files: how CSV files are written; gets what was found.
-        recorded: preprocessing and heads of the run; heads of another run are not used.
+        files: how CSV files are written; what is detected in these files is added to it.
+        recorded: preprocessing and heads of the run; heads are not taken from a run with other data.
 
     Raises:
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
-    train, notes = _usable(job, job.data.train, "data.train", files)
-    heads, new_notes = heads_of(job, train)
+    train, notes = _read_usable_rows(job, job.data.train, "data.train", files)
+    heads, head_notes = find_heads(job, train)
+    # A resumed run keeps its heads, so that its classes keep their numbers.
     heads = dict(recorded.heads) if recorded and recorded.same_data else heads
-    notes += new_notes
-    classes = indices(train, heads)
-    contents, marks = whole(train, classes).contents(), dict[str, int]()
-    for column, written in train.labels.items():
-        notes += copies.contradictions(contents, written, train.place, f'texts, by "{column}",')
+    notes += head_notes
+    classes = index_classes(train, heads)
+    contents = take_all_rows(train, classes).contents()
+    stored_division: dict[str, int] = {}
+    split_notes: list[str] = []
+    for column, label_texts in train.labels.items():
+        notes += copies.contradictions(contents, label_texts, train.place, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
-        validation_corpus, new_notes = _usable(job, job.data.validation, "data.validation", files)
-        parts = whole(train, classes), whole(validation_corpus, indices(validation_corpus, heads))
+        validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
+        train_part = take_all_rows(train, classes)
+        validation_part = take_all_rows(validation_corpus, index_classes(validation_corpus, heads))
     else:
+        # Equal texts stay on one side of the split, unless there are so many that they are no copies of each other.
         independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
         division = copies.Division(contents, "texts", recorded, independent=independent)
-        train_rows, validation_rows, new_notes = _divide(classes, heads, train, job, division)
-        marks = division.stored()
-        parts = _take_rows(train, train_rows, classes), _take_rows(train, validation_rows, classes)
-    if not len(parts[1]):
+        train_rows, validation_rows, split_notes = _divide(classes, heads, train, job, division)
+        stored_division = division.stored()
+        train_part = _take_rows(train, train_rows, classes)
+        validation_part = _take_rows(train, validation_rows, classes)
+    if not len(validation_part):
         raise DataError(
             f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
             "two texts of a class or more",
             "add texts, or set data.validation to a path",
         )
-    heads, lacking = mark_heads(heads, {"training": parts[0].classes, "validation": parts[1].classes})
-    return *parts, heads, marks, [*notes, *new_notes, *lacking, *_note_shared(*parts)]
+    heads, missing_label_notes = mark_heads(
+        heads, {"training": train_part.classes, "validation": validation_part.classes}
+    )
+    notes += [*split_notes, *missing_label_notes, *_note_shared(train_part, validation_part)]
+    return train_part, validation_part, heads, stored_division, notes
 
 
-def whole(source: Corpus, classes: Classes) -> TextPart:
-    """All rows of a corpus."""
+def take_all_rows(source: Corpus, classes: Classes) -> TextPart:
+    """A part of all rows of a corpus."""
     return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
 
 
-def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
+def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     """The class index of each row, by head; label columns of the corpus are in the order of the heads.
 
     Raises:
@@ -121,11 +137,14 @@ def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
 
 
 def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Heads, list[str]]:
-    """The heads, each with whether some texts have no label for it, and notes on how many.
+    """Mark heads for which some texts have no label.
 
     Args:
         heads: the heads.
         parts: the targets of the training and of the validation part, by the name of the part.
+
+    Returns:
+        The heads, and notes on how many texts have no label for each.
 
     Raises:
         DataError: if no text of a part has a label for a head.
@@ -133,16 +152,16 @@ def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[He
     notes = []
     for name in heads:
         for part, targets in parts.items():
-            total, lacking = len(targets[name]), int((targets[name] == NO_LABEL).sum())
-            if lacking and lacking == total:
+            total, missing_count = len(targets[name]), int((targets[name] == NO_LABEL).sum())
+            if missing_count and missing_count == total:
                 raise DataError(
                     f"data.labels.{name}: none of the {total:,} {part} texts has a label",
                     "some labels of each column on both sides",
                     "add labels, remove the column, or change data.validation",
                 )
-            if lacking:
+            if missing_count:
                 notes.append(
-                    f'"{name}": {lacking:,} of {total:,} {part} texts have no label; they count for the others'
+                    f'"{name}": {missing_count:,} of {total:,} {part} texts have no label; they count for the others'
                 )
     return mark_partial(heads, list(parts.values())), notes
 
@@ -155,32 +174,38 @@ def count_missing(targets: Mapping[str, Any]) -> list[str]:
     """
     notes = []
     for name, classes in targets.items():
-        total, lacking = len(classes), int((classes == NO_LABEL).sum())
-        if lacking == total:
+        total, missing_count = len(classes), int((classes == NO_LABEL).sum())
+        if missing_count == total:
             notes.append(f'"{name}": none of the {total:,} texts has a label, so it has no scores')
-        elif lacking:
-            notes.append(f'"{name}": {lacking:,} of {total:,} texts have no label; they count for the others')
+        elif missing_count:
+            notes.append(f'"{name}": {missing_count:,} of {total:,} texts have no label; they count for the others')
     return notes
 
 
-def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
-    options = {column: f"data.labels.{column}" for column in job.data.labels}
-    together = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
-    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text", files, together)
+def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
+    """Read the rows of a file that can be used, and notes on those that cannot.
+
+    Raises:
+        DataError: if the file cannot be read, or has too many rows that cannot be used.
+    """
+    keys_by_column = {column: f"data.labels.{column}" for column in job.data.labels}
+    # Groups only matter where validation texts are held out of the training texts.
+    group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
+    source = corpus.read(job.resolve(path), key, job.data.text, keys_by_column, "data.text", files, group_column)
     return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
-def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
-    """The heads by the labels of the training texts, and notes.
+def find_heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
+    """The heads with the classes that occur in the training texts, and notes on them.
 
     Raises:
         DataError: if a column holds no classes.
     """
     heads, notes = {}, []
     for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
-        written = [label for label in train.labels[column] if label is not None]
-        classes = labels.class_names(written)
-        notes += corpus.check_classes(written, classes, column, f"data.labels.{column}")
+        label_texts = [label for label in train.labels[column] if label is not None]
+        classes = labels.class_names(label_texts)
+        notes += corpus.check_classes(label_texts, classes, column, f"data.labels.{column}")
         heads[name] = Head(
             name,
             classes,
@@ -188,42 +213,48 @@ def heads_of(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
             class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
         )
-        notes.append(f'"{column}": {len(classes)} classes: {_format_counts(written)}')
+        notes.append(f'"{column}": {len(classes)} classes: {_format_counts(label_texts)}')
     return heads, notes
 
 
 def _format_counts(label_texts: Sequence[str]) -> str:
+    """At most 8 classes with the number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return labels.list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
-def _plain(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
-    """The texts of some rows, joined, in one case and form of Unicode, with single blanks."""
+def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
+    """One text per row, to compare: its texts joined, in lower case and NFKC, with single blanks."""
     from pyarrow import compute
 
-    joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _BETWEEN)
-    plain = compute.utf8_lower(compute.utf8_normalize(joined, "NFKC"))
-    rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(plain, r"\s+", " ")).to_pylist()
+    joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _SEPARATOR)
+    normalized = compute.utf8_lower(compute.utf8_normalize(joined, "NFKC"))
+    rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(normalized, r"\s+", " ")).to_pylist()
     return rows
 
 
 def _take_rows(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
+    """A part of some rows of a corpus; `classes` has those of all its rows."""
     return TextPart(source, rows, {name: class_indices[rows] for name, class_indices in classes.items()})
 
 
 def _divide(
     classes: Classes, heads: Heads, train: Corpus, job: TextJob, division: copies.Division
 ) -> tuple[Ids, Ids, list[str]]:
-    """Rows for training and for validation, stratified by the class of the first head; whole groups if the job has a
-    column of them.
+    """Divide rows into training and validation, stratified by the class of the first head.
 
-    A row with a class, in any head, that would otherwise occur only in validation is moved to training.
+    Groups are not divided if the job has a column of them. Otherwise a row with a class, in any head, that would occur
+    only in validation is moved to training.
+
+    Returns:
+        Rows for training, rows for validation, and notes.
     """
     # Texts without a label for the first head are a stratum of their own.
-    first = next(iter(classes.values()))
-    strata = np.where(first == NO_LABEL, first.max() + 1, first)
+    first_classes = next(iter(classes.values()))
+    strata = np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
     if train.groups is not None:
+        # Moving a row to training would tear its group apart; the note names the classes instead.
         group_numbers = division.whole(groups.number_groups(train.groups))
         train_rows, validation_rows = groups.divide(strata, group_numbers, job.data, job.train.seed, "data.train")
         without_training = [
@@ -231,19 +262,14 @@ def _divide(
             for name, column in classes.items()
             for index in np.setdiff1d(column[validation_rows], [*column[train_rows], NO_LABEL]).tolist()
         ]
-        return (
-            train_rows,
-            validation_rows,
-            [
-                groups.note(job.data.groups or "", group_numbers, train_rows, validation_rows, without_training),
-                *division.notes(train_rows, validation_rows),
-            ],
-        )
+        group_note = groups.note(job.data.groups or "", group_numbers, train_rows, validation_rows, without_training)
+        return train_rows, validation_rows, [group_note, *division.notes(train_rows, validation_rows)]
     train_rows, validation_rows = division.divide(strata, job.data, job.train.seed)
     unseen = np.zeros(len(validation_rows), np.bool_)
-    for group_numbers in classes.values():
-        unseen |= ~np.isin(group_numbers[validation_rows], np.append(group_numbers[train_rows], NO_LABEL))
+    for class_indices in classes.values():
+        unseen |= ~np.isin(class_indices[validation_rows], np.append(class_indices[train_rows], NO_LABEL))
     if division.together:
+        # Copies of a text that is moved are moved with it, so that they stay on one side.
         unseen = np.isin(division.copies[validation_rows], division.copies[validation_rows[unseen]])
     note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
     notes = [note] if unseen.any() else []
@@ -256,6 +282,10 @@ def _note_shared(train: TextPart, validation: TextPart) -> list[str]:
     """A note on texts that are in both parts, which makes validation scores too good."""
     from pyarrow import compute
 
-    train_texts, new = (compute.binary_join_element_wise(*part.texts, _BETWEEN) for part in (train, validation))
-    twice = compute.sum(compute.is_in(new, value_set=train_texts.unique())).as_py() or 0
-    return [f"{twice:,} of {len(validation):,} validation texts are identical to training texts"] if twice else []
+    train_texts, validation_texts = (
+        compute.binary_join_element_wise(*part.texts, _SEPARATOR) for part in (train, validation)
+    )
+    shared_count = compute.sum(compute.is_in(validation_texts, value_set=train_texts.unique())).as_py() or 0
+    if not shared_count:
+        return []
+    return [f"{shared_count:,} of {len(validation):,} validation texts are identical to training texts"]

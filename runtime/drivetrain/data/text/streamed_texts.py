@@ -1,4 +1,4 @@
-"""Texts in shards, as the tokens that lie in the cache."""
+"""A split of texts that are streamed from shards; the cache stores them as tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.text.text_shards import TokenRows
 
 TITLE_CHARACTERS = 80
-"""Characters of a text in its title."""
+"""Characters of a text that its title shows."""
 
 
 @dataclass
 class StreamedTexts:
-    """Some rows of the shards of an address, tokenized when their shard is fetched."""
+    """Rows of remote shards, tokenized when their shard is fetched."""
 
     masked: ClassVar = True
+    """The last input is a mask of real tokens (protocol `Masked`)."""
     reader: ShardReader
     rows: Ids
+    """Rows of the index of the shards."""
     targets: Targets
     lengths: npt.NDArray[np.int64]
     """Tokens of each text, estimated from its bytes; at most `max_length`."""
@@ -36,29 +38,40 @@ class StreamedTexts:
         return len(self.rows)
 
     @property
-    def kept(self) -> TokenRows:
-        """How the texts lie in the cache."""
+    def token_rows(self) -> TokenRows:
+        """The form in which the cache stores the texts."""
         assert isinstance(self.reader.rows, TokenRows)
         return self.reader.rows
 
     def gather(self, ids: Ids) -> Inputs:
-        """Token ids, token types if the network has them, and attention mask; all (N, longest of these) int64.
+        """Token ids, token types if the network has them, and attention mask; all (N, tokens) int64: N texts, padded to
+        the longest of them.
 
         Raises:
             DataError: if a shard has changed.
             StorageError: if a shard cannot be fetched.
         """
-        ragged_rows, every = self.kept.ragged(self.reader.read(self.rows[ids])), np.arange(len(ids), dtype=np.int64)
-        filled, mask = ragged_rows[0].padded(every, self.kept.words.pad)
-        types = (torch.from_numpy(kind.padded(every, 0)[0]) for kind in ragged_rows[1:])
-        return torch.from_numpy(filled), *types, torch.from_numpy(mask)
+        tokens, *token_types = self.token_rows.to_ragged(self.reader.read(self.rows[ids]))
+        all_rows = np.arange(len(ids), dtype=np.int64)
+        padded_tokens, mask = tokens.pad(all_rows, self.token_rows.tokenizer.pad)
+        padded_types = (torch.from_numpy(types.pad(all_rows, 0)[0]) for types in token_types)
+        return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)
 
     def title(self, index: int) -> str:
         """Shard, number and first words of a text, as the tokenizer reads it."""
         row = self.rows[index : index + 1]
-        text = self.kept.words.inner.decode(self.kept.ragged(self.reader.read(row))[0].flat.tolist())
-        return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
+        tokens = self.token_rows.to_ragged(self.reader.read(row))[0]
+        text = self.token_rows.tokenizer.inner.decode(tokens.flat.tolist())
+        ellipsis = "…" if len(text) > TITLE_CHARACTERS else ""
+        return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{ellipsis}"
 
     def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """Fetch the shards of these batches ahead."""
+        """A context in which the shards of the batches are fetched ahead.
+
+        Args:
+            groups: the samples of each batch, in the order of use.
+
+        Returns:
+            The context; call what it gives with the number of batches used so far.
+        """
         return open_stream.fetching(self.reader, [self.rows[ids] for ids in groups])

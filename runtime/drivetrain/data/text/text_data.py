@@ -1,4 +1,4 @@
-"""Loads the data of a text-classification job; texts are tokenized once."""
+"""Loads the data of a text-classification job into memory; each text is tokenized once, before the training."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ from drivetrain.job.text import TextJob
 
 
 class TextSplit:
-    """Tokenized texts in memory."""
+    """A split of tokenized texts in memory."""
 
     masked: ClassVar = True
+    """The last input is a mask of real tokens (protocol `Masked`)."""
 
     def __init__(self, part: TextPart, tokens: Ragged, pad: int, types: Ragged | None = None) -> None:
-        self.part, self.tokens, self.pad, self.types = part, tokens, pad, types
+        self.part = part
+        self.tokens = tokens
+        self.pad = pad
+        self.types = types
         self.targets: Targets = {name: torch.from_numpy(class_indices) for name, class_indices in part.classes.items()}
 
     def __len__(self) -> int:
@@ -45,19 +49,21 @@ class TextSplit:
         return self.tokens.lengths
 
     def gather(self, ids: Ids) -> Inputs:
-        """Token ids, token types if the network has them, and attention mask; all (N, longest of these) int64."""
-        filled, mask = self.tokens.padded(ids, self.pad)
-        types = () if self.types is None else (torch.from_numpy(self.types.padded(ids, 0)[0]),)
-        return torch.from_numpy(filled), *types, torch.from_numpy(mask)
+        """Token ids, token types if the network has them, and attention mask; all (N, tokens) int64: N texts, padded to
+        the longest of them.
+        """
+        padded_tokens, mask = self.tokens.pad(ids, self.pad)
+        types = () if self.types is None else (torch.from_numpy(self.types.pad(ids, 0)[0]),)
+        return torch.from_numpy(padded_tokens), *types, torch.from_numpy(mask)
 
     def contents(self) -> Contents:
         """A digest of each row's texts."""
         return self.part.contents()
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Replace the arrays in memory."""
-        self.tokens = self.tokens.changed(change)
-        self.types = None if self.types is None else self.types.changed(change)
+        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
+        self.tokens = self.tokens.map_arrays(change)
+        self.types = None if self.types is None else self.types.map_arrays(change)
         self.part.source.texts = tuple(map(change, self.part.source.texts))
         self.targets = {name: change(values) for name, values in self.targets.items()}
 
@@ -70,35 +76,37 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
     """Read, check and tokenize the texts of a job, with the tokenizer in `recorded` or a new one.
 
     Raises:
-        DataError: if they cannot be used.
-        SpecError: if the job's network does not fit them.
+        DataError: if the texts cannot be used.
+        SpecError: if the job's network does not fit the texts.
     """
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
-    train, validation_part, heads, marks, notes = text_split.read(job, files, recorded)
-    columns = train.texts, validation_part.texts
-    text_tokenizer, limits, source = job_tokenizer.choose(job, columns[0], recorded)
-    encoded = [text_tokenizer.encode(texts) for texts in columns]
-    typed, side = limits.typed(encoded[0]), job.data.truncation
+    train_part, validation_part, heads, stored_division, notes = text_split.read_and_split(job, files, recorded)
+    text_columns_of_parts = train_part.texts, validation_part.texts
+    text_tokenizer, limits, tokenizer_notes = job_tokenizer.choose_tokenizer(job, text_columns_of_parts[0], recorded)
+    encoded_parts = [text_tokenizer.encode(texts) for texts in text_columns_of_parts]
+    typed = limits.are_types_used(encoded_parts[0])
+    side = job.data.truncation
     if recorded and recorded.same_data:
-        longest, reasons = recorded.preprocessing["max_length"], list[str]()
+        # A resumed run goes on with the length that it began with.
+        longest = recorded.preprocessing["max_length"]
+        length_notes: list[str] = []
     else:
-        longest, reasons = job_tokenizer.length(job, encoded[0].lengths, limits.tokens)
+        longest, length_notes = job_tokenizer.choose_length(job, encoded_parts[0].lengths, limits.tokens)
     splits = [
         TextSplit(
-            part, tokens.sequences(longest, side), text_tokenizer.pad, tokens.types(longest, side) if typed else None
+            part, encoded.sequences(longest, side), text_tokenizer.pad, encoded.types(longest, side) if typed else None
         )
-        for part, tokens in zip((train, validation_part), encoded, strict=True)
+        for part, encoded in zip((train_part, validation_part), encoded_parts, strict=True)
     ]
-    preprocessing = (
-        job_tokenizer.store_preprocessing(job, heads, text_tokenizer, longest, typed, limits.pooling) | marks
-    )
+    preprocessing = job_tokenizer.build_preprocessing(job, heads, text_tokenizer, longest, typed, limits.pooling)
+    preprocessing |= stored_division
     padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
     notes = [
-        f"{len(train):,} training and {len(validation_part):,} validation texts",
+        f"{len(train_part):,} training and {len(validation_part):,} validation texts",
         *notes,
-        *source,
-        *reasons,
-        *_unknown(text_tokenizer, splits[1].tokens),
+        *tokenizer_notes,
+        *length_notes,
+        *_note_unknown(text_tokenizer, splits[1].tokens),
         *job_tokenizer.note_watched(job),
         Detail(padding.note()),
     ]
@@ -107,9 +115,10 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
     )
 
 
-def _unknown(text_tokenizer: Tokenizer, tokens: Ragged) -> list[str]:
-    """A note on validation tokens that are not in the vocabulary."""
-    share = float((tokens.flat == text_tokenizer.unknown).mean()) if text_tokenizer.unknown is not None else 0.0
+def _note_unknown(text_tokenizer: Tokenizer, tokens: Ragged) -> list[str]:
+    """A note on the share of validation tokens that stand for text outside of the vocabulary, if there are any."""
+    unknown_token = text_tokenizer.unknown_token
+    share = float((tokens.flat == unknown_token).mean()) if unknown_token is not None else 0.0
     return [f"{share:.2%} of the validation tokens are not in the vocabulary"] if share > 0 else []
 
 
@@ -147,13 +156,15 @@ def read(
     if not len(source):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     text_tokenizer = tokenizer.from_json(preprocessing["tokenizer"])
-    part = text_split.whole(source, text_split.indices(source, heads) if labelled else {})
+    part = text_split.take_all_rows(source, text_split.index_classes(source, heads) if labelled else {})
     notes += text_split.count_missing(part.classes)
     encoded = text_tokenizer.encode(part.texts)
-    longest, side = preprocessing["max_length"], preprocessing.get("truncation", "right")
+    longest = preprocessing["max_length"]
+    side = preprocessing.get("truncation", "right")
     types = encoded.types(longest, side) if preprocessing.get("token_types") else None
     notes += max_length.note_truncated(encoded.lengths, longest, side)
     split = TextSplit(part, encoded.sequences(longest, side), text_tokenizer.pad, types)
+    # Row numbers say nothing about which of several files a row is from.
     return NewSamples(split, as_it_is, notes, source.rows if len(paths) == 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""Texts in shards: what the index knows of each row, and its tokens as they lie in the cache."""
+"""Texts in shards: their index (size, content and labels of each row), and their tokens as the cache stores them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
     import pyarrow
 
 SIZE = "\x00size"
-"""Column of an index: bytes of all texts of a row; 0 if none of them says anything."""
+"""Column of an index: bytes of all texts of a row; 0 if all of them are blank."""
 CONTENT = indices.UNLISTED + "content"
-"""Column of an index: 64 bits of a hash of the texts of a row, by which equal ones are found."""
+"""Column of an index: 64 bits of a hash of the texts of a row, by which equal texts are found."""
 INDEX_BYTES_PER_TEXT = 80
-"""Bytes of what the index has of a text, while it is made."""
+"""Bytes of memory that the index takes for each text while it is built."""
 TOKEN = np.dtype("<i4")
-BETWEEN = "\x1f"
-"""Between the texts of a row where rows are compared."""
+"""Type of a token, and of a token type, in the cache."""
+SEPARATOR = "\x1f"
+"""Stands between the texts of a row where rows are compared."""
 
 
-def look(
+def index_shard(
     file: Path,
     shard: Shard,
     texts: Sequence[str],
@@ -45,28 +47,28 @@ def look(
     key: str,
     classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
 ) -> pyarrow.Table:
-    """The index of a shard: size and labels of each row. A label that is missing is null.
+    """The index of a shard: labels, size and content hash of each row. A missing label is null.
 
     Args:
         file: the shard on this machine.
-        shard: for messages.
+        shard: its kind, and its address for messages.
         texts: the text columns.
         labels: the label columns.
         key: the spec key that names the shards.
-        classes: names of classes that are declared beside the shards.
+        classes: class names of each label column whose labels are numbers, declared beside the shards.
 
     Raises:
-        DataError: if it cannot be read, lacks a column, or has one that does not hold text.
+        DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
     """
     from pyarrow import array, int64, uint64
 
-    index_table = shard_texts.labels(file, shard, labels, texts, key, classes)
+    index_table = shard_texts.read_labels(file, shard, labels, texts, key, classes)
     sizes, contents = list[int](), list[int]()
     size = DecodedSize(f"the list of the texts of shard {shard.address}", key)
-    for part in shard_texts.columns(file, texts, shard, key):
+    for part in shard_texts.read_texts(file, texts, shard, key):
         size.add(INDEX_BYTES_PER_TEXT * len(part))
-        sizes += _sizes(part)
-        contents += _contents(part)
+        sizes += _measure_texts(part)
+        contents += _hash_texts(part)
     unpacked_size = sum(sizes) + flat_file.overhead(len(sizes))
     index_table = index_table.append_column(SIZE, array(sizes, int64())).append_column(
         CONTENT, array(contents, uint64())
@@ -74,22 +76,23 @@ def look(
     return index_table.replace_schema_metadata({SHARD_BYTES: str(unpacked_size)})
 
 
-def _sizes(part: pyarrow.Table) -> list[int]:
-    """Bytes of the texts of each row; 0 if they are empty."""
+def _measure_texts(part: pyarrow.Table) -> list[int]:
+    """Bytes of the texts of each row; 0 if all of them are blank."""
     from pyarrow import compute
 
-    total, full = np.zeros(len(part), np.int64), np.zeros(len(part), np.bool_)
+    total_bytes = np.zeros(len(part), np.int64)
+    has_text = np.zeros(len(part), np.bool_)
     for column in part.columns:
-        total += compute.binary_length(column).to_numpy()
-        full |= compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy()
-    sizes: list[int] = np.where(full, total, 0).tolist()
+        total_bytes += compute.binary_length(column).to_numpy()
+        has_text |= compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy()
+    sizes: list[int] = np.where(has_text, total_bytes, 0).tolist()
     return sizes
 
 
-def _contents(part: pyarrow.Table) -> list[int]:
-    """A number for the texts of each row; equal ones have the same, others almost surely another one."""
+def _hash_texts(part: pyarrow.Table) -> list[int]:
+    """A hash of 64 bits of the texts of each row."""
     rows = zip(*(column.to_pylist() for column in part.columns), strict=True)
-    hashes = (hashlib.blake2b(BETWEEN.join(texts).encode(), digest_size=8).digest() for texts in rows)
+    hashes = (hashlib.blake2b(SEPARATOR.join(texts).encode(), digest_size=8).digest() for texts in rows)
     return [int.from_bytes(digest, "little") for digest in hashes]
 
 
@@ -97,72 +100,84 @@ def note_shared(train: Index, train_rows: Ids, validation: Index, validation_row
     """A note on texts that are in both parts, which makes validation scores too good.
 
     Args:
-        train: has the training texts.
-        train_rows: their rows.
-        validation: has the validation texts.
-        validation_rows: their rows.
+        train: the index of the training texts.
+        train_rows: their rows in it.
+        validation: the index of the validation texts.
+        validation_rows: their rows in it.
     """
-    train_contents, new = (
+    train_contents, validation_contents = (
         index.rows[CONTENT].to_numpy()[rows] for index, rows in ((train, train_rows), (validation, validation_rows))
     )
-    twice = int(np.isin(new, train_contents).sum())
-    return [f"{twice:,} of {len(validation_rows):,} validation texts are identical to training texts"] if twice else []
+    shared_count = int(np.isin(validation_contents, train_contents).sum())
+    if not shared_count:
+        return []
+    return [f"{shared_count:,} of {len(validation_rows):,} validation texts are identical to training texts"]
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Texts of a shard, which lie in the cache as their tokens, special tokens included and truncated."""
+    """The form of a shard's texts in the cache: truncated rows of tokens, special tokens included."""
 
     columns: tuple[str, ...]
-    words: Tokenizer
+    """The text columns."""
+    tokenizer: Tokenizer
     longest: int
+    """Largest number of tokens of a row."""
     side: Truncation
+    """The end at which longer texts are truncated."""
     typed: bool
-    """Whether token types are kept behind the tokens."""
+    """Whether the token types of a row are stored behind its tokens."""
     key: str
     """The spec key that names the shards."""
     unpacked: str
-    """What is taken out of the shard, as `described`."""
+    """Name of this form in the cache, from `describe`: rows that are tokenized alike share it."""
 
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Tokenize all texts."""
-        flat_file.write(path, limit_rows(self._rows(file, shard), room))
+        """Tokenize all texts of the shard `file`, and write them to `path`, with at most `room` bytes."""
+        flat_file.write(path, limit_rows(self._tokenize(file, shard), room))
 
-    def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
-        """The tokens of each row."""
-        for part in shard_texts.columns(file, self.columns, shard, self.key):
-            encoded = self.words.encode(part.columns)
-            kinds = [encoded.sequences(self.longest, self.side)]
-            kinds += [encoded.types(self.longest, self.side)] if self.typed else []
-            flats = [kind.flat.astype(TOKEN) for kind in kinds]
-            for start, end in zip(kinds[0].offsets.tolist(), kinds[0].offsets[1:].tolist(), strict=False):
+    def _tokenize(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """Yield the bytes of each row: its tokens, then its token types if the network has them."""
+        for part in shard_texts.read_texts(file, self.columns, shard, self.key):
+            encoded = self.tokenizer.encode(part.columns)
+            tokens = encoded.sequences(self.longest, self.side)
+            flats = [tokens.flat.astype(TOKEN)]
+            if self.typed:
+                flats.append(encoded.types(self.longest, self.side).flat.astype(TOKEN))
+            for start, end in pairwise(tokens.offsets.tolist()):
                 yield b"".join(flat[start:end].tobytes() for flat in flats)
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether all texts are there."""
+        """Whether the cached file has all `count` texts."""
         return flat_file.is_whole(handle, count)
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The tokens of some rows."""
+        """The bytes of some rows of the cached file.
+
+        Args:
+            handle: the open file.
+            rows: rows of the index.
+            start: the row of the index with which the shard begins.
+        """
         return flat_file.read(handle, (rows - start).tolist())
 
-    def ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
-        """What `read` has given, as tokens and, if there are any, token types."""
-        kinds = 1 + self.typed
-        numbers = [np.frombuffer(row, TOKEN).reshape(kinds, -1) for row in rows]
+    def to_ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
+        """The tokens and, if the network has them, the token types of rows that `read` returned."""
+        arrays_per_row = 1 + self.typed
+        numbers = [np.frombuffer(row, TOKEN).reshape(arrays_per_row, -1) for row in rows]
         lengths = np.array([row.shape[1] for row in numbers], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        flat = np.concatenate(numbers, axis=1) if numbers else np.zeros((kinds, 0), TOKEN)
-        return [Ragged(kind.astype(np.int32), offsets) for kind in flat]
+        flat = np.concatenate(numbers, axis=1) if numbers else np.zeros((arrays_per_row, 0), TOKEN)
+        return [Ragged(values.astype(np.int32), offsets) for values in flat]
 
 
-def describe(names: Sequence[str], stored: Mapping[str, object]) -> str:
-    """What is taken out of a shard, in words: the same for the same columns and the same preprocessing.
+def describe(names: Sequence[str], preprocessing: Mapping[str, object]) -> str:
+    """The name under which the cache stores tokenized rows: the same for the same columns and preprocessing.
 
     Args:
         names: the text columns.
-        stored: the preprocessing.
+        preprocessing: as the run stores it.
     """
-    relevant = {key: stored.get(key) for key in ("tokenizer", "max_length", "truncation", "token_types")}
+    relevant = {key: preprocessing.get(key) for key in ("tokenizer", "max_length", "truncation", "token_types")}
     digest = hashlib.sha256(json.dumps([list(names), relevant], sort_keys=True).encode()).hexdigest()
     return f"tokens of {', '.join(names)} {digest[:16]}"

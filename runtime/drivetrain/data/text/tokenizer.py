@@ -28,6 +28,7 @@ TEXTS_PER_CALL = 10_000
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Vocabulary files of older tokenizer formats."""
 RULE = "NFC, lower case, accents kept"
+"""How texts are normalized before a vocabulary is learned from them, in words for the user."""
 _PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -37,15 +38,16 @@ class Tokenizer:
 
     inner: tokenizers.Tokenizer
     pad: int
+    """Id of the padding token."""
 
     @property
-    def vocabulary(self) -> int:
-        """One more than the largest token id."""
+    def vocabulary_size(self) -> int:
+        """Number of token ids: one more than the largest."""
         return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
-    def unknown(self) -> int | None:
-        """The token for text outside of the vocabulary; None if there is no such text."""
+    def unknown_token(self) -> int | None:
+        """Id of the token for text outside of the vocabulary; None if the vocabulary covers every text."""
         name = getattr(self.inner.model, "unk_token", None)
         return self.inner.token_to_id(name) if name else None
 
@@ -62,12 +64,13 @@ class Tokenizer:
                 "a tokenizer with a separator, such as those of bert and roberta; or one column",
                 "use another network, or join the columns in the file",
             )
-        return Encoded(tuple(Ragged.from_chunks(_rows(self.inner, texts)) for texts in columns), text_template)
+        return Encoded(tuple(Ragged.from_chunks(_tokenize(self.inner, texts)) for texts in columns), text_template)
 
     def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the tokenizer.
 
-        They hold the truncation too, for a program that uses them without this one; `middle` is none of the library's.
+        They contain the truncation to `longest` tokens as well, for other programs that load the tokenizer. The library
+        cannot truncate in the middle, so with `middle` no truncation is stored.
         """
         if side != "middle":
             self.inner.enable_truncation(longest, direction=side)
@@ -78,13 +81,13 @@ class Tokenizer:
 
 def from_json(data: dict[str, Any]) -> Tokenizer:
     """Rebuild the tokenizer from `Tokenizer.to_json`, without truncation."""
-    inner = library().Tokenizer.from_str(data["json"])
+    inner = load_library().Tokenizer.from_str(data["json"])
     inner.no_truncation()
     return Tokenizer(inner, data["pad"])
 
 
-def library() -> Any:
-    """The tokenizers library, with as many threads as torch uses.
+def load_library() -> Any:
+    """Import the tokenizers library, with as many threads as torch uses.
 
     Raises:
         DataError: if it is not installed.
@@ -108,32 +111,32 @@ def learn(columns: Texts, size: int) -> Tokenizer:
 
     The same texts give the same vocabulary in every process, with any number of threads.
     """
-    inner = _blank(library())
-    alphabet = _alphabet(inner, columns, size)
-    # The trainer numbers the letters inside words in an order that differs between processes; special tokens are
-    # numbered in the given order.
-    inside = [f"##{letter}" for letter in alphabet]
-    trainer = library().trainers.WordPieceTrainer(
+    inner = _build_wordpiece(load_library())
+    alphabet = _find_alphabet(inner, columns, size)
+    # The trainer numbers the letters inside words (`##a`) in an order that differs between processes. Passed as special
+    # tokens, they are numbered in the given order.
+    letters_inside_words = [f"##{letter}" for letter in alphabet]
+    trainer = load_library().trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
-        special_tokens=[*SPECIAL, *inside],
+        special_tokens=[*SPECIAL, *letters_inside_words],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    inner.train_from_iterator(_every(columns), trainer)
-    numbers = inner.get_vocab(with_added_tokens=True)
+    inner.train_from_iterator(_iterate_all(columns), trainer)
+    token_ids = inner.get_vocab(with_added_tokens=True)
     # A new tokenizer, in which only the real special tokens are special.
-    learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
+    learned = _build_wordpiece(load_library(), dict(sorted(token_ids.items(), key=lambda item: item[1])))
     learned.add_special_tokens(list(SPECIAL))
-    return Tokenizer(learned, numbers[_PAD])
+    return Tokenizer(learned, token_ids[_PAD])
 
 
-def of(source: Pretrained) -> Tokenizer:
-    """The tokenizer in the folder of a pretrained encoder.
+def load_pretrained(source: Pretrained) -> Tokenizer:
+    """Load the tokenizer in the folder of a pretrained encoder.
 
     Raises:
-        SpecError: if there is none, or it does not fit the encoder.
+        SpecError: if the folder contains none, or it does not fit the encoder.
     """
     if not hasattr(source.config, "vocab_size"):
         source.refuse(
@@ -144,16 +147,16 @@ def of(source: Pretrained) -> Tokenizer:
     path = source.folder / "tokenizer.json"
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
     try:
-        inner = library().Tokenizer.from_file(str(path)) if path.exists() else _convert(source)
+        inner = load_library().Tokenizer.from_file(str(path)) if path.exists() else _convert(source)
     except Exception as error:  # the library raises plain Exceptions
         source.refuse(f"the tokenizer in {source.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
     inner.no_truncation()
     inner.no_padding()
     pad = getattr(source.config, "pad_token_id", None)
     text_tokenizer = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
-    if text_tokenizer.vocabulary > source.config.vocab_size:
+    if text_tokenizer.vocabulary_size > source.config.vocab_size:
         source.refuse(
-            f"the tokenizer in {source.folder} has {text_tokenizer.vocabulary:,} tokens, the network {source.config.vocab_size:,}",
+            f"the tokenizer in {source.folder} has {text_tokenizer.vocabulary_size:,} tokens, the network {source.config.vocab_size:,}",
             "both from the same network",
             "save the right tokenizer",
         )
@@ -161,7 +164,11 @@ def of(source: Pretrained) -> Tokenizer:
 
 
 def _convert(source: Pretrained) -> tokenizers.Tokenizer:
-    """Convert a tokenizer from one of the older formats."""
+    """Load a tokenizer that is stored in one of the older formats.
+
+    Raises:
+        FileNotFoundError: if the folder has no vocabulary file.
+    """
     if not any((source.folder / name).exists() for name in VOCABULARIES):
         # The library would make a tokenizer without words.
         raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")
@@ -172,38 +179,44 @@ def _convert(source: Pretrained) -> tokenizers.Tokenizer:
     return loaded.backend_tokenizer  # type: ignore[no-any-return]
 
 
-def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokenizers.Tokenizer:
-    text_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary or {}, unk_token=_UNKNOWN))
+def _build_wordpiece(tokenizers: Any, token_ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    """Build a WordPiece tokenizer that normalizes texts as RULE says.
+
+    Without token ids its vocabulary is empty, to be learned; with them, it puts [CLS] and [SEP] around each text.
+    """
+    text_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(token_ids or {}, unk_token=_UNKNOWN))
     lower = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=True)
     text_tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
     text_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    if vocabulary:
-        ends = [(_CLASS, vocabulary[_CLASS]), (_SEPARATOR, vocabulary[_SEPARATOR])]
+    if token_ids:
+        ends = [(_CLASS, token_ids[_CLASS]), (_SEPARATOR, token_ids[_SEPARATOR])]
         text_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{_CLASS} $A {_SEPARATOR}", pair=f"{_CLASS} $A {_SEPARATOR} $B {_SEPARATOR}", special_tokens=ends
         )
     return text_tokenizer  # type: ignore[no-any-return]
 
 
-def _alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
-    """The most frequent letters, sorted; at most a quarter of the vocabulary."""
+def _find_alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
+    """The most frequent letters of the normalized texts, sorted; at most `size` / 4, a quarter of the vocabulary."""
     counts: Counter[str] = Counter()
-    for part in _every(columns):
+    for part in _iterate_all(columns):
         counts.update(inner.normalizer.normalize_str("\n".join(part)))
     letters = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
     return sorted(letter for _, letter in letters[: size // 4])
 
 
-def parts(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
-    """A pyarrow text column as lists of TEXTS_PER_CALL texts."""
+def _iterate_column(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
+    """Yield a pyarrow text column as lists of TEXTS_PER_CALL texts."""
     for start in range(0, len(texts), TEXTS_PER_CALL):
         yield texts.slice(start, TEXTS_PER_CALL).to_pylist()
 
 
-def _every(columns: Texts) -> Iterator[list[str]]:
-    return chain.from_iterable(map(parts, columns))
+def _iterate_all(columns: Texts) -> Iterator[list[str]]:
+    """Yield all texts, column after column, as lists of TEXTS_PER_CALL texts."""
+    return chain.from_iterable(map(_iterate_column, columns))
 
 
-def _rows(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
-    for part in parts(texts):
+def _tokenize(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
+    """Yield the token ids of TEXTS_PER_CALL texts at a time, without special tokens."""
+    for part in _iterate_column(texts):
         yield [encoding.ids for encoding in inner.encode_batch_fast(part, add_special_tokens=False)]
