@@ -13,7 +13,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from drivetrain.launch.project import image
+from drivetrain.launch.project import image_name
 
 ROOT = Path(__file__).resolve().parent.parent
 READ = "cat /workspace/runs/*/result.json"
@@ -37,7 +37,7 @@ def rate(cpus: str, threads: str, epochs: int) -> float:
         "/workspace/runs:mode=1777",
         "--entrypoint",
         "sh",
-        image("cpu"),
+        image_name("cpu"),
         "-c",
         f"{train}; {READ}",
     ]

@@ -13,7 +13,7 @@ import pytest
 from drivetrain.launch import image_contents, project
 
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
-TAG = project.tag()
+TAG = project.image_tag()
 SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
 """How much longer everything may take: `make test-cgroup2` sets it, whose engine is in a virtual machine."""
 
@@ -23,12 +23,12 @@ def missing(word: str) -> str | None:
     engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
     if engine.returncode:
         return "no Docker engine answers: `make engine`"
-    image = subprocess.run(["docker", "image", "inspect", project.image(word)], capture_output=True, check=False)
+    image = subprocess.run(["docker", "image", "inspect", project.image_name(word)], capture_output=True, check=False)
     if image.returncode:
-        return f"{project.image(word)} is not built: `make image-{word}`"
+        return f"{project.image_name(word)} is not built: `make image-{word}`"
     # CI seldom builds the others; their tests mount today's code.
     if word == "cpu" and image_contents.differs(json.loads(image.stdout)[0]["Config"]["Labels"], word):
-        return f"{project.image(word)} was built from other code: `make image-{word}`"
+        return f"{project.image_name(word)} was built from other code: `make image-{word}`"
     return None
 
 
@@ -56,7 +56,7 @@ def cpu_image() -> str:
         pytest.fail(f"image tests are required: {why}")
     if why:
         pytest.skip(why)
-    return project.image("cpu")
+    return project.image_name("cpu")
 
 
 def has_client() -> bool:

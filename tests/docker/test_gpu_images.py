@@ -50,7 +50,7 @@ def inside(word: str, *command: str, entrypoint: str | None = None, options: tup
         f"{ROOT}/jobs:/workspace/jobs:ro",
     ]
     entry = ["--entrypoint", entrypoint] if entrypoint else []
-    line = ["docker", "run", "--rm", *hardened, *options, *entry, project.image(word), *command]
+    line = ["docker", "run", "--rm", *hardened, *options, *entry, project.image_name(word), *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -72,7 +72,7 @@ def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
     facts = json.loads(inside(word, "facts", "--json").stdout)
     assert (facts["image"], facts["gpus"]) == (word, [])
     assert facts["compiler"] == "/usr/bin/g++"
-    shown = subprocess.run(["docker", "image", "inspect", project.image(word)], capture_output=True, check=True)
+    shown = subprocess.run(["docker", "image", "inspect", project.image_name(word)], capture_output=True, check=True)
     config = json.loads(shown.stdout)[0]["Config"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
     assert config["User"] == "1000:1000"

@@ -50,7 +50,7 @@ def registry(cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     yield f"127.0.0.1:{port}/test"
     server.terminate()
     server.wait()
-    remove(project.image("cpu"))
+    remove(project.image_name("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The images that were built, which takes too long for a test."""
     words: list[str] = []
-    monkeypatch.setattr(docker_engine, "_build", lambda word, missing: words.append(word))
+    monkeypatch.setattr(docker_engine, "_build_image", lambda word, missing: words.append(word))
     return words
 
 
@@ -87,17 +87,17 @@ def small(name: str, **labels: str) -> None:
 
 
 def here() -> dict[str, Any]:
-    return docker_engine.connect().images.get(project.image("cpu")).labels
+    return docker_engine.connect().images.get(project.image_name("cpu")).labels
 
 
 def test_a_published_image_of_this_code_is_pulled(
     registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     contents, packages = (
-        image_contents.digest(image_contents.hashes("cpu", parts=parts))
+        image_contents.combine_hashes(image_contents.hash_files("cpu", parts=parts))
         for parts in ((*image_contents.PACKAGES, *image_contents.CODE), image_contents.PACKAGES)
     )
-    name = published_image.name("cpu")
+    name = published_image.published_name("cpu")
     assert name == f"{registry}/drivetrain/cpu:contents-{contents}"
     small(name, drivetrain__contents=contents, drivetrain__packages=packages)
     docker_engine.provide_image(docker_engine.connect(), "cpu")
@@ -112,7 +112,7 @@ def test_a_published_image_of_this_code_is_pulled(
 def test_an_image_with_other_code_under_this_tag_is_not_used(
     registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    small(str(published_image.name("cpu")), drivetrain__contents="other")
+    small(str(published_image.published_name("cpu")), drivetrain__contents="other")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert "is not used: it contains other code than this checkout" in capfd.readouterr().out
     assert built == ["cpu"]
@@ -120,7 +120,7 @@ def test_an_image_with_other_code_under_this_tag_is_not_used(
 
 def test_what_is_not_published_is_built(registry: str, built: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     docker_engine.provide_image(docker_engine.connect(), "cpu")
-    assert capfd.readouterr().out == f"image {published_image.name('cpu')} is not to be had: not published\n"
+    assert capfd.readouterr().out == f"image {published_image.published_name('cpu')} is not to be had: not published\n"
     assert built == ["cpu"]
 
 
@@ -166,7 +166,7 @@ def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Pat
         )
         assert len(found.stdout.splitlines()) == 61, found.stderr
     finally:
-        ours = docker("ps", "-aq", "--filter", f"name=^{project.name(folder)}-")
+        ours = docker("ps", "-aq", "--filter", f"name=^{project.container_prefix(folder)}-")
         for container in ours.split():
             docker("rm", "-f", container)
 

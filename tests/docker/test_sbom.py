@@ -25,7 +25,7 @@ def image(request: pytest.FixtureRequest) -> str:
     why = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
     if why:
         pytest.skip(why)
-    return project.image(request.param)
+    return project.image_name(request.param)
 
 
 def inside(image: str, *command: str) -> str:

@@ -33,4 +33,4 @@ def word(
     """The image that a host with this NVML gets."""
     here = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
     monkeypatch.setattr(container, "detect", lambda runs: here)
-    return container._word(container.LaunchRequest(Path("job.yaml"), device="gpu"), job(limits))
+    return container._choose_variant(container.LaunchRequest(Path("job.yaml"), device="gpu"), job(limits))

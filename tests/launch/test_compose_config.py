@@ -73,7 +73,7 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
     """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""
     text = (ROOT / "compose" / f"{word}.yaml").read_text()
     assert f'image: "localhost/drivetrain/{word}:' in text
-    assert project.image(word).startswith("localhost/")
+    assert project.image_name(word).startswith("localhost/")
     assert "pull_policy: never" in text
     if not (ROOT / ".git").exists():
         return
@@ -97,20 +97,20 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
 
 def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
     """Two users in folders of the same name, and two checkouts of one user, took each other's containers."""
-    names = {project.name(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
+    names = {project.container_prefix(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
     assert len(names) == 4
     assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
     done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == project.name()
+    assert done.stdout.strip() == project.container_prefix()
 
 
 def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All checkouts shared `latest`: each trained with the code of the image that was built last."""
     monkeypatch.delenv(project.TAG, raising=False)
-    assert project.tag(tmp_path / "a") != project.tag(tmp_path / "b")
+    assert project.image_tag(tmp_path / "a") != project.image_tag(tmp_path / "b")
     line = [str(ROOT / "scripts" / "image-name"), "ampere"]
     for given in ("", "mine"):
         monkeypatch.setenv(project.TAG, given)
         done = subprocess.run(line, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == project.image("ampere")
-    assert project.image("cpu") == "localhost/drivetrain/cpu:mine"
+        assert done.stdout.strip() == project.image_name("ampere")
+    assert project.image_name("cpu") == "localhost/drivetrain/cpu:mine"

@@ -32,7 +32,7 @@ def test_native_training_on_the_cpu_says_so(
     machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if here else None)
     monkeypatch.setattr(container, "detect", lambda runs: machine)
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
-    container._native(
+    container._train_natively(
         container.LaunchRequest(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
     )
     assert started[0][1:] == ["-m", "drivetrain", "train", "job.yaml", *added]
@@ -42,7 +42,7 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
     asked: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
     assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
-    words = container._override(asked[0], job())["services"]["trainer"]["command"]
+    words = container._build_override(asked[0], job())["services"]["trainer"]["command"]
     assert words[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
 
 
@@ -54,7 +54,7 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
         (tmp_path / place).mkdir(parents=True)
         options = ["--extend", str(tmp_path / place), "--restart-schedule"]
         assert main.main(["launch", "job.yaml", *options]) == 0
-    words = container._override(asked[0], job())["services"]["trainer"]["command"]
+    words = container._build_override(asked[0], job())["services"]["trainer"]["command"]
     assert words[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, match=r"elsewhere/digits-001: a container does not see this folder"):
-        container._override(asked[1], job())
+        container._build_override(asked[1], job())

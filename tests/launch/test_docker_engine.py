@@ -30,16 +30,18 @@ from tests.paths import ROOT
     ],
 )
 def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
-    assert docker_engine.absent(words) == docker_engine.EngineMissing(why, cure)
+    assert docker_engine.explain_connection_error(words) == docker_engine.EngineMissing(why, cure)
 
 
 def test_without_permission_the_advice_is_the_docker_group(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        docker_engine, "connect", lambda: docker_engine.absent("PermissionError(13, 'Permission denied')")
+        docker_engine,
+        "connect",
+        lambda: docker_engine.explain_connection_error("PermissionError(13, 'Permission denied')"),
     )
-    monkeypatch.setattr(container, "_native", lambda *_: 0)
+    monkeypatch.setattr(container, "_train_natively", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
     assert (

@@ -43,7 +43,7 @@ def checkout(tmp_path: Path) -> Path:
     ],
 )
 def test_any_change_of_what_the_image_is_made_of_is_seen(checkout: Path, name: str) -> None:
-    labels = {image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu", ROOT))}
+    labels = {image_contents.LABEL: image_contents.combine_hashes(image_contents.hash_files("cpu", ROOT))}
     assert not image_contents.differs(labels, "cpu", checkout)
     with (checkout / name).open("a") as file:
         file.write("#")
@@ -51,7 +51,7 @@ def test_any_change_of_what_the_image_is_made_of_is_seen(checkout: Path, name: s
 
 
 def test_new_moved_and_removed_files_are_seen(checkout: Path) -> None:
-    labels = {image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu", checkout))}
+    labels = {image_contents.LABEL: image_contents.combine_hashes(image_contents.hash_files("cpu", checkout))}
     new = checkout / "runtime" / "drivetrain" / "new.py"
     new.write_text("")
     assert image_contents.differs(labels, "cpu", checkout)
@@ -62,7 +62,7 @@ def test_new_moved_and_removed_files_are_seen(checkout: Path) -> None:
 
 
 def test_what_is_not_in_the_image_changes_nothing(checkout: Path) -> None:
-    labels = {image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu", checkout))}
+    labels = {image_contents.LABEL: image_contents.combine_hashes(image_contents.hash_files("cpu", checkout))}
     (checkout / "runtime" / "drivetrain" / "__pycache__").mkdir()
     for name in (
         "runtime/drivetrain/__pycache__/a.pyc",
@@ -121,7 +121,7 @@ class Images:
     [
         (None, "does not exist yet; building it"),
         ({"org.opencontainers.image.revision": "25b868c"}, "was built from other code than that of this checkout"),
-        ({image_contents.LABEL: image_contents.digest(image_contents.hashes("cpu"))}, ""),
+        ({image_contents.LABEL: image_contents.combine_hashes(image_contents.hash_files("cpu"))}, ""),
     ],
     ids=["missing", "other code", "this code"],
 )
@@ -148,7 +148,7 @@ def test_a_container_refuses_a_checkout_with_other_code(
 ) -> None:
     """`docker compose up trainer` builds nothing again; the image then meets a checkout that has changed."""
     record = tmp_path / "contents.json"
-    record.write_text(json.dumps(image_contents.hashes("cpu", checkout)))
+    record.write_text(json.dumps(image_contents.hash_files("cpu", checkout)))
     image_contents.check_in_container("cpu", record, checkout)
     (checkout / "runtime" / "drivetrain" / "errors.py").write_text("")
     with pytest.raises(DeviceError, match=r"of this checkout: runtime/drivetrain/errors\.py changed since"):

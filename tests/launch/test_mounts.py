@@ -27,7 +27,7 @@ def written(folder: Path, text: str = IMAGES) -> Path:
 
 def mounted(path: Path) -> list[str]:
     """Sources that lie where they are."""
-    found = mounts.of_job(path, job_spec.load(path))
+    found = mounts.list_job_mounts(path, job_spec.load(path))
     assert all(mount.source == mount.target for mount in found)
     return [str(mount.source) for mount in found]
 
@@ -83,7 +83,7 @@ def test_a_manifest_of_images_brings_its_folder(tmp_path: Path) -> None:
 
 def refused(path: Path) -> str:
     with pytest.raises(SpecError) as caught:
-        mounts.of_job(path, job_spec.load(path))
+        mounts.list_job_mounts(path, job_spec.load(path))
     assert len(str(caught.value).splitlines()) == 3
     assert caught.value.exit_code == 2
     return str(caught.value)
@@ -152,14 +152,14 @@ HIDDEN = [
 def test_no_hidden_entry_of_a_home_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / name).mkdir(parents=True)
-    assert mounts.refusal(tmp_path / name) == f"{Path(name).parts[0]} in a home folder contains keys and settings"
+    assert mounts.find_obstacle(tmp_path / name) == f"{Path(name).parts[0]} in a home folder contains keys and settings"
 
 
 @pytest.mark.parametrize("name", [".npmrc", ".pypirc", ".kaggle", ".vault-token", ".pgpass", ".databrickscfg", ".oci"])
 def test_a_copy_of_keys_is_not_mounted_either(tmp_path: Path, name: str) -> None:
     (tmp_path / "backup" / name).mkdir(parents=True)
-    assert mounts.refusal(tmp_path / "backup") == f"it holds keys: {name}"
-    assert mounts.refusal(tmp_path / "backup" / name / "file") == f"{name} contains keys"
+    assert mounts.find_obstacle(tmp_path / "backup") == f"it holds keys: {name}"
+    assert mounts.find_obstacle(tmp_path / "backup" / name / "file") == f"{name} contains keys"
 
 
 def test_the_downloads_of_a_home_are_mounted_without_their_token(
@@ -169,9 +169,9 @@ def test_the_downloads_of_a_home_are_mounted_without_their_token(
     for cache in (tmp_path / "me" / ".cache" / "huggingface", tmp_path / "elsewhere"):
         (cache / "hub" / "models--a--b").mkdir(parents=True)
         (cache / "token").write_text("hf_secret")
-        assert mounts.refusal(cache / "hub" / "models--a--b") is None
-        assert mounts.refusal(cache) is not None
-        assert mounts.refusal(cache / "token") is not None
+        assert mounts.find_obstacle(cache / "hub" / "models--a--b") is None
+        assert mounts.find_obstacle(cache) is not None
+        assert mounts.find_obstacle(cache / "token") is not None
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x1b[2Jb", "a\u2028b", "a\x85b"], ids=ascii)
@@ -222,7 +222,7 @@ def test_a_link_that_leads_out_of_the_project(
     (project / "jobs" / "photos").symlink_to(link(tmp_path))
     (project / "jobs" / "job.yaml").write_text(IMAGES)
     path = Path("jobs/job.yaml")
-    assert mounts.of_job(path, job_spec.load(path)) == [mounts.Mount(tmp_path / "far", target(tmp_path))]
+    assert mounts.list_job_mounts(path, job_spec.load(path)) == [mounts.Mount(tmp_path / "far", target(tmp_path))]
 
 
 def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> 
     told = refused(Path("jobs/job.yaml"))
     assert "data.train: '../../far' leaves the project or follows a link by `..`" in told
     assert f"do:       write {tmp_path}/far" in told
-    assert [mount.source for mount in mounts.of_job(path, job_spec.load(path), project)] == [tmp_path / "far"]
+    assert [mount.source for mount in mounts.list_job_mounts(path, job_spec.load(path), project)] == [tmp_path / "far"]
 
 
 def test_a_relative_path_out_of_a_linked_folder(tmp_path: Path) -> None:
@@ -289,10 +289,10 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     (tmp_path / "photos").mkdir()
     path = tmp_path / "job.yaml"
     path.symlink_to(project / "jobs" / "job.yaml")
-    service = container._override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
+    service = container._build_override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
     assert service["command"] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
-    assert container.path_inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
+    assert container.to_container_path(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
 
 
 def test_compose_reads_what_it_is_given() -> None:
@@ -305,7 +305,7 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
     (tmp_path / "a$HOME: b").mkdir()
     path = written(tmp_path / "a$HOME: b")
     request = container.LaunchRequest(path, ("name=b",))
-    service = container._override(request, job_spec.load(path))["services"]["trainer"]
+    service = container._build_override(request, job_spec.load(path))["services"]["trainer"]
     assert service["command"][1] == str(path).replace("$", "$$")
     assert service["volumes"][0] == {
         "type": "bind",

@@ -33,16 +33,16 @@ def test_the_registry_of_the_owner(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, place: str | None
 ) -> None:
     origin(monkeypatch, tmp_path, address)
-    assert published_image.registry({}) == place
+    assert published_image.find_registry({}) == place
 
 
 def test_the_owner_of_another_repository_publishes_no_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     origin(monkeypatch, tmp_path / "other", "https://github.com/someone/other.git")
     (inside := tmp_path / "other" / "source").mkdir()
     monkeypatch.setattr(published_image, "CHECKOUT", inside)
-    assert published_image.registry({}) is None
+    assert published_image.find_registry({}) is None
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
-    assert published_image.registry({}) is None
+    assert published_image.find_registry({}) is None
 
 
 def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,34 +54,37 @@ def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
             return told.get(name)
 
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: Metadata())
-    assert published_image.registry({}) == "ghcr.io/someone"
-    assert published_image.tags("cpu") == VERSION
+    assert published_image.find_registry({}) == "ghcr.io/someone"
+    assert published_image.published_tag("cpu") == VERSION
     told.clear()
-    assert published_image.registry({}) is None
+    assert published_image.find_registry({}) is None
 
 
 @pytest.mark.parametrize(("given", "place"), [("none", None), ("", None), ("127.0.0.1:5000/x", "127.0.0.1:5000/x")])
 def test_the_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, place: str | None) -> None:
     origin(monkeypatch, tmp_path, "https://github.com/someone/drivetrain")
-    assert published_image.registry({published_image.REGISTRY: given}) == place
+    assert published_image.find_registry({published_image.REGISTRY: given}) == place
 
 
 @pytest.mark.parametrize("given", ["https://ghcr.io/someone", "ghcr.io/Someone", "ghcr.io/some one", "ghcr.io/x/"])
 def test_a_variable_that_names_no_registry(given: str) -> None:
     with pytest.raises(SpecError, match=f"DRIVETRAIN_REGISTRY={given}: not the name of a registry"):
-        published_image.registry({published_image.REGISTRY: given})
+        published_image.find_registry({published_image.REGISTRY: given})
 
 
 def test_a_checkout_takes_only_its_own_code() -> None:
     """Its tag is the digest of what it contains: an edited file means another one."""
-    digest = image_contents.digest(image_contents.hashes("cpu"))
-    assert published_image.tags("cpu") == f"contents-{digest}"
-    assert published_image._unfit({image_contents.LABEL: digest}, "cpu") is None
-    assert published_image._unfit({image_contents.LABEL: "other"}, "cpu") == "it contains other code than this checkout"
+    digest = image_contents.combine_hashes(image_contents.hash_files("cpu"))
+    assert published_image.published_tag("cpu") == f"contents-{digest}"
+    assert published_image._find_mismatch({image_contents.LABEL: digest}, "cpu") is None
+    assert (
+        published_image._find_mismatch({image_contents.LABEL: "other"}, "cpu")
+        == "it contains other code than this checkout"
+    )
 
 
 def test_a_wheel_takes_only_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published_image, "CHECKOUT", None)
     label = "org.opencontainers.image.version"
-    assert published_image._unfit({label: VERSION}, "cpu") is None
-    assert published_image._unfit({label: "9.9"}, "cpu") == f"it is of version 9.9, this program of {VERSION}"
+    assert published_image._find_mismatch({label: VERSION}, "cpu") is None
+    assert published_image._find_mismatch({label: "9.9"}, "cpu") == f"it is of version 9.9, this program of {VERSION}"

@@ -43,7 +43,7 @@ class ComposeProject:
     @property
     def name(self) -> str:
         """As the engine knows it, which accepts neither capitals nor dots."""
-        return f"{checkout.name()}-{self.job.lower().replace('.', '-')}"
+        return f"{checkout.container_prefix()}-{self.job.lower().replace('.', '-')}"
 
     def start(self, override: dict[str, Any], word: str, variables: Mapping[str, str]) -> Any:
         """Start the trainer; returns its container.

@@ -59,14 +59,14 @@ class LaunchRequest:
     network: bool = False
     """Whether the container gets a network although the job does not need one."""
     image: str | None = None
-    """Instead of the image of this checkout or version."""
+    """The name of an image that replaces the image of this checkout or version."""
     command: str = "train"
-    """What runs in the container: train, repeat, inspect or sweep."""
+    """The command that runs in the container: train, repeat, inspect or sweep."""
 
-    def jobs(self, job: Job) -> list[Job]:
-        """The job, and for a sweep what its choices make of it: each can name other data or another network."""
-        variants = sweep_space.choices(job) if self.command == "sweep" else ()
-        return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", variant)) for variant in variants)]
+    def load_jobs(self, job: Job) -> list[Job]:
+        """Load the job, and for a sweep also one job per choice: each can name other data or another network."""
+        choices = sweep_space.choices(job) if self.command == "sweep" else ()
+        return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", choice)) for choice in choices)]
 
 
 def launch(request: LaunchRequest) -> int:
@@ -76,32 +76,34 @@ def launch(request: LaunchRequest) -> int:
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
     job = spec.load(request.spec, request.assignments)
-    word = _word(request, job)
+    variant = _choose_variant(request, job)
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
-        # Before the lines of a setup, also where the output goes to a file.
+        # `say` flushes, so this stands before the lines of a setup, also where the output goes to a file.
         say(
             f"no Docker engine can be used ({client.why}); training without a container, so limits are not enforced. "
             f"To use one: {client.cure}"
         )
-        return _native(request, job, word)
+        return _train_natively(request, job, variant)
     check_work_folder()
-    override = _override(request, job)
-    online, line = max(network.decide(variant, requested=request.network) for variant in request.jobs(job))
-    values, lines = run_secrets.collect(job, online)
-    for text in (line, *lines):
+    override = _build_override(request, job)
+    has_network, network_line = max(
+        network.decide(each_job, requested=request.network) for each_job in request.load_jobs(job)
+    )
+    secret_values, secret_lines = run_secrets.collect(job, has_network)
+    for text in (network_line, *secret_lines):
         say(text)
     info = client.info()
     engine = engine_traits.find(info)
     if note := engine.note():
         say(note)
-    variables = container_limits.variables(info, job, gpu=word != "cpu") | engine.limits(gpu=word != "cpu")
+    variables = container_limits.variables(info, job, gpu=variant != "cpu") | engine.limits(gpu=variant != "cpu")
     variables |= engine.owner() or container_limits.owner(PROJECT, report=True)
-    variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
-    variables[checkout.TAG] = checkout.tag()
-    if word != "cpu":
+    variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"
+    variables[checkout.TAG] = checkout.image_tag()
+    if variant != "cpu":
         variables |= nvidia_toolkit.find(info).variables()
-    image = _image(client, request, override, word)
+    image = _provide_image(client, request, override, variant)
     trainer = override["services"]["trainer"]
     trainer |= follow_container.terminal_settings(info)
     if Path.cwd() != PROJECT:  # the container names its runs as it sees them
@@ -110,22 +112,22 @@ def launch(request: LaunchRequest) -> int:
     environment = describe_starter(client, image, request.spec) | runs.variables()
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with (
-        run_secrets.write_for_block(values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
-        tracker_child.children_for_runs(job.track) as opened,
+        run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
+        tracker_child.children_for_runs(job.track) as follow_run,
     ):
         add_secrets(trainer, secrets, engine)
         project = compose_project.ComposeProject(client, job.name)
-        code = follow_container.follow(project.start(override, word, variables), runs, secrets.remove, opened)
-        if code == 0:  # what a run that failed has left can still be looked at
+        code = follow_container.follow(project.start(override, variant, variables), runs, secrets.remove, follow_run)
+        if code == 0:  # after a failure the container stays, for a look at it
             project.remove()
         return code
 
 
-def _image(client: Any, request: LaunchRequest, override: dict[str, Any], word: str) -> str:
-    """The image that the job runs in, which is there afterwards; one that the user names takes the place of ours."""
+def _provide_image(client: Any, request: LaunchRequest, override: dict[str, Any], variant: str) -> str:
+    """Provide the image that the job runs in, ours or the one that the user names; returns its name."""
     if not request.image:
-        docker_engine.provide_image(client, word)
-        return checkout.image(word)
+        docker_engine.provide_image(client, variant)
+        return checkout.image_name(variant)
     published_image.pull_named(client, request.image)
     for service in ("trainer", "prepare"):
         override["services"].setdefault(service, {})["image"] = compose_project.literal(request.image)
@@ -133,16 +135,16 @@ def _image(client: Any, request: LaunchRequest, override: dict[str, Any], word: 
 
 
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:
-    """Mount the secrets beside what the job needs from outside of the project; each is readable under SELinux, too."""
+    """Add the secrets to the volumes of the compose service `trainer`, readable for it under SELinux, too."""
     trainer |= engine.labels(outside=bool(trainer["volumes"]))
-    private = compose_project.literal(secrets.volumes())
-    for volume in private if engine.selinux else ():
-        volume["bind"]["selinux"] = "z"  # they are ours, and gone soon
-    trainer["volumes"] += private
+    secret_volumes = compose_project.literal(secrets.volumes())
+    for volume in secret_volumes if engine.selinux else ():
+        volume["bind"]["selinux"] = "z"  # relabelling is harmless: the files are our own and removed soon
+    trainer["volumes"] += secret_volumes
 
 
-def _word(request: LaunchRequest, job: Job) -> str:
-    """The image for the chip and driver of this host."""
+def _choose_variant(request: LaunchRequest, job: Job) -> str:
+    """Choose the image's variant, such as cpu or ampere, for the chip and driver of this host."""
     if request.device == "cpu":
         return "cpu"
     if job.limits.gpus == "none":
@@ -150,15 +152,15 @@ def _word(request: LaunchRequest, job: Job) -> str:
             "--device gpu, and limits.gpus is none in the job", "one of them", f"`{installation.TRAIN_CPU}`"
         )
     machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
-    word = device_check.launchable(machine)
-    say(f"image {word}: {image_selection.choose_image(machine).reason}")
+    variant = device_check.launchable(machine)
+    say(f"image {variant}: {image_selection.choose_image(machine).reason}")
     if machine.gpu_note:
         say(f"gpu: {machine.gpu_note}")
-    return word
+    return variant
 
 
-def _native(request: LaunchRequest, job: Job, word: str) -> int:
-    """Train in the local environment; torch is installed first if it is missing."""
+def _train_natively(request: LaunchRequest, job: Job, variant: str) -> int:
+    """Replace this process by a training in the local environment; torch is installed first if it is missing."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -168,8 +170,8 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
                 "torch in the local environment, or an engine",
                 f"`{installation.SETUP}`, or {installation.ENGINE}",
             )
-        done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
-        if done.returncode:
+        setup = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", variant], check=False)
+        if setup.returncode:
             raise DeviceError(
                 "the local Python environment could not be created",
                 "see the output above",
@@ -181,25 +183,25 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
         "drivetrain",
         request.command,
         path_word(request.spec),
-        *_options(request, request.extend),
+        *_list_options(request, request.extend),
     ]
-    if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
+    if variant == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
     os.execve(sys.executable, command, surroundings({}))
 
 
-def _options(request: LaunchRequest, extend: Path | None) -> list[str]:
+def _list_options(request: LaunchRequest, extend: Path | None) -> list[str]:
     options = [word for assignment in request.assignments for word in ("--set", assignment)]
     return [*options, *request.flags, *(["--extend", str(extend)] if extend else [])]
 
 
-def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
-    """The compose override of this job: its command, and read-only mounts of files outside of the project."""
+def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
+    """Return the compose override of this job: its command, and read-only mounts of files outside of the project."""
     command = [
         request.command,
-        path_inside(request.spec),
-        *_options(request, run_inside(request.extend)),
+        to_container_path(request.spec),
+        *_list_options(request, to_container_run(request.extend)),
     ]
     # Long form: a path may contain a colon, and a missing path must not be created.
     volumes = [
@@ -210,7 +212,9 @@ def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
             "read_only": True,
             "bind": {"create_host_path": False},
         }
-        for mount in mounts.together(m for variant in request.jobs(job) for m in mounts.of_job(request.spec, variant))
+        for mount in mounts.drop_nested_mounts(
+            m for each_job in request.load_jobs(job) for m in mounts.list_job_mounts(request.spec, each_job)
+        )
     ]
     return {
         "services": {
@@ -220,10 +224,10 @@ def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
-    """Environment variables that record in the container what only its starter knows.
+    """Return environment variables that tell the container what only its starter knows: image, commit, who tracks.
 
     Args:
-        client: the engine's.
+        client: the client of the engine.
         image: the name of the image that it starts.
         spec: the job file.
     """
@@ -243,7 +247,7 @@ def check_work_folder() -> None:
     """
     if CHECKOUT:
         return
-    if obstacle := mounts.refusal(PROJECT):
+    if obstacle := mounts.find_obstacle(PROJECT):
         raise SpecError(
             f"{PROJECT} would be mounted in the container, read-only except for runs/, and {obstacle}",
             "a folder with only what your jobs need; runs/ is created in it",
@@ -255,28 +259,28 @@ def check_work_folder() -> None:
         raise storage_error(PROJECT / "runs", error) from None
 
 
-def path_inside(path: Path) -> str:
-    """A path as seen in the container: relative to the project if it lies inside."""
+def to_container_path(path: Path) -> str:
+    """Return a path as the container sees it: relative to the project if it lies inside."""
     # For a spec that is a symlink, relative paths start from the folder of the link, on the host and in the container.
-    for full in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
-        if full.is_relative_to(PROJECT):
-            return str(full.relative_to(PROJECT))
+    for absolute in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
+        if absolute.is_relative_to(PROJECT):
+            return str(absolute.relative_to(PROJECT))
     return os.path.abspath(path)
 
 
-def run_inside(run: Path | None) -> Path | None:
-    """A run folder as seen in the container.
+def to_container_run(run: Path | None) -> Path | None:
+    """Return a run folder as the container sees it; None for None.
 
     Raises:
         SpecError: if it is outside of runs/, the only run folders that a container sees.
     """
     if run is None:
         return None
-    full = Path(os.path.abspath(run))
-    if not full.is_relative_to(PROJECT / "runs"):
+    absolute = Path(os.path.abspath(run))
+    if not absolute.is_relative_to(PROJECT / "runs"):
         raise SpecError(
             f"--extend {run}: a container does not see this folder",
             f"a run in {PROJECT / 'runs'}",
             "copy it there, or train without a container: `drivetrain train`",
         )
-    return full.relative_to(PROJECT)
+    return absolute.relative_to(PROJECT)

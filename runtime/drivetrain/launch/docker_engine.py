@@ -11,26 +11,26 @@ from typing import Any
 
 from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, published_image
-from drivetrain.launch.project import PROJECT, image
+from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT, ENGINE, HOST
 
 ANSWER_SECONDS = 5
 """Timeout in seconds for answers of a local engine."""
-GROUP = "sudo usermod -aG docker $USER, then log in again"
+JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 """The command that lets a user use the installed engine."""
 
 
 @dataclass(frozen=True)
 class EngineMissing:
-    """No engine can be used."""
+    """The reason why no engine can be used, and what would change that."""
 
     why: str
     cure: str = f"`{ENGINE}`"
 
 
 def connect() -> Any:
-    """A client of the local engine, or an EngineMissing; containers are started with the engine's command line."""
+    """Return a client of the local engine, or an EngineMissing; containers are started with the engine's command line."""
     if shutil.which("docker") is None:
         return EngineMissing("the docker command is not installed here")
     try:
@@ -42,22 +42,22 @@ def connect() -> Any:
         client = docker.from_env(timeout=ANSWER_SECONDS)
         client.ping()
     except docker.errors.DockerException as error:
-        return absent(str(error))
-    client.api.timeout = None
+        return explain_connection_error(str(error))
+    client.api.timeout = None  # following a log or waiting for an end takes as long as a run
     return client
 
 
-def absent(message: str) -> EngineMissing:
-    """Translate the client's error message."""
+def explain_connection_error(message: str) -> EngineMissing:
+    """Translate the client's error message into a reason why no engine can be used."""
     if "Permission denied" in message:
-        return EngineMissing("one is running, but this user has no permission to use it", GROUP)
+        return EngineMissing("one is running, but this user has no permission to use it", JOIN_GROUP)
     for pattern, meaning in (("Connection refused", "none is listening"), ("No such file", "none is running")):
         if pattern in message:
             return EngineMissing(meaning)
     return EngineMissing(message.splitlines()[0][:120])
 
 
-def provide_image(engine: Any, word: str) -> None:
+def provide_image(engine: Any, variant: str) -> None:
     """Pull or build an image that is missing, or that was built from other code than that of the checkout.
 
     Raises:
@@ -65,56 +65,68 @@ def provide_image(engine: Any, word: str) -> None:
     """
     import docker
 
-    missing = published = True
+    is_missing = is_to_pull = True
     try:
-        labels = engine.images.get(image(word)).labels
-        if not CHECKOUT or not image_contents.differs(labels, word):
+        labels = engine.images.get(image_name(variant)).labels
+        if not CHECKOUT or not image_contents.differs(labels, variant):
             return
-        missing, published = False, image_contents.other_packages(labels, word)  # if the same, a build takes seconds
+        # If only our own code differs, building takes seconds, and pulling takes longer.
+        is_missing, is_to_pull = False, image_contents.packages_differ(labels, variant)
     except docker.errors.ImageNotFound:
         pass
-    if published and published_image.fetch(engine, word):
+    if is_to_pull and published_image.pull_published(engine, variant):
         return
     if CHECKOUT:
-        _build(word, missing)
+        _build_image(variant, is_missing)
     else:
-        raise _unpublished_error(word)
+        raise _explain_missing_image(variant)
 
 
-def has_image(word: str) -> bool:
-    """Whether an engine answers and has the image of this code for a word."""
+def has_image(variant: str) -> bool:
+    """Whether an engine answers and has the image of this code."""
     engine = connect()
     if isinstance(engine, EngineMissing):
         return False
     import docker
 
     try:
-        engine.images.get(image(word))
+        engine.images.get(image_name(variant))
     except docker.errors.APIError:
         return False
     return True
 
 
-def _build(word: str, missing: bool) -> None:
-    if missing:
-        say(f"image {image(word)} does not exist yet; building it (only the first time)")
+def _build_image(variant: str, is_missing: bool) -> None:
+    """Build or update the image of this checkout."""
+    if is_missing:
+        say(f"image {image_name(variant)} does not exist yet; building it (only the first time)")
     else:
-        say(f"image {word} was built from other code than that of this checkout; updating it")
+        say(f"image {variant} was built from other code than that of this checkout; updating it")
     script = str(PROJECT / "scripts" / "image")
-    done = subprocess.run([script, word], env={**os.environ, "PYTHON": sys.executable}, check=False)
-    if done.returncode:
+    build = subprocess.run([script, variant], env={**os.environ, "PYTHON": sys.executable}, check=False)
+    if build.returncode:
         raise DeviceError(
-            f"building the image {word} failed", "see the output above", f"fix it, then run `make image-{word}`"
+            f"building the image {variant} failed", "see the output above", f"fix it, then run `make image-{variant}`"
         )
 
 
-def _unpublished_error(word: str) -> DeviceError:
-    """The error of an installed program, which cannot build an image."""
-    published = published_image.name(word)
-    pull = f"docker pull {published}, then docker tag {published} {image(word)}" if published else None
+def _explain_missing_image(variant: str) -> DeviceError:
+    """Return the error for a missing image in an installed program, which cannot build one."""
+    published_name = published_image.published_name(variant)
+    pull_commands = (
+        f"docker pull {published_name}, then docker tag {published_name} {image_name(variant)}"
+        if published_name
+        else None
+    )
     return DeviceError(
-        f"there is no image {image(word)} here"
-        + (f", and {published} cannot be had" if published else f", and {published_image.REGISTRY} names no registry"),
-        "an image that was published, loaded with `docker load`, or built in a checkout by `make image-" + word + "`",
-        f"{pull or published_image.REGISTRY + '=ghcr.io/OWNER'}; or `drivetrain launch JOB --image NAME`",
+        f"there is no image {image_name(variant)} here"
+        + (
+            f", and {published_name} cannot be had"
+            if published_name
+            else f", and {published_image.REGISTRY} names no registry"
+        ),
+        "an image that was published, loaded with `docker load`, or built in a checkout by `make image-"
+        + variant
+        + "`",
+        f"{pull_commands or published_image.REGISTRY + '=ghcr.io/OWNER'}; or `drivetrain launch JOB --image NAME`",
     )

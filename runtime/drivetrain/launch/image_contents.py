@@ -1,7 +1,8 @@
-"""What of a checkout an image contains, by content; so that no run trains with other code than that of its checkout.
+"""Hashes of the checkout's files that go into an image, to detect an image that was built from other code.
 
-The image has the hashes as a file, and digests of them as labels. `python -m drivetrain.launch.image_contents WORD` prints
-the digest of everything and that of the packages, `... WORD FOLDER` prints the hashes.
+A variant is cpu, ampere and so on, as in docker/requirements-VARIANT.txt. The image has the hashes as a file. Its label
+LABEL holds the digest of all hashes, PACKAGES_LABEL that of PACKAGES only.
+`python -m drivetrain.launch.image_contents VARIANT` prints both digests, `... VARIANT FOLDER` prints the hashes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from drivetrain.launch.project import PROJECT
 LABEL = "drivetrain.contents"
 PACKAGES_LABEL = "drivetrain.packages"
 RECORD = Path("/opt/drivetrain/contents.json")
-"""Written by the build of the image."""
+"""The hashes, a file that the build of the image writes."""
 CHECKOUT = Path("/workspace")
 """Where compose mounts the checkout."""
 PACKAGES = (
@@ -29,40 +30,43 @@ PACKAGES = (
     "docker/requirements-{}-arm64.txt",
     "docker/openmp-{}.txt",
 )
-"""What the layers below the project's code are made of, for all architectures."""
+"""Files that decide the layers below the project's code, for all architectures."""
 CODE = ("docker/sbom.py", "runtime/__main__.py", "runtime/drivetrain", "scripts/own-runs", "LICENSE")
 MAX_LISTED_FILES = 3
+"""Number of changed files that an error message names."""
 
 
-def hashes(word: str, root: Path = PROJECT, parts: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:
-    """The SHA-256 of every file of a checkout that goes into an image, by its path."""
+def hash_files(variant: str, root: Path = PROJECT, parts: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:
+    """Return the SHA-256 of every file of a checkout that goes into an image, by its path relative to `root`."""
     return {
         os.path.relpath(path, root): hashlib.sha256(path.read_bytes()).hexdigest()
         for part in parts
-        for path in _files(root / part.format(word))
+        for path in _list_files(root / part.format(variant))
     }
 
 
-def digest(files: Mapping[str, str]) -> str:
-    """One hash of all of them."""
+def combine_hashes(files: Mapping[str, str]) -> str:
+    """Return one digest of all hashes."""
     lines = "".join(f"{value} {name}\n" for name, value in sorted(files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
-def check_in_container(word: str, record: Path = RECORD, checkout: Path = CHECKOUT) -> None:
+def check_in_container(variant: str, record: Path = RECORD, checkout: Path = CHECKOUT) -> None:
     """Refuse to train if the checkout that is mounted here has other code than this image.
 
     Raises:
-        DeviceError: if it has. `drivetrain launch` never comes to that: it builds the image again.
+        DeviceError: if it has. `drivetrain launch` updates the image first, so this never fails after it.
     """
     if not record.is_file() or not (checkout / "runtime").is_dir() or not (checkout / "docker").is_dir():
-        return
-    built, current = json.loads(record.read_text()), hashes(word, checkout)
-    if changed := sorted(name for name in {*built, *current} if built.get(name) != current.get(name)):
+        return  # not in an image, or no checkout is mounted: there is nothing to compare
+    built_hashes, current_hashes = json.loads(record.read_text()), hash_files(variant, checkout)
+    if changed := sorted(
+        name for name in {*built_hashes, *current_hashes} if built_hashes.get(name) != current_hashes.get(name)
+    ):
         raise DeviceError(
             f"this image was built from other code than that of this checkout: {_list_names(changed)} changed since",
             "an image that was built from the checkout as it is now",
-            f"`make train-cpu` builds it by itself; for `docker compose up`, first `make image-{word}`",
+            f"`make train-cpu` builds it by itself; for `docker compose up`, first `make image-{variant}`",
         )
 
 
@@ -71,26 +75,27 @@ def _list_names(names: list[str]) -> str:
     return ", ".join(names[:MAX_LISTED_FILES]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _list_files(path: Path) -> Iterator[Path]:
+    """Yield a file itself, or all files below a folder except hidden and compiled ones."""
     if path.is_file():
         yield path
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if name != "__pycache__"]
+    for folder, subfolders, names in os.walk(path):
+        subfolders[:] = [name for name in subfolders if name != "__pycache__"]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
-def differs(labels: Mapping[str, str] | None, word: str, root: Path = PROJECT) -> bool:
-    """Whether an image with these labels contains something else than the checkout."""
-    return (labels or {}).get(LABEL) != digest(hashes(word, root))
+def differs(labels: Mapping[str, str] | None, variant: str, root: Path = PROJECT) -> bool:
+    """Return whether an image with these labels contains other files than the checkout."""
+    return (labels or {}).get(LABEL) != combine_hashes(hash_files(variant, root))
 
 
-def other_packages(labels: Mapping[str, str] | None, word: str, root: Path = PROJECT) -> bool:
-    """Whether an image with these labels has other packages than the checkout's, whose layers take minutes to build."""
-    return (labels or {}).get(PACKAGES_LABEL) != digest(hashes(word, root, PACKAGES))
+def packages_differ(labels: Mapping[str, str] | None, variant: str, root: Path = PROJECT) -> bool:
+    """Return whether an image with these labels has other packages than the checkout; rebuilding takes minutes."""
+    return (labels or {}).get(PACKAGES_LABEL) != combine_hashes(hash_files(variant, root, PACKAGES))
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        print(json.dumps(hashes(sys.argv[1], Path(sys.argv[2])), indent=1))
+        print(json.dumps(hash_files(sys.argv[1], Path(sys.argv[2])), indent=1))
     else:
-        print(digest(hashes(sys.argv[1])), digest(hashes(sys.argv[1], parts=PACKAGES)))
+        print(combine_hashes(hash_files(sys.argv[1])), combine_hashes(hash_files(sys.argv[1], parts=PACKAGES)))

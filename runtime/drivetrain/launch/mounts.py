@@ -1,7 +1,7 @@
-"""What a container may read beside the project: files and folders that a spec or a command line names.
+"""The mounts of a container beside the project: files and folders that a spec or a command line names.
 
-Each is mounted separately and read-only. A folder with more than data (a home, system folders, keys) is refused, and so
-is a folder with symlinks that lead out of it, because the container could not follow them.
+Each is mounted separately and read-only. A folder with more than data (a home, system folders, keys) is refused.
+So is a folder with symlinks that lead out of it, because the container could not follow them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from drivetrain.system.installation import SETUP
 
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
-TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log", "/var/run", "/var/spool")
-"""Never mounted, nor anything below them."""
-FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
-"""Never mounted as a whole."""
-CACHES = (".cache/huggingface/hub", ".cache/huggingface/datasets", ".cache/torch")
-"""In a home folder: the only hidden entries that are mounted, all of them downloads; a token lies beside the first two."""
-KEYS = (
+SYSTEM_FOLDERS = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log", "/var/run", "/var/spool")
+"""Folders of the system: neither they nor anything below them is mounted."""
+SHARED_FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
+"""Folders that contain more than data: not mounted themselves, but folders below them may be."""
+HOME_CACHES = (".cache/huggingface/hub", ".cache/huggingface/datasets", ".cache/torch")
+"""The only hidden folders of a home that are mounted: downloads. The hub's token lies next to the first two."""
+KEY_NAMES = (
     ".ssh",
     ".gnupg",
     ".aws",
@@ -57,11 +57,11 @@ KEYS = (
     ".databrickscfg",
     "stored_tokens",
 )
-"""A folder that contains one of these is a home folder, or a copy of one; neither is anything below them mounted."""
-MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Tables that, for images, contain paths relative to themselves."""
-MOST_LINKS = 10_000
-"""Largest number of folder entries that are checked for symlinks."""
+"""Names of files and folders with keys: not mounted, nor anything below them, nor a folder that contains one."""
+MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Suffixes of tables of images, whose paths are relative to the folder of the table."""
+MAX_CHECKED_ENTRIES = 10_000
+"""Number of entries of a folder that are checked for symlinks at most."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
 
 
@@ -73,8 +73,8 @@ class Mount:
     target: Path
 
 
-def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
-    """What a job needs from outside of the project: its spec, data, weights, and folders of user code.
+def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
+    """Return the mounts for what a job needs from outside of the project: spec, data, weights, user code.
 
     Args:
         path: the spec.
@@ -82,28 +82,35 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
         root: the project's path in the container.
 
     Raises:
-        SpecError: if one of them may not be mounted, or cannot be found from inside.
+        SpecError: if one of them may not be mounted, or its path means something else in the container.
     """
-    named = [("the spec", Path(os.path.abspath(path)))]
+    named_paths = [("the spec", Path(os.path.abspath(path)))]
     for key, text in list_paths(job):
-        blame = f"{job.document.place(key)}: {dot_key(key)}"
-        _same_inside(blame, text, job, root)
+        origin = f"{job.document.place(key)}: {dot_key(key)}"
+        _check_same_inside(origin, text, job, root)
         target = Path(os.path.abspath(job.resolve(text)))
-        if isinstance(job, ImageJob) and target.suffix.lower() in MANIFESTS and not target.is_relative_to(PROJECT):
-            blame, target = f"{blame}: {text} names files in its folder", target.parent
-        named.append((blame, target))
+        if (
+            isinstance(job, ImageJob)
+            and target.suffix.lower() in MANIFEST_SUFFIXES
+            and not target.is_relative_to(PROJECT)
+        ):
+            # The container must find the images, whose paths start from the folder of the table.
+            origin, target = f"{origin}: {text} names files in its folder", target.parent
+        named_paths.append((origin, target))
     for key, part, _ in custom_job.parts(job):
-        where = Path(os.path.abspath(job.folder / part.file)).parent
-        blame = f"{job.document.place((*key, 'file'))}: {dot_key((*key, 'file'))}: {part.file!r} may import files next to it"
-        named.append((blame, where))
-    return together(mount for blame, where in named for mount in of_path(blame, where, root))
+        folder = Path(os.path.abspath(job.folder / part.file)).parent
+        origin = f"{job.document.place((*key, 'file'))}: {dot_key((*key, 'file'))}: {part.file!r} may import files next to it"
+        named_paths.append((origin, folder))
+    return drop_nested_mounts(
+        mount for origin, folder in named_paths for mount in list_path_mounts(origin, folder, root)
+    )
 
 
-def together(mounts: Iterator[Mount]) -> list[Mount]:
-    """Without duplicates, and without mounts that lie inside another one."""
-    every = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
+def drop_nested_mounts(mounts: Iterator[Mount]) -> list[Mount]:
+    """Return the mounts sorted, without duplicates and without those that another mount already contains."""
+    outer_first = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     outermost: list[Mount] = []
-    for mount in every:
+    for mount in outer_first:
         if not any(
             mount.target.is_relative_to(other.target)
             and other.source / mount.target.relative_to(other.target) == mount.source
@@ -113,50 +120,50 @@ def together(mounts: Iterator[Mount]) -> list[Mount]:
     return sorted(outermost)
 
 
-def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
-    """The mount for one absolute path; none if it is inside the project.
+def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
+    """Yield the mount for an absolute path; nothing if it is inside the project.
 
     Args:
-        blame: the name of its source, for the error message.
-        path: as given, symlinks included.
+        origin: where the path is named, for the error message.
+        path: the path, with its symlinks unresolved.
         root: the project's path in the container.
 
     Raises:
         SpecError: if it may not be mounted.
     """
-    with_blobs = _with_blobs(path)
-    target, real = _path_in_container(with_blobs, root), with_blobs.resolve()
-    for mounted in (with_blobs, real):
-        one_line.check({blame: str(mounted)})
+    full_path = _include_blobs(path)
+    target, real = _path_in_container(full_path, root), full_path.resolve()
+    for checked in (full_path, real):
+        one_line.check({origin: str(checked)})
     if target is not None:
-        if obstacle := refusal(real) or refusal(with_blobs):
+        if obstacle := find_obstacle(real) or find_obstacle(full_path):
             raise SpecError(
-                f"{blame}: {with_blobs}"
-                + (f", which is {real}," if real != with_blobs else "")
+                f"{origin}: {full_path}"
+                + (f", which is {real}," if real != full_path else "")
                 + f" is not mounted: {obstacle}",
                 _POSSIBLE,
                 "use a smaller folder, or copy what the job needs into a separate folder",
             )
         yield Mount(real, target)
-    _refuse_links(blame, real)
+    _refuse_outward_links(origin, real)
 
 
-def refusal(path: Path) -> str | None:
-    """Why a path of the host may not be mounted; None if it may."""
+def find_obstacle(path: Path) -> str | None:
+    """Return why a path of the host may not be mounted; None if it may."""
     text = str(path)
-    if text in FOLDERS:
+    if text in SHARED_FOLDERS:
         return "it contains more than data"
-    if tree := next((tree for tree in TREES if path.is_relative_to(tree)), None):
+    if tree := next((tree for tree in SYSTEM_FOLDERS if path.is_relative_to(tree)), None):
         return f"{tree} belongs to the system"
-    for home in _homes():
+    for home in _list_homes():
         if home.is_relative_to(path):
             return "it is a home folder, or contains one"
         hidden = path.relative_to(home).parts[0] if path.is_relative_to(home) else ""
-        if hidden.startswith(".") and not any(path.is_relative_to(home / cache) for cache in CACHES):
+        if hidden.startswith(".") and not any(path.is_relative_to(home / cache) for cache in HOME_CACHES):
             return f"{hidden} in a home folder contains keys and settings"
-    if part := next((part for part in path.parts if part.lower() in KEYS), None):
+    if part := next((part for part in path.parts if part.lower() in KEY_NAMES), None):
         return f"{part} contains keys"
-    if name := next((name for name in KEYS if os.path.lexists(path / name)), None):
+    if name := next((name for name in KEY_NAMES if os.path.lexists(path / name)), None):
         return f"it holds keys: {name}"
     hub = path.parent if path.name == "token" else path
     if (hub / "hub").is_dir() and (hub / "token").is_file():  # the folder of the hub's caches, which can be anywhere
@@ -168,121 +175,124 @@ def refusal(path: Path) -> str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is neither a file nor a folder"
 
 
-def _homes() -> set[Path]:
-    """The home folders of this host's users, as written and with symlinks resolved."""
+def _list_homes() -> set[Path]:
+    """Return the home folders of this host's users, each as written and with its symlinks resolved."""
+    # Accounts of services (uid below 1000) and `nobody` (65534) have no home with keys, but often a system folder.
     homes = {Path(entry.pw_dir) for entry in pwd.getpwall() if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65534}
     homes.add(Path(os.path.expanduser("~")))  # unchanged for a user without a home
     return {form for home in homes if home.is_absolute() for form in (home, home.resolve()) if len(form.parts) > 1}
 
 
 def list_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every existing path in the spec, with its key: data, and pretrained weights."""
+    """Yield every local path in the spec with its key: data, and pretrained weights that exist here."""
     yield from ((key, text) for key, text in local_paths(job) if not is_on_hub(text))
-    of_model = ((key, text) for key, text in job.model_paths() if not is_remote(text))
-    yield from ((key, text) for key, text in of_model if os.path.exists(job.resolve(text)))
+    model_paths = ((key, text) for key, text in job.model_paths() if not is_remote(text))
+    yield from ((key, text) for key, text in model_paths if os.path.exists(job.resolve(text)))
 
 
-def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
+def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
     """Check that a relative path means the same in the container: relative to the spec, then to the working folder.
 
     Raises:
-        SpecError: if it does not.
+        SpecError: if the path means something else there.
     """
     written_path = Path(os.path.expanduser(text))
     if text.startswith("~"):
         raise SpecError(
-            f"{blame}: {text!r} is relative to a home folder, which differs in the container",
+            f"{origin}: {text!r} is relative to a home folder, which differs in the container",
             "a path relative to the job file or to the project, or an absolute path",
             f"write {written_path}",
         )
     if written_path.is_absolute():
         return
     if os.path.exists(job.folder / written_path):
-        _refuse_leaving(blame, text, job, root)
+        _refuse_leaving_project(origin, text, job, root)
         return
     from_working_folder = Path(os.path.abspath(written_path))
     if not from_working_folder.is_relative_to(PROJECT) or from_working_folder != Path(
         os.path.abspath(PROJECT / written_path)
     ):
         raise SpecError(
-            f"{blame}: {text!r} is relative to the working folder, which differs in the container",
+            f"{origin}: {text!r} is relative to the working folder, which differs in the container",
             "a path relative to the job file or to the project, or an absolute path",
             f"write {from_working_folder}",
         )
 
 
-def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
-    """Refuse `..` out of the project, also behind a symlink: in the container the project lies in another folder."""
+def _refuse_leaving_project(origin: str, text: str, job: Job, root: Path) -> None:
+    """Refuse a path that leaves the project by `..`, also behind a symlink: a container has it at another path."""
     unresolved, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
-    moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
+    has_other_path = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
     if unresolved.resolve() != real or (
-        moved and not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
+        has_other_path and not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
     ):
         raise SpecError(
-            f"{blame}: {text!r} leaves the project or follows a link by `..`, which does not work in the container",
+            f"{origin}: {text!r} leaves the project or follows a link by `..`, which does not work in the container",
             "a path below the job file or the project, or an absolute path",
             f"write {real}",
         )
 
 
-def _with_blobs(path: Path) -> Path:
-    """Include the blobs of a snapshot in the hub's cache, which consists of symlinks into the folder above."""
+def _include_blobs(path: Path) -> Path:
+    """Return the model's folder for a snapshot in the hub's cache, whose symlinks lead to the blobs in there."""
     return path.parent.parent if path.parent.name == "snapshots" and (path.parent.parent / "blobs").is_dir() else path
 
 
 def _path_in_container(path: Path, root: Path) -> Path | None:
-    """The path at which the container looks for a path of the host, after the project's symlinks; None if in the
-    project.
+    """Return the path at which the container looks for a path of the host, after following the project's symlinks.
+
+    None if it lies in the project, which is mounted anyway.
     """
     if not path.is_relative_to(PROJECT):
         return path
-    parts, reached = list(path.relative_to(PROJECT).parts), PROJECT
+    # Each link is followed as the container sees it; more than 40 are refused by the kernel, too.
+    parts, folder = list(path.relative_to(PROJECT).parts), PROJECT
     for _ in range(40):
-        while parts and not (reached / parts[0]).is_symlink():
-            reached /= parts.pop(0)
+        while parts and not (folder / parts[0]).is_symlink():
+            folder /= parts.pop(0)
         if not parts:
             return None
-        link = Path(os.readlink(reached / parts.pop(0)))
-        inside = Path(os.path.normpath(root / reached.relative_to(PROJECT) / link)).joinpath(*parts)
-        if not inside.is_relative_to(root):
-            return inside
-        parts, reached = list(inside.relative_to(root).parts), PROJECT
+        link = Path(os.readlink(folder / parts.pop(0)))
+        link_target = Path(os.path.normpath(root / folder.relative_to(PROJECT) / link)).joinpath(*parts)
+        if not link_target.is_relative_to(root):
+            return link_target
+        parts, folder = list(link_target.relative_to(root).parts), PROJECT
     return None  # a cycle of symlinks; opening it reports that
 
 
-def _refuse_links(blame: str, folder: Path) -> None:
+def _refuse_outward_links(origin: str, folder: Path) -> None:
     """Refuse a folder with symlinks that lead out of it, which would be broken in the container."""
     try:
         with os.scandir(folder) as entries:
-            links = [entry.path for entry in itertools.islice(entries, MOST_LINKS) if entry.is_symlink()]
+            links = [entry.path for entry in itertools.islice(entries, MAX_CHECKED_ENTRIES) if entry.is_symlink()]
     except OSError:
         return
     for link in links:
         real = Path(link).resolve()
         if not real.is_relative_to(folder) and not real.is_relative_to(PROJECT):
             raise SpecError(
-                f"{blame}: {link} is a link to {real}, which is not mounted in the container",
+                f"{origin}: {link} is a link to {real}, which is not mounted in the container",
                 _POSSIBLE,
                 "write the link's target into the job file, or copy the file",
             )
 
 
 def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
-    """The existing folder that is mounted for writing, at its own path; None if the output lies in the project.
+    """Return the existing folder that is mounted for writing, at its own path; None if the output lies in the project.
 
     Args:
-        output: as on the command line.
-        option: what stands before it there.
+        output: the path as on the command line.
+        option: the text before the path on the command line.
 
     Raises:
         SpecError: if that folder contains more than a container should be able to change.
     """
     if output is None or Path(os.path.abspath(output)).is_relative_to(PROJECT):
         return None
-    folder = _find_existing(output).resolve()
+    folder = _find_existing_parent(output).resolve()
     for path in (output, folder):
         one_line.check({option.strip(" =") or "the output": str(path)})
-    if obstacle := refusal(folder):
+    if obstacle := find_obstacle(folder):
         raise SpecError(
             f"{option}{output}: a container would have to write to {folder}, and {obstacle}",
             f"a folder of its own, or one in {PROJECT}",
@@ -292,18 +302,18 @@ def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
 
 
 def check_output_writable(output: Path | None, uid: int) -> None:
-    """Check the output folder for root, whose container runs as another user that cannot write everywhere.
+    """Check that a container that root starts, and that runs as another user, can write to the output folder.
 
     Args:
-        output: as on the command line.
+        output: the path as on the command line.
         uid: the user of the container.
 
     Raises:
-        StorageError: if the output is in a folder owned by root.
+        StorageError: if that folder belongs to somebody else, and not everybody may write to it.
     """
     if output is None or uid == os.getuid():
         return
-    folder = _find_existing(output)
+    folder = _find_existing_parent(output)
     if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
         raise StorageError(
             f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
@@ -313,5 +323,6 @@ def check_output_writable(output: Path | None, uid: int) -> None:
         )
 
 
-def _find_existing(output: Path) -> Path:
+def _find_existing_parent(output: Path) -> Path:
+    """Return the innermost folder around the output that exists."""
     return next(path for path in Path(os.path.abspath(output)).parents if path.exists())

@@ -11,6 +11,7 @@ from drivetrain.system.version import VERSION
 
 
 def _find_project() -> Path:
+    """Return the current folder, the project of an installed program."""
     try:
         return Path.cwd()
     except FileNotFoundError:  # the folder was removed; what needs it reports that
@@ -25,13 +26,13 @@ TAG = "DRIVETRAIN_TAG"
 """The environment variable with the tag of the images; compose reads it from .env."""
 
 
-def image(word: str) -> str:
-    """The image name for a word. Names below `localhost/` are never looked up in a registry."""
-    return f"localhost/drivetrain/{word}:{tag()}"
+def image_name(variant: str) -> str:
+    """Return the name of the image of a variant, such as cpu. No registry is asked for names below `localhost/`."""
+    return f"localhost/drivetrain/{variant}:{image_tag()}"
 
 
-def tag(project: Path = PROJECT) -> str:
-    """The tag of a checkout's images: two checkouts never share one; scripts/image-name computes the same.
+def image_tag(project: Path = PROJECT) -> str:
+    """Return the tag of the images of a checkout: two checkouts never share one; scripts/image-name computes the same.
 
     An installed program uses the image of its version.
     """
@@ -40,12 +41,12 @@ def tag(project: Path = PROJECT) -> str:
     return f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}" if CHECKOUT else VERSION
 
 
-def name(project: Path = PROJECT, uid: int | None = None) -> str:
-    """The prefix of this user's container names for this project; scripts/project-name computes the same.
+def container_prefix(project: Path = PROJECT, uid: int | None = None) -> str:
+    """Return the prefix of this user's container names for this project; scripts/project-name computes the same.
 
     Args:
         project: the checkout, or the current folder of an installed program.
         uid: the user; the current one if None.
     """
-    mark = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
-    return f"drivetrain-{mark[:8]}"
+    user_digest = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
+    return f"drivetrain-{user_digest[:8]}"

@@ -27,7 +27,7 @@ from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
 from drivetrain.job.remote_data import whole_paths
 from drivetrain.launch import docker_engine, mounts
-from drivetrain.launch.project import PROJECT, image
+from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
 from drivetrain.system.installation import SETUP
 from drivetrain.system.printable import printable_text
@@ -113,7 +113,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
         options = ["--security-opt", "label=disable"] if engine.selinux else []
         options += ["--interactive"] if STDIN in getattr(parsed, "inputs", ()) else []
-        readable = [mount for mount in mounts.together(iter(readable)) if mount.target != written]
+        readable = [mount for mount in mounts.drop_nested_mounts(iter(readable)) if mount.target != written]
         command = line(arguments, workdir, user, limits, readable, network=needs.network, written=written)
         return _wait([*command[:2], *options, *command[2:]])
 
@@ -139,10 +139,10 @@ def _needs(options: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
     from drivetrain.launch import container_limits, network, run_secrets
 
     needs = _Needs(
-        [mount for path in _list_paths(options) for mount in mounts.of_path("the command line", path, PROJECT)]
+        [mount for path in _list_paths(options) for mount in mounts.list_path_mounts("the command line", path, PROJECT)]
     )
     for path, job in _jobs(options):
-        needs.mounts += mounts.of_job(path, job, PROJECT)
+        needs.mounts += mounts.list_job_mounts(path, job, PROJECT)
         if options.command in WITH_JOB or whole_paths(job):
             needs.network |= network.decide(job)[0]
             values, lines = run_secrets.collect(job, needs.network)
@@ -195,7 +195,7 @@ def line(
         ":".join(user),
         "--workdir",
         str(workdir),
-        image("cpu"),
+        image_name("cpu"),
         *arguments,
     ]
 
@@ -305,7 +305,7 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
     for word in values_of_options:
         path = Path(os.path.abspath(word)) if isinstance(word, Path) else None
         if path and path.exists() and word not in (getattr(options, "job", None), getattr(options, "output", None)):
-            yield path.parent if path.suffix.lower() in mounts.MANIFESTS and _of_images(options) else path
+            yield path.parent if path.suffix.lower() in mounts.MANIFEST_SUFFIXES and _of_images(options) else path
 
 
 def _of_images(options: argparse.Namespace) -> bool:

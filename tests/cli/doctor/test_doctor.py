@@ -48,7 +48,7 @@ def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("contents", ["unknown", image_contents.digest(image_contents.hashes("cpu"))])
+@pytest.mark.parametrize("contents", ["unknown", image_contents.combine_hashes(image_contents.hash_files("cpu"))])
 def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str) -> None:
     """No fault: the next start updates it."""
     given = {"answers": {"docker image": image(contents=contents)}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.launch import engine_traits, image_contents
-from drivetrain.launch.project import image, name
+from drivetrain.launch.project import container_prefix, image_name
 from drivetrain.system import installation
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
@@ -95,7 +95,7 @@ def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
     """Containers of this checkout that have ended; the engine keeps them and their logs."""
-    line = ["docker", "ps", "-aq", "--filter", f"name=^{name()}-", "--filter", "status=exited"]
+    line = ["docker", "ps", "-aq", "--filter", f"name=^{container_prefix()}-", "--filter", "status=exited"]
     if count := len((snapshot.run(line) or "").split()):
         yield ok(
             "containers",
@@ -106,7 +106,7 @@ def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     title = f"image {word}"
-    answer = snapshot.run(["docker", "image", "inspect", image(word)])
+    answer = snapshot.run(["docker", "image", "inspect", image_name(word)])
     if answer is None:
         return
     data = json.loads(answer)[0]
