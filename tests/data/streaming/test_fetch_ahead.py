@@ -79,7 +79,7 @@ def test_processes_look_ahead_into_their_share_of_the_cache(
     monkeypatch.setattr(fetch_ahead, "RECOUNT_SECONDS", -1.0)
     shards.folder(tmp_path / "s", ".parquet", 24)
     reader = reader_of(load(shards.job(tmp_path, "s")))
-    largest = max(reader.size(shard) + reader.beside(shard) for shard in reader.cached())
+    largest = max(reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached())
     reader.cache = ShardCache(cache, 12 * largest)
     groups = np.array_split(np.arange(int(reader.index.starts[-1])), 24)
     with fetching(reader, groups) as advance:

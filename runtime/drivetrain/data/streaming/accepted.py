@@ -8,5 +8,5 @@ from drivetrain.job.text import TextJob
 
 
 def of_task(job: Job) -> Accepted:
-    """The kinds for a job."""
+    """The kinds of shards that are accepted for a job: those of texts or those of images."""
     return TEXTS if isinstance(job, TextJob) else IMAGES

@@ -1,13 +1,13 @@
 """A bounded cache of shards on disk, shared by all runs and processes of a machine.
 
     <name>.rows      a shard that can be read; locked (shared) while it is read, touched with each use
-    <name>.part      the claim of whoever makes one: locked by its maker, as large as the space that it reserves
-    <name>.new       what is being written; <name>.whole: what it is unpacked from
+    <name>.part      the claim of the process that makes one: locked by it, as large as the space that it reserves
+    <name>.new       what is being written; <name>.whole: the packed shard that it is unpacked from
     <id>.lease       the shards that a run needs soon, in the order of need; locked while the run lives
     lock             held for a moment to reserve space
 
-Nobody waits for space while others wait for him, so a full cache never stands still. What is in nobody's lease is removed
-first, least recently used first. What was left by a killed process is found by its lock, which nobody holds.
+No process waits for space while others wait for it, so a full cache never deadlocks. Shards that are in no lease are
+removed first, least recently used first. A file that a killed process left is recognized by its lock, which nobody holds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from drivetrain.system.units import format_bytes
 POLL_SECONDS = 0.05
 """Seconds between two checks whether there is space."""
 MAX_WAIT_SECONDS = 300.0
-"""Seconds for which a full cache is waited for: all its shards are being read at every check."""
+"""Seconds after which a cache that stays full, because all its shards are being read, is an error."""
 READY, CLAIM, NEW, WHOLE = ".rows", ".part", ".new", ".whole"
+"""Endings of the files, see above."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,17 @@ class ShardCache:
     """The cache in a folder.
 
     Args:
-        folder: of all shards.
-        limit: bytes that all of them together may take, those that are being written included.
+        folder: holds all shards.
+        limit: bytes that all shards together may take, including those that are being written.
     """
 
     folder: Path
     limit: int
     counts: FetchCounts = field(default_factory=FetchCounts, compare=False, repr=False)
-    """What this process fetches into it."""
+    """Counts of what this process fetches into the cache."""
 
     def path(self, name: str) -> Path:
-        """Where a shard is once it is there."""
+        """The path of a shard that is ready to be read."""
         return self.folder / f"{name}{READY}"
 
     def _claim(self, name: str) -> Path:
@@ -67,7 +68,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
-        """An open file of a shard, which stays while it is read; None if it is not there."""
+        """Yield an open file of a shard, which is not removed during the block; None if the shard is not there."""
         try:
             handle = os.open(self.path(name), os.O_RDONLY)
         except OSError:
@@ -76,7 +77,7 @@ class ShardCache:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH)
             if os.fstat(handle).st_nlink:
-                with contextlib.suppress(PermissionError):  # of another user
+                with contextlib.suppress(PermissionError):  # the file of another user
                     os.utime(handle)
                 yield handle
             else:  # removed a moment ago
@@ -87,18 +88,18 @@ class ShardCache:
     def make(
         self, name: str, size: int, write: Callable[[Path], None], rank: int = 0, keep: Collection[str] | None = None
     ) -> bool:
-        """Put a shard into the cache, unless it is there; one process of a machine does, the others wait for it.
+        """Put a shard into the cache, unless it is there; one process of the machine writes it, the others wait.
 
         Args:
-            name: of the shard.
-            size: bytes that making it takes at most.
+            name: name of the shard.
+            size: most bytes that the shard and its packed file take.
             write: writes the shard to a path.
-            rank: how soon it is needed, 0 at once: what is needed later makes room for it. A batch reads its shards in
-                this order.
-            keep: what must stay; it is then given up where there is no space. None to wait for space.
+            rank: how soon it is needed, 0 is at once: shards that are needed later may be removed for it. A batch reads
+                its shards in this order.
+            keep: names of shards that must stay; the method then returns False if there is no space. None to wait.
 
         Returns:
-            Whether it was made or is there.
+            Whether the shard is in the cache.
 
         Raises:
             StorageError: if it cannot be written.
@@ -116,8 +117,8 @@ class ShardCache:
                 new = self.folder / f"{name}{NEW}"
                 try:
                     write(new)
-                    sync_file(new)  # or a power loss leaves the name without the content
-                    with self.locked():  # or whoever adds up the sizes meets neither the claim nor the shard
+                    sync_file(new)  # else a power loss could leave the name without the content
+                    with self.locked():  # else a process that adds up the sizes could see neither claim nor shard
                         os.replace(new, self.path(name))
                         self._claim(name).unlink()
                 except OSError as error:
@@ -128,7 +129,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _hold_claim(self, name: str) -> Iterator[int | None]:
-        """The locked claim on making a shard; None if somebody else has made it."""
+        """Yield the locked claim on making a shard; None if another process has made the shard."""
         claim = self._claim(name)
         while True:
             if self.has(name):
@@ -137,7 +138,7 @@ class ShardCache:
             handle = self._open(claim)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                if not os.fstat(handle).st_nlink:  # its maker is done, and a new claim is another file
+                if not os.fstat(handle).st_nlink:  # its owner is done, and a new claim is another file
                     continue
                 if self.has(name):
                     claim.unlink(missing_ok=True)
@@ -152,7 +153,7 @@ class ShardCache:
                 lease.unlock(handle)
 
     def _reserve(self, name: str, claim: int, size: int, rank: int, keep: Collection[str] | None) -> bool:
-        """Whether there is space for a shard now; it is then reserved."""
+        """Reserve space for a shard; returns whether there is space now."""
         with self.locked():
             used_sizes = self._sizes(f"{name}{CLAIM}")
             needed = sum(used_sizes.values()) + size - self.limit
@@ -160,11 +161,12 @@ class ShardCache:
                 needed -= self._remove(needed, rank, keep)
             if needed > 0:
                 return False
+            # The size of the claim is the reservation: `_sizes` of other processes counts it.
             os.truncate(claim, size)
         return True
 
     def _remove(self, needed: int, rank: int, keep: Collection[str] | None) -> int:
-        """Remove shards that nobody needs, or that are needed later; returns how many bytes are free now."""
+        """Remove shards that nobody needs, or that are needed later; returns how many bytes that made free."""
         soon, ending = lease.read_needed(self.folder)
         removable: list[tuple[int, float, Path]] = []
         for path in self.folder.glob(f"*{READY}"):
@@ -172,9 +174,9 @@ class ShardCache:
             with contextlib.suppress(FileNotFoundError):
                 if name not in soon:
                     removable.append((0, path.stat().st_mtime, path))
-                elif soon[name] > rank and name not in (keep or ()):  # what is needed last goes first
+                elif soon[name] > rank and name not in (keep or ()):  # the one that is needed last is removed first
                     removable.append((2, -soon[name], path))
-                elif keep is None and soon[name] < rank:  # the batch has read it already; others may come to it again
+                elif keep is None and soon[name] < rank:  # the batch has read it already; later ones may need it
                     removable.append((1 if name in ending else 3, -soon[name], path))
         free = 0
         for _, _, path in sorted(removable):
@@ -184,7 +186,7 @@ class ShardCache:
         return free
 
     def _sizes(self, own_claim: str) -> dict[str, int]:
-        """Bytes of everything in the cache but one claim; what killed processes left is removed."""
+        """Bytes of all shards and claims except one; what killed processes left is removed."""
         sizes = {}
         with os.scandir(self.folder) as files:
             for file in files:
@@ -197,7 +199,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """The lock of the whole cache."""
+        """Hold the lock of the whole cache during the block."""
         handle = self._open(self.folder / "lock")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -212,6 +214,7 @@ class ShardCache:
             raise storage_error(self.folder, error) from None
 
     def _check(self, name: str, size: int) -> None:
+        """Make the folder; refuse a shard that is larger than the cache."""
         make_folder(self.folder)
         if size > self.limit:
             raise StorageError(
@@ -246,11 +249,11 @@ def _remove(path: Path) -> int:
 
 
 def _remove_abandoned(claim: Path) -> bool:
-    """Remove the claim of a process that is gone; returns whether it was one."""
+    """Remove a claim and its files if the process that made it is gone; returns whether it is."""
     handle = os.open(claim, os.O_RDWR)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_nlink:  # else its maker has given up, and the name may be another claim
+        if os.fstat(handle).st_nlink:  # else its owner has ended properly, and the name may belong to a new claim
             for suffix in (NEW, WHOLE, CLAIM):
                 claim.with_suffix(suffix).unlink(missing_ok=True)
         return True

@@ -24,46 +24,53 @@ from drivetrain.system.units import format_bytes
 POLL_SECONDS = 0.1
 """Seconds between two checks for what can be fetched."""
 RECOUNT_SECONDS = 1.0
-"""Seconds between two counts of the processes that share the cache: the folder can have thousands of files."""
+"""Seconds between two counts of the processes that share the cache: counting lists a folder with thousands of files."""
 RETRY_SECONDS = 5.0
 """Seconds after which a shard that could not be fetched is tried again."""
 CACHE_PARTS = 4
-"""Shards that are being fetched may take 1/CACHE_PARTS of the cache; more take the place of what is needed soon."""
+"""Shards that are being fetched may take 1/CACHE_PARTS of the cache; more would displace shards that are needed soon."""
 UNUSED_BATCHES = 64
-"""Batches without a shard after which its next use counts as another one."""
+"""Batches that do not need a shard after which its next batch begins another use."""
 
 
 class FetchAhead:
     """Fetches the shards of some batches while they are trained on.
 
     Args:
-        reader: of the shards.
-        groups: rows of the index of each batch, in order.
+        reader: reads the shards.
+        groups: for each batch, in order, its rows of the index.
     """
 
     def __init__(self, reader: ShardReader, groups: Sequence[Ids]) -> None:
-        self.reader, self.uses, self.position = reader, uses(reader, groups), 0
+        self.reader = reader
+        self.uses = list_uses(reader, groups)
+        self.position = 0
+        """Number of the batch that is trained on."""
         self.changed, self.ended = threading.Event(), threading.Event()
         self.lease = Lease(reader.cache.folder)
         self.running: dict[int, Future[bool]] = {}
         self.lock = threading.Lock()
-        self.largest = max((reader.beside(shard) for shard in reader.cached()), default=0)
-        """Bytes that a shard takes beside what stays in the cache, while it is unpacked."""
-        largest_shard = max((reader.size(shard) + reader.beside(shard) for shard in reader.cached()), default=1)
-        self.most = min(MAX_WIDTH, max(START_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
-        """Shards at the same time for which the cache has space."""
-        self.share, self.counted = 0, 0.0
-        """Bytes of the cache for this process, and when that was found out."""
-        self.passed = 0
-        """Uses from the beginning on that are over."""
-        self.wanted: tuple[list[str], list[str]] = [], []
-        """Names of shards in the order of need, and of those that are needed for the last time."""
+        self.largest_packed = max((reader.count_packed_bytes(shard) for shard in reader.cached()), default=0)
+        """Most bytes of a packed shard, which is in the cache only while it is unpacked."""
+        largest_shard = max(
+            (reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached()), default=1
+        )
+        self.max_width = min(MAX_WIDTH, max(START_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
+        """Most shards that are fetched at the same time, by the space of the cache."""
+        self.share = 0
+        """Bytes of the cache for this process."""
+        self.share_updated = 0.0
+        """Time at which `share` was computed."""
+        self.past_uses = 0
+        """Number of uses, from the first on, whose last batch was trained on."""
+        self.lease_names: tuple[list[str], list[str]] = [], []
+        """What the lease says: names of shards in the order of need, and of those that are needed for the last time."""
         self.failed: dict[int, tuple[float, DrivetrainError]] = {}
-        """When each shard could not be fetched, and why."""
+        """Time and error of the last attempt, for each shard that could not be fetched."""
         self.thread = threading.Thread(target=self._run, name="fetch ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch. What the reader still fetches for batches that were given up ends."""
+        """Start the thread that fetches; what still fetches for earlier, abandoned batches of the reader is ended."""
         if self.reader.end_ahead:
             self.reader.end_ahead()
         self.reader.lease, self.reader.end_ahead = self.lease, self.end
@@ -71,7 +78,7 @@ class FetchAhead:
         self.thread.start()
 
     def advance(self, batches: int) -> None:
-        """Tell how many batches were used."""
+        """Take the number of batches that were used so far."""
         if self.ended.is_set():
             return
         self.position = batches
@@ -79,7 +86,7 @@ class FetchAhead:
         self.changed.set()
 
     def end(self) -> None:
-        """Stop, and give back what was kept."""
+        """Stop fetching, and remove the lease."""
         if self.ended.is_set():
             return
         self.ended.set()
@@ -89,7 +96,8 @@ class FetchAhead:
         self.lease.end()
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(self.most) as pool:
+        """Fetch until `end`; runs in the thread."""
+        with ThreadPoolExecutor(self.max_width) as pool:
             while not self.ended.is_set():
                 self.changed.clear()
                 for shard in list(self.reader.ranks):
@@ -101,17 +109,17 @@ class FetchAhead:
                 for shard in [shard for shard, future in self.running.items() if future.done()]:
                     self._finish(shard, self.running.pop(shard))
                 counts = self.reader.cache.counts
-                counts.width.decide(counts.to_json(), time.monotonic(), self.most)
+                counts.width.decide(counts.to_json(), time.monotonic(), self.max_width)
 
     @property
     def width(self) -> int:
         """How many shards are fetched at the same time."""
-        return min(self.reader.cache.counts.width.width, self.most)
+        return min(self.reader.cache.counts.width.width, self.max_width)
 
-    def _too_small(self, shard: int) -> StorageError | None:
-        """The error of a cache that cannot hold all shards of the present batch: its worker would wait for ever."""
-        due = {use[2] for use in self.uses[self.passed :] if use[0] <= self.position <= use[1]}
-        needed_bytes = sum(map(self.reader.size, due)) + self.reader.beside(shard)
+    def _cache_too_small_error(self, shard: int) -> StorageError | None:
+        """The error if the cache cannot hold all shards of the present batch, whose worker would wait forever; else None."""
+        due = {use[2] for use in self.uses[self.past_uses :] if use[0] <= self.position <= use[1]}
+        needed_bytes = sum(map(self.reader.size, due)) + self.reader.count_packed_bytes(shard)
         if shard not in due or needed_bytes <= self.reader.cache.limit:
             return None
         return StorageError(
@@ -127,20 +135,23 @@ class FetchAhead:
         return not self.reader.cache.has(self.reader.name(shard))
 
     def _finish(self, shard: int, future: Future[bool]) -> None:
-        """Keep an error for the worker processes that need the shard; this process meets it by itself."""
-        before = len(self.failed)
+        """Record in the lease why a shard could not be fetched, for the worker processes that wait for it.
+
+        This process needs no record: its own read fails with the same error.
+        """
+        had_failures = bool(self.failed)
         try:
             if future.result():
                 self.failed.pop(shard, None)
-            elif obstacle := self._too_small(shard):
-                self.failed[shard] = time.monotonic(), obstacle
-        except Exception as error:  # whatever it is: this thread must live, and no worker wait for ever
-            self.failed[shard] = time.monotonic(), self._place_error(shard, error)
-        if before or self.failed:
-            with contextlib.suppress(StorageError):  # the next one may be written, and the main process meets it
-                self._write()
+            elif cache_error := self._cache_too_small_error(shard):
+                self.failed[shard] = time.monotonic(), cache_error
+        except Exception as error:  # of any kind: this thread must live on, and no worker may wait forever
+            self.failed[shard] = time.monotonic(), self._to_drivetrain_error(shard, error)
+        if had_failures or self.failed:
+            with contextlib.suppress(StorageError):  # a later write may succeed, and the main process raises it
+                self._write_lease()
 
-    def _place_error(self, shard: int, error: Exception) -> DrivetrainError:
+    def _to_drivetrain_error(self, shard: int, error: Exception) -> DrivetrainError:
         if isinstance(error, DrivetrainError):
             return error
         return StorageError(
@@ -149,50 +160,50 @@ class FetchAhead:
             "write or copy the shard again; optimize.loader_workers: 0 shows where it fails",
         )
 
-    def _write(self) -> None:
+    def _write_lease(self) -> None:
         errors = {
             self.reader.name(shard): [type(error).__name__, error.given, error.possible, error.action]
             for shard, (_, error) in list(self.failed.items())
         }
         with self.lock:
-            self.lease.write(*self.wanted, errors)
+            self.lease.write(*self.lease_names, errors)
 
     def _look_ahead(self) -> None:
-        """Find out what is needed soon, as far as the cache has space, in the order of need; write the lease."""
-        while self.passed < len(self.uses) and self.uses[self.passed][1] < self.position:
-            self.passed += 1
-        # What is unpacked at the same time needs space, too: else it pushes out what is needed soon.
-        reserve = self.width * self.largest
-        self._find_share()
-        room, ranks, ending = self.share - reserve, dict[int, int](), list[int]()
-        for first, last, shard in self.uses[self.passed :]:
+        """Rank the shards that are needed soon, in the order of need, as far as the cache has space; write the lease."""
+        while self.past_uses < len(self.uses) and self.uses[self.past_uses][1] < self.position:
+            self.past_uses += 1
+        # Packed shards need space while they are unpacked; without a reserve they would displace what is needed soon.
+        reserve = self.width * self.largest_packed
+        self._update_share()
+        free_bytes, ranks, ending = self.share - reserve, dict[int, int](), list[int]()
+        for first, last, shard in self.uses[self.past_uses :]:
             if last < self.position or shard in ranks:
                 continue
-            room -= self.reader.size(shard)
-            if room < 0 and first > self.position:
+            free_bytes -= self.reader.size(shard)
+            if free_bytes < 0 and first > self.position:
                 break
             ranks[shard] = len(ranks)
             ending += [shard] if last == self.position else []
         self.reader.ranks = ranks
         needed_names = [self.reader.name(shard) for shard in ranks], [self.reader.name(shard) for shard in ending]
-        if needed_names != self.wanted:
-            self.wanted = needed_names
-            self._write()
+        if needed_names != self.lease_names:
+            self.lease_names = needed_names
+            self._write_lease()
 
-    def _find_share(self) -> None:
-        """Processes that look as far ahead as the whole cache reaches would push out what the others have just fetched."""
-        if time.monotonic() - self.counted > RECOUNT_SECONDS:
-            self.share = self.reader.cache.limit // max(1, lease.count(self.reader.cache.folder))
-            self.counted = time.monotonic()
+    def _update_share(self) -> None:
+        """Divide the cache by its processes: looking further ahead would displace what the others have just fetched."""
+        if time.monotonic() - self.share_updated > RECOUNT_SECONDS:
+            self.share = self.reader.cache.limit // max(1, lease.count_readers(self.reader.cache.folder))
+            self.share_updated = time.monotonic()
 
 
-def uses(reader: ShardReader, groups: Sequence[Ids]) -> list[tuple[int, int, int]]:
-    """First batch, last batch and shard of each time that a shard is needed, in the order of need."""
+def list_uses(reader: ShardReader, groups: Sequence[Ids]) -> list[tuple[int, int, int]]:
+    """List the uses of shards as (first batch, last batch, shard), in the order of need; a shard can have several."""
     if not len(groups):
         return []
     shards = reader.index.shard_of(np.concatenate(groups))
     batch = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
-    # Each pair of a shard and a batch once, by shard.
+    # Each pair of a shard and a batch once, sorted by shard and then by batch.
     pairs = np.unique(shards * len(groups) + batch)
     shards, batch = pairs // len(groups), pairs % len(groups)
     edges = np.flatnonzero((np.diff(shards) != 0) | (np.diff(batch) > UNUSED_BATCHES)) + 1

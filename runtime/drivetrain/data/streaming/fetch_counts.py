@@ -1,4 +1,4 @@
-"""What the training of one process has fetched from stores, and how long its batches stood still for it."""
+"""Counts of what one training process has fetched from stores, and of how long its batches waited for shards."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from contextlib import contextmanager
 from drivetrain.data.streaming.fetch_width import FetchWidth
 
 _SLOTS = 512
+"""Numbers in shared memory, one for each process id modulo _SLOTS."""
 _NUMBER = struct.Struct("d")
 
 
 class FetchCounts:
-    """Counts of this process. Only the seconds also count those of the worker processes that are forked from it."""
+    """Counts of this process. Only `waited` includes the worker processes that are forked from it."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        """Of all shards that came from a store."""
+        """Bytes of all shards that were fetched from a store."""
         self.fetches = 0
-        """How many did."""
+        """Number of fetched shards."""
         self.again = 0
-        """How many of them had been fetched before: the cache had no space for them."""
+        """Number of shards that were fetched once more, since the cache had no space to keep them."""
         self.busy = 0.0
-        """Seconds in which at least one was fetched or unpacked."""
+        """Seconds in which at least one shard was being fetched or unpacked."""
         self.received = 0.0
-        """Seconds of all requests, summed: several run at the same time."""
+        """Seconds in which shards were received, summed over the shards, of which several are received at the same time."""
         self.unpacked = 0.0
-        """Seconds in which shards were unpacked or tokenized, summed."""
+        """Seconds in which shards were unpacked or tokenized, summed likewise."""
         self.width = FetchWidth()
-        """How many are fetched at the same time."""
-        self._running, self._since = 0, 0.0
-        self._known: set[str] = set()
+        """Chooses how many shards are fetched at the same time."""
+        self._running = 0
+        """Number of shards that are being fetched or unpacked now."""
+        self._busy_since = 0.0
+        self._fetched_names: set[str] = set()
         self._lock = threading.Lock()
-        # A place for each process: a lock in shared memory would stay locked by a worker that is killed.
+        # A slot for each process: a lock in shared memory would stay locked by a worker that is killed.
         self._seconds = mmap.mmap(-1, _SLOTS * _NUMBER.size)
 
     def __reduce__(self) -> tuple[type[FetchCounts], tuple[()]]:
@@ -45,7 +48,7 @@ class FetchCounts:
 
     @property
     def waited(self) -> float:
-        """Seconds for which batches stood still for shards, summed over the processes that prepare them."""
+        """Seconds for which batches waited for shards, summed over the processes that prepare batches."""
         return float(sum(seconds for (seconds,) in _NUMBER.iter_unpack(self._seconds[:])))
 
     def add(self, name: str, size: int) -> None:
@@ -53,27 +56,27 @@ class FetchCounts:
         with self._lock:
             self.bytes += size
             self.fetches += 1
-            self.again += name in self._known
-            self._known.add(name)
+            self.again += name in self._fetched_names
+            self._fetched_names.add(name)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """While a shard is fetched and unpacked."""
+    def count_busy(self) -> Iterator[None]:
+        """Count the block as time in which a shard is fetched and unpacked (`busy`)."""
         with self._lock:
             self._running += 1
             if self._running == 1:
-                self._since = time.monotonic()
+                self._busy_since = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
                 self._running -= 1
                 if not self._running:
-                    self.busy += time.monotonic() - self._since
+                    self.busy += time.monotonic() - self._busy_since
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of a part of the work to `received` or `unpacked`."""
+    def count_seconds(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to the count `name`: `received` or `unpacked`."""
         start = time.monotonic()
         try:
             yield
@@ -82,14 +85,14 @@ class FetchCounts:
                 setattr(self, name, getattr(self, name) + time.monotonic() - start)
 
     def add_wait(self, seconds: float) -> None:
-        """Count seconds for which this process could not read a shard."""
+        """Count seconds for which this process waited for a shard."""
         offset = os.getpid() % _SLOTS * _NUMBER.size
         _NUMBER.pack_into(self._seconds, offset, _NUMBER.unpack_from(self._seconds, offset)[0] + seconds)
 
     def to_json(self) -> dict[str, int | float]:
-        """The numbers, for records."""
+        """The counts as a dictionary."""
         with self._lock:
-            busy = self.busy + (time.monotonic() - self._since if self._running else 0.0)
+            busy = self.busy + (time.monotonic() - self._busy_since if self._running else 0.0)
         return {
             "bytes": self.bytes,
             "fetches": self.fetches,
@@ -101,5 +104,5 @@ class FetchCounts:
         }
 
     def record(self) -> dict[str, int | float | str]:
-        """The numbers, and how many shards were fetched at the same time in the end and why."""
+        """The counts, and how many shards were fetched at the same time in the end and why."""
         return {**self.to_json(), "at_once": self.width.width, "why": self.width.reason}

@@ -1,4 +1,4 @@
-"""How many shards are fetched at the same time: twice as many as long as that brings more bytes a second."""
+"""How many shards are fetched at the same time: the number is doubled as long as that brings more bytes a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.system.units import format_bytes
 
 
 class Decision(enum.Enum):
-    """What was decided about the number of shards at a time."""
+    """What was decided about the number of shards that are fetched at the same time (the width)."""
 
     LINK_IS_FULL = enum.auto()
     NOBODY_WAITS = enum.auto()
@@ -23,9 +23,9 @@ START_WIDTH, MAX_WIDTH = 4, 32
 MIN_GAIN = 1.15
 """Twice as many at a time must raise the rate by this factor; otherwise the link counts as full."""
 MAX_WAITING_SHARE = 0.02
-"""Up to this share of the time that batches wait for shards, nothing is changed."""
+"""The width stays if batches wait for shards during less than this share of the time."""
 MEASURED_ROUNDS = 2
-"""Rounds of shards that are measured before a decision."""
+"""Rounds, each of `width` shards, that are measured before a decision."""
 
 
 @dataclass
@@ -35,17 +35,17 @@ class FetchWidth:
     width: int = START_WIDTH
     reason: str = "nothing was measured yet"
     rates: dict[int, float] = field(default_factory=dict)
-    """Bytes a second, by the number at a time."""
+    """Measured bytes per second, by width."""
     link_is_full: bool = False
-    """Whether more at a time were tried and brought no more."""
+    """Whether a larger width was tried and brought no more bytes per second."""
     last_counts: Mapping[str, float] = field(default_factory=dict)
-    """The counts and the time of the last decision."""
+    """The numbers of `FetchCounts`, and `clock` in seconds, at the last decision."""
     decision: Decision | None = None
     reported: tuple[int, Decision | None] | None = None
     """Width and decision that were reported last."""
 
     def take_news(self) -> bool:
-        """Whether something was decided that was not reported yet; from then on it counts as reported."""
+        """Return whether there is a decision that was not reported yet, and mark it as reported."""
         present = self.width, self.decision
         if not self.rates or present == self.reported:
             return False
@@ -53,12 +53,12 @@ class FetchWidth:
         return True
 
     def decide(self, counts: Mapping[str, float], seconds: float, max_by_cache: int) -> bool:
-        """Look at what was fetched since the last decision; returns whether something was decided.
+        """Choose the width by what was fetched since the last decision; returns False while too little was fetched.
 
         Args:
-            counts: those of `FetchCounts`, since the start of the process.
-            seconds: of the clock, on the same scale at every call.
-            max_by_cache: the largest number for which the cache has space.
+            counts: the numbers of `FetchCounts.to_json`, since the start of the process.
+            seconds: time of a monotonic clock.
+            max_by_cache: the largest width for which the cache has space.
         """
         now = {**counts, "clock": seconds}
         if not self.last_counts:
@@ -76,10 +76,10 @@ class FetchWidth:
 
     def _choose(self, rate: float, waiting_share: float, max_by_cache: int) -> None:
         measured = f"{self.width} at a time bring {format_bytes(int(rate))}/s"
-        wait = f"batches stand still for {waiting_share:.0%} of the time"
+        waiting = f"batches stand still for {waiting_share:.0%} of the time"
         half_width = self.width // 2
         rate_at_half = self.rates.get(half_width, 0.0)
-        # A full link is final. That it is full shows only after a doubling, and is undone before anything else counts.
+        # A full link is final: it is checked first. It shows after a doubling that brought no gain, which is undone.
         if self.link_is_full:
             self.decision = Decision.LINK_IS_FULL
             self.reason = f"{measured}, and more at a time brought no more"
@@ -94,10 +94,10 @@ class FetchWidth:
         elif 2 * self.width <= min(max_by_cache, MAX_WIDTH):
             self.width = 2 * self.width
             self.decision = Decision.TRY_MORE
-            self.reason = f"{measured}, and {wait}: {self.width} are tried"
+            self.reason = f"{measured}, and {waiting}: {self.width} are tried"
         elif max_by_cache < MAX_WIDTH:
             self.decision = Decision.NO_SPACE
-            self.reason = f"{measured}, {wait}, and the cache has no space for more at a time"
+            self.reason = f"{measured}, {waiting}, and the cache has no space for more at a time"
         else:
             self.decision = Decision.AT_MAXIMUM
-            self.reason = f"{measured}, {wait}, and more are not tried"
+            self.reason = f"{measured}, {waiting}, and more are not tried"

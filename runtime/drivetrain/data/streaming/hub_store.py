@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from drivetrain.data.formats import hub_classes, shards
-from drivetrain.data.streaming.local_store import changed_shard_error, usable
+from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
 from drivetrain.errors import StorageError
@@ -44,7 +44,7 @@ class HubStore:
             )
             for file in sorted(self._files(), key=lambda file: file.name)
         ]
-        return usable(all_shards, str(self.address), self.key, self.accepted)
+        return check_usable(all_shards, str(self.address), self.key, self.accepted)
 
     def local(self, shard: Shard) -> Path | None:
         """None: all are fetched."""

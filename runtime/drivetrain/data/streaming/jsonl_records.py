@@ -21,30 +21,30 @@ POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "
 MAX_LINE_BYTES = 64 << 20
 """Bytes of the longest line: a compressed one of gigabytes takes kilobytes in the file."""
 LONG_LINE_BYTES = 1 << 20
-"""Bytes of a line from which on what becomes of it counts."""
+"""Bytes of a line from which on it is checked whether its decoded objects fit into memory."""
 MAX_OBJECT_FACTOR = 24
-"""How many times the bytes of a line the objects in it may take: a list of empty lists does."""
+"""Most bytes of decoded objects per byte of a line; a list of empty lists takes that many."""
 
 
 def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
-    """All objects of a shard, in their order, with their keys in one form of Unicode. Empty lines are none.
+    """Yield all objects of a shard, in their order, with their keys in one form of Unicode. Empty lines are skipped.
 
     Args:
-        file: the shard on this machine; its name does not count.
+        file: the shard on this machine; its name does not matter.
         shard: its name says how it is compressed.
         key: the spec key that names the shards.
 
     Raises:
-        DataError: if it cannot be read.
+        DataError: if the shard cannot be read.
     """
     try:
         with _open(file, shard.name.lower()) as lines:
-            number = 0
+            line_number = 0
             while line := lines.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                _check_size(line, number, shard, key)
+                line_number += 1
+                _check_size(line, line_number, shard, key)
                 if line.strip():
-                    yield _record(line, number)
+                    yield _parse_line(line, line_number)
     except (OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
         raise DataError(
             f"{key}: shard {shard.address} cannot be read: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
@@ -53,38 +53,42 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
         ) from None
 
 
-def _check_size(line: bytes, number: int, shard: Shard, key: str) -> None:
+def _check_size(line: bytes, line_number: int, shard: Shard, key: str) -> None:
+    """Refuse a line that is longer than MAX_LINE_BYTES or whose objects might not fit into memory."""
     if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"line {number:,} has more than {MAX_LINE_BYTES:,} bytes")
+        raise ValueError(f"line {line_number:,} has more than {MAX_LINE_BYTES:,} bytes")
     if len(line) > LONG_LINE_BYTES:
-        decoded_size.check(MAX_OBJECT_FACTOR * len(line), f"line {number:,} of shard {shard.address}", key)
+        decoded_size.check(MAX_OBJECT_FACTOR * len(line), f"line {line_number:,} of shard {shard.address}", key)
 
 
-def _record(line: bytes, number: int) -> dict[str, Any]:
+def _parse_line(line: bytes, line_number: int) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except UnicodeDecodeError:
-        raise ValueError(f"line {number:,} is not UTF-8: {_start(line)}") from None
+        raise ValueError(f"line {line_number:,} is not UTF-8: {_excerpt(line)}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {number:,}, column {error.colno}: {error.msg.lower()}: {_start(line)}") from None
+        raise ValueError(f"line {line_number:,}, column {error.colno}: {error.msg.lower()}: {_excerpt(line)}") from None
     except RecursionError:
-        raise ValueError(f"line {number:,} is nested too deeply: {_start(line)}") from None
+        raise ValueError(f"line {line_number:,} is nested too deeply: {_excerpt(line)}") from None
     if not isinstance(record, dict):
-        raise ValueError(f"line {number:,} is no object: {_start(line)}")
+        raise ValueError(f"line {line_number:,} is no object: {_excerpt(line)}")
+    # ASCII has one spelling only, and most keys are ASCII.
     if all(map(str.isascii, record)):
         return record
     composed = {spelling.plain(name): cell for name, cell in record.items()}
     if len(composed) < len(record):
-        raise ValueError(f"line {number:,} has a key in two spellings that look alike: {_start(line)}")
+        raise ValueError(f"line {line_number:,} has a key in two spellings that look alike: {_excerpt(line)}")
     return composed
 
 
-def _start(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
+    """The beginning of a line, for messages."""
     return printable(line.decode("utf-8", "replace").strip())
 
 
 @contextmanager
 def _open(file: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a shard for reading lines; the ending of `name` decides how it is decompressed."""
     if name.endswith(".zst"):
         import pyarrow
 

@@ -1,4 +1,4 @@
-"""What runs need of the cache soon: a file for each process that reads, locked while it lives."""
+"""Leases: a file for each process that reads from the cache says which shards it needs soon; it is locked while it lives."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from typing import Any
 from drivetrain.system.files import storage_error
 
 SUFFIX = ".lease"
-AGAIN, PATIENCE = 0.0005, 0.5
-"""Seconds between two looks at a lease that is being written, and until its writer counts as stopped in the middle."""
+POLL_SECONDS = 0.0005
+"""Seconds between two attempts to read a lease that is being written."""
+MAX_WRITE_SECONDS = 0.5
+"""Seconds after which the writer of an incomplete lease counts as killed."""
 
 
 class Lease:
-    """The lease of one reader. Worker processes see in it why a shard cannot be had."""
+    """The lease of one reader. Worker processes read in it why a shard could not be fetched."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.handle = _lock(self.path)
-            while not os.fstat(self.handle).st_nlink:  # taken for a dead one before it was locked
+            while not os.fstat(self.handle).st_nlink:  # another process removed it as a dead one before it was locked
                 unlock(self.handle)
                 self.handle = _lock(self.path)
         except OSError as error:
@@ -37,18 +39,18 @@ class Lease:
     def write(
         self, names: Sequence[str], ending: Sequence[str] = (), errors: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """Store what is needed.
+        """Replace the content of the lease.
 
         Args:
-            names: of shards, in the order of need.
-            ending: those that no batch after the present one needs.
-            errors: why some of them cannot be had.
+            names: names of needed shards, in the order of need.
+            ending: names of those that no batch after the present one needs.
+            errors: by shard name, class and parts of the error for which it could not be fetched.
 
         Raises:
             StorageError: if it cannot be written.
         """
         text = json.dumps({"names": list(names), "ending": list(ending), "errors": dict(errors or {})}).encode()
-        # A new file would have no lock. Who reads it half written reads it again.
+        # Written in place, since a new file would have no lock. A reader that finds it incomplete reads it again.
         try:
             os.truncate(self.handle, 0)
             os.pwrite(self.handle, text, 0)
@@ -56,22 +58,22 @@ class Lease:
             raise storage_error(self.path.parent, error) from None
 
     def error(self, name: str) -> list[str]:
-        """Kind and parts of the error of a shard; empty if there is none."""
+        """Class name and parts of the error for which a shard could not be fetched; empty if there is none."""
         return [str(part) for part in _read(self.path).get("errors", {}).get(name, ())]
 
     def end(self) -> None:
-        """Give everything back."""
+        """Remove the lease."""
         self.path.unlink(missing_ok=True)
         unlock(self.handle)
 
 
 def read_needed(folder: Path) -> tuple[dict[str, int], set[str]]:
-    """How soon each shard is needed, by name: 0 is at once; and those whose last batch it is.
+    """How soon each shard is needed, by name (0 is at once), and the names of those that only present batches need.
 
     Leases of processes that are gone are removed.
     """
     soon: dict[str, int] = {}
-    lasting: set[str] = set()
+    needed_later: set[str] = set()
     for path in folder.glob(f"*{SUFFIX}"):
         if _is_dead(path):
             continue
@@ -79,17 +81,17 @@ def read_needed(folder: Path) -> tuple[dict[str, int], set[str]]:
         names = lease.get("names", [])
         for position, name in enumerate(names):
             soon[name] = min(position, soon.get(name, position))
-        lasting |= set(names) - set(lease.get("ending", ()))
-    return soon, soon.keys() - lasting
+        needed_later |= set(names) - set(lease.get("ending", ()))
+    return soon, soon.keys() - needed_later
 
 
-def count(folder: Path) -> int:
-    """How many processes read; those that were killed a moment ago may be among them."""
+def count_readers(folder: Path) -> int:
+    """Number of processes that read from the cache; processes that were killed a moment ago may be counted."""
     return sum(1 for _ in folder.glob(f"*{SUFFIX}"))
 
 
 def unlock(handle: int) -> None:
-    """Close a locked file. A worker process that was forked meanwhile has the lock too, so closing alone would not end it."""
+    """Unlock and close a file. Closing alone would not unlock it if a worker process that was forked meanwhile has it open."""
     fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
 
@@ -101,8 +103,8 @@ def _lock(path: Path) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lease says; nothing if it is gone, or stays half written."""
-    end = time.monotonic() + PATIENCE
+    """The content of a lease; empty if it is gone or stays incomplete."""
+    deadline = time.monotonic() + MAX_WRITE_SECONDS
     while True:
         try:
             content = json.loads(path.read_bytes())
@@ -110,12 +112,13 @@ def _read(path: Path) -> dict[str, Any]:
         except OSError:
             return {}
         except ValueError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 return {}
-            time.sleep(AGAIN)
+            time.sleep(POLL_SECONDS)
 
 
 def _is_dead(path: Path) -> bool:
+    """Whether the process of a lease is gone; its lease is then removed."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDWR)
         try:

@@ -1,4 +1,4 @@
-"""Shards in a folder of this machine, or a single one."""
+"""Shards that are files of this machine: a folder of them, or a single one."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ class LocalStore:
 
     path: Path
     key: str
-    """The spec key that names it."""
+    """The spec key that names the path."""
     accepted: Accepted = IMAGES
 
     def shards(self) -> list[Shard]:
-        """All shards, by name."""
+        """All shards, sorted by name."""
         if self.path.is_dir():
             folder, files = self.path, sorted(entry for entry in self.path.iterdir() if self._is_shard(entry))
         elif self.path.is_file():
             folder, files = self.path.parent, tables.files(self.path, self.key)
         else:
             folder, files = self.path, []
-        all_shards = [_shard(folder, file) for file in files]
-        index = folder / shard_list.NAME
-        content = index.read_bytes() if self.path.is_dir() and index.is_file() else None
-        listed = shard_list.check_listed(all_shards, content, str(self.path), self.key)
-        return usable(listed, str(self.path), self.key, self.accepted)
+        all_shards = [_stat_shard(folder, file) for file in files]
+        list_file = folder / shard_list.NAME
+        list_content = list_file.read_bytes() if self.path.is_dir() and list_file.is_file() else None
+        listed = shard_list.check_listed(all_shards, list_content, str(self.path), self.key)
+        return check_usable(listed, str(self.path), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
-        """Those of a dataset in the cache of the hub."""
+        """Class names by column, if the path is a dataset in the cache of the hub."""
         return hub_classes.find_names(self.path)
 
     def local(self, shard: Shard) -> Path | None:
-        """The file itself."""
+        """The file of the shard."""
         return Path(shard.address)
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
-        """None: it is read where it is."""
+        """None: a file of this machine is not fetched."""
         return None
 
     def check(self, shard: Shard) -> None:
-        """By size and time of the file."""
+        """Check size and mtime of the file."""
         check(shard)
 
     def fetch(self, shard: Shard, path: Path) -> None:
@@ -74,8 +74,8 @@ class LocalStore:
         return self.accepted.takes(file.name) and not file.name.startswith(".") and file.is_file()
 
 
-def usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
-    """The shards, checked: of one kind and one split, and not empty.
+def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
+    """Return the shards after checking that they are of one kind and one split, and not empty.
 
     Raises:
         DataError: if they are not.
@@ -102,7 +102,7 @@ def usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> lis
 
 
 def check(shard: Shard) -> None:
-    """Check that a local shard is as it was indexed.
+    """Check that a local shard has the size and mtime that it was indexed with.
 
     Raises:
         DataError: if it has changed or is gone.
@@ -116,21 +116,21 @@ def check(shard: Shard) -> None:
 
 
 def check_content(shard: Shard) -> None:
-    """Check a local shard against the hash that a list has of it.
+    """Check a local shard against its hash in index.json, if it has one.
 
     Raises:
         DataError: if it has another content.
     """
     try:
-        other = bool(shard.sha256) and sha256(Path(shard.address)) != shard.sha256
+        differs = bool(shard.sha256) and sha256(Path(shard.address)) != shard.sha256
     except OSError:
         raise changed_shard_error(shard, "cannot be read any more") from None
-    if other:
+    if differs:
         raise changed_shard_error(shard, f"has another content than {shard_list.NAME} says")
 
 
 def changed_shard_error(shard: Shard, change: str) -> DataError:
-    """The error for a shard that is not what it was."""
+    """The error for a shard that changed or is gone; `change` completes "shard ADDRESS ..."."""
     return DataError(
         f"shard {shard.address} {change}",
         "shards that stay as they are while a run trains on them",
@@ -138,7 +138,7 @@ def changed_shard_error(shard: Shard, change: str) -> DataError:
     )
 
 
-def _shard(folder: Path, file: Path) -> Shard:
+def _stat_shard(folder: Path, file: Path) -> Shard:
     status = file.stat()
     address = os.path.abspath(file)
     identity = f"{status.st_ino} {status.st_ctime_ns}"
@@ -146,19 +146,20 @@ def _shard(folder: Path, file: Path) -> Shard:
 
 
 def check_one_split(names: Sequence[str], where: str, key: str) -> None:
-    """Check that the names of the shards of a place speak of one split at most: others would be trained on too.
+    """Check that the names of shards in one place name one split at most: the others would be trained on too.
 
     Args:
-        names: of all shards of a place.
-        where: the place.
-        key: the spec key that names it.
+        names: names of all shards of the place.
+        where: the place, for the message.
+        key: the spec key that names the place.
 
     Raises:
-        DataError: if they speak of several.
+        DataError: if they name several splits.
     """
     name_by_split: dict[str, str] = {}
     words_by_name = [set(_NOT_LETTERS.split(name.lower())) for name in names]
-    common = set.intersection(*words_by_name) if words_by_name else set()  # such as those of the data set's own name
+    # Words of every name say nothing about a split: "crash-test-train-0.tar" may belong to a data set "crash-test".
+    common = set.intersection(*words_by_name) if words_by_name else set()
     for name, name_words in zip(names, words_by_name, strict=True):
         for split in (split for split, split_words in WORDS.items() if (name_words - common) & set(split_words)):
             name_by_split.setdefault(split, name)

@@ -1,4 +1,4 @@
-"""What is in a Parquet shard, and its rows as they lie in the cache."""
+"""The index of a Parquet shard of images, and its rows as the cache stores them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
     import pyarrow
 
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
+"""No class names."""
 ParquetSource = Path | RangedFile
 BYTES_PER_REQUEST_TIME = 256 << 10
-"""Bytes that come in about the time that the answer to one more request takes."""
+"""Bytes that arrive in about the time that one more request takes to be answered."""
 LACKS = "\x00lacks"
-"""Column of an index: whether a row has no image."""
+"""Column of an index that says whether a row has no image."""
 
 
-def image_name(file: ParquetSource, requested: str, shard: Shard, key: str) -> str:
-    """The column of images: the wanted one, or the only one.
+def find_image_column(file: ParquetSource, requested: str, shard: Shard, key: str) -> str:
+    """The name of the column of images: `requested` if it has images, else the only one that has.
 
     Raises:
-        DataError: if there is none.
+        DataError: if there is no such column, or several.
     """
     from pyarrow import ArrowException, parquet
 
@@ -64,18 +65,20 @@ def glance(
     key: str,
     classes: Mapping[str, Sequence[str]] = NONE,
 ) -> pyarrow.Table | None:
-    """The index as `read` makes it, from the end of the file and the columns of targets; None if that is not much less.
+    """The index that `read` returns, made from the file's footer and target columns only.
+
+    Returns None if that would fetch more than half of the shard, or if the images must be read to find empty ones.
 
     Raises:
-        DataError: as from `read`.
+        DataError: as `read` does.
     """
     from pyarrow import ArrowException
 
     try:
-        name = image_name(file, images, shard, key)
-        labels = [chunk for column in columns for chunk in _chunks(file, column)]
-        needed = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in labels)
-        if not _is_full(file, name) or needed > shard.size // 2:
+        image_column_name = find_image_column(file, images, shard, key)
+        label_chunks = [chunk for column in columns for chunk in _chunks(file, column)]
+        needed_bytes = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in label_chunks)
+        if not _is_full(file, image_column_name) or needed_bytes > shard.size // 2:
             return None
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
@@ -90,43 +93,43 @@ def read(
     key: str,
     classes: Mapping[str, Sequence[str]] = NONE,
 ) -> pyarrow.Table:
-    """The index of a Parquet shard of images: a row for each of its rows.
+    """The index of a Parquet shard of images: a table with a row for each row of the shard: its targets, and LACKS.
 
     Args:
         file: the shard on this machine, or in a store.
         shard: for messages.
-        images: the wanted column of images.
-        columns: the targets.
+        images: name of the column of images.
+        columns: names of the target columns.
         key: the spec key that names the shards.
-        classes: names of classes that are declared beside the shards.
+        classes: class names by column that are declared outside of the shards.
 
     Raises:
-        DataError: if it cannot be read, or lacks one of the columns.
+        DataError: if the shard cannot be read, or lacks one of the columns.
     """
     from pyarrow import ArrowException, array, bool_, parquet
 
     try:
         names = parquet.read_schema(file).names
-        images = image_name(file, images, shard, key)
+        images = find_image_column(file, images, shard, key)
         check_columns(columns, names, shard, key)
         index_table = labels(file, columns, shard, key)
         index_table = tables.with_names(index_table, classes)
-        empty = [False] * len(index_table)
+        is_empty = [False] * len(index_table)
         if not _is_full(file, images):
-            empty = [not size for size in map(len, rows(file, images, shard, key))]
+            is_empty = [not size for size in map(len, rows(file, images, shard, key))]
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
-    unpacked_size = count_uncompressed(file, images) + flat_file.overhead(len(index_table))
-    return index_table.append_column(LACKS, array(empty, bool_())).replace_schema_metadata(
+    unpacked_size = count_uncompressed(file, images) + flat_file.count_overhead(len(index_table))
+    return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
         {SHARD_BYTES: str(unpacked_size)}
     )
 
 
 def labels(file: ParquetSource, columns: Sequence[str], shard: Shard, key: str) -> pyarrow.Table:
-    """These columns of a shard, classes by their names.
+    """Read these columns of a shard; class numbers become class names.
 
     Raises:
-        DataError: if they do not fit into memory.
+        DataError: if the columns do not fit into memory.
         pyarrow.ArrowException, OSError: if the file cannot be read.
     """
     subject = f"shard {shard.address}"
@@ -137,7 +140,7 @@ def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, ke
     """Check that a shard has these columns.
 
     Raises:
-        DataError: for the first that is missing; `key` names what names it.
+        DataError: for the first missing column; the message begins with `key`, the spec key that names it.
     """
     if missing := [name for name in columns if name not in names]:
         raise DataError(
@@ -148,7 +151,7 @@ def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, ke
 
 
 def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[bytes]:
-    """The encoded image of each row; empty where there is none."""
+    """Yield the encoded image of each row; empty bytes where there is none."""
     for batch in parquet_file.read_batches(file, [images], 256, f"shard {shard.address}", key):
         for cell in batch.column(0):
             value: Any = cell.as_py()
@@ -157,15 +160,14 @@ def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[b
 
 
 def count_uncompressed(file: ParquetSource, column: str) -> int:
-    """Bytes of a column as the file says; cells that are the same may be counted once."""
+    """Uncompressed bytes of a column by the file's metadata, where equal cells may be counted once."""
     return sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, column))
 
 
 def _is_full(file: ParquetSource, column: str) -> bool:
-    """Whether the statistics of the file say that every row has content in a column."""
-    all_statistics = [
-        statistics.statistics for statistics in _chunks(file, column) if not statistics.path_in_schema.endswith(".path")
-    ]
+    """Whether the file's statistics say that no row of a column is null; False if they are missing."""
+    # The field `path` beside `bytes` is only the file's name, and may be null.
+    all_statistics = [chunk.statistics for chunk in _chunks(file, column) if not chunk.path_in_schema.endswith(".path")]
     return all(
         statistics is not None and statistics.has_null_count and statistics.null_count == 0
         for statistics in all_statistics
@@ -173,13 +175,13 @@ def _is_full(file: ParquetSource, column: str) -> bool:
 
 
 def _chunks(file: ParquetSource, column: str) -> list[Any]:
-    """The metadata of all parts of a column."""
+    """The metadata of all column chunks of a column: of every row group, and of every field of a struct."""
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(file)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    every = [group.column(index) for group in groups for index in range(group.num_columns)]
-    return [chunk for chunk in every if chunk.path_in_schema.split(".")[0] == column]
+    all_chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return [chunk for chunk in all_chunks if chunk.path_in_schema.split(".")[0] == column]
 
 
 def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
@@ -195,36 +197,36 @@ def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Images of a Parquet file, which lie in the cache as their encoded bytes."""
+    """The images of a Parquet shard; the cache stores their encoded bytes in a flat file."""
 
     column: str
-    """The wanted one."""
+    """Name of the column of images."""
     key: str
     """The spec key that names the shards."""
 
     @property
     def unpacked(self) -> str:
-        """What is taken out of the shard."""
+        """How the shard becomes what is in the cache: part of the name there."""
         return f"images {self.column}"
 
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Unpack all images."""
+        """Write all images of `file` to `path`."""
         flat_file.write(path, limit_rows(self._rows(file, shard), room))
 
     def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
-        """The images. What pyarrow says of a damaged page must not be taken for an error of the disk of the cache."""
+        """Yield the images. A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk."""
         from pyarrow import ArrowException
 
-        column = image_name(file, self.column, shard, self.key)
+        column = find_image_column(file, self.column, shard, self.key)
         try:
             yield from rows(file, column, shard, self.key)
         except (ArrowException, OSError) as error:
             raise unreadable(shard, self.key, error) from None
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether all images are there."""
+        """Whether an open file of the cache has all images."""
         return flat_file.is_whole(handle, count)
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The encoded images of some rows."""
+        """Read the encoded images of some rows of the index."""
         return flat_file.read(handle, (rows - start).tolist())

@@ -1,4 +1,4 @@
-"""Reads rows of shards: where they are, or from the cache, into which they are fetched first."""
+"""Reads rows of shards: from the shard's own file, or from the cache, into which the shard is fetched first."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError, StorageError
 
-LOOK_SECONDS = 0.02
-"""Seconds between two looks of a worker process for a shard that is being fetched."""
+POLL_SECONDS = 0.02
+"""Seconds between two checks of a worker process whether a shard has been fetched."""
 _ERRORS = {"DataError": DataError, "StorageError": StorageError}
+"""Classes of the errors that a lease can hold, by name."""
 
 
 class Rows(Protocol):
-    """How the rows of a shard lie in a file."""
+    """How the rows of a shard are stored in a file."""
 
     @property
     def unpacked(self) -> str:
@@ -43,11 +44,11 @@ class Rows(Protocol):
         ...
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether an open file of the cache is all of a shard with `count` rows."""
+        """Whether an open file of the cache is complete for a shard with `count` rows."""
         ...
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """Some rows of an open file; `rows` are those of the index, `start` is the first one of the shard."""
+        """Read rows of an open file; `rows` are row numbers of the index, of which `start` is the shard's first."""
         ...
 
 
@@ -57,27 +58,28 @@ class OutgrownError(Exception):
 
 @dataclass
 class ShardReader:
-    """The rows of an index."""
+    """Reads the rows of an index."""
 
     store: ShardStore
     index: Index
     cache: ShardCache
     rows: Rows
     lease: Lease | None = None
-    """What is fetched ahead; None if nothing is."""
+    """The lease of what fetches ahead; None if nothing does."""
     ranks: Mapping[int, int] = field(default_factory=dict)
-    """How soon shards are needed, as far as it is known: 0 is at once."""
+    """Order in which batches need the shards, as far as it is known: 0 is at once."""
     end_ahead: Callable[[], None] | None = None
     """Ends what fetches ahead."""
     owner: int = field(default_factory=os.getpid)
+    """Id of the process that fetches; its worker processes wait for it."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes in the cache, by shard, as far as they are known."""
+    """Bytes that shards take in the cache, for those that took more than the index says."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"lease": None, "end_ahead": None}
 
     def read(self, rows: Ids) -> list[bytes]:
-        """The bytes of these rows of the index, in their order.
+        """Return the bytes of these rows of the index, in their order.
 
         Raises:
             DataError: if a shard has changed.
@@ -85,17 +87,19 @@ class ShardReader:
         """
         contents: list[bytes] = [b""] * len(rows)
         shards = self.index.shard_of(rows)
-        # Those that are needed longest last, so that others can make room for them.
+        # A shard that is needed longest is read last: shards that were read already can make room for it.
         for shard in sorted(set(shards.tolist()), key=lambda shard: (self.ranks.get(shard, len(self.ranks)), shard)):
-            places = np.flatnonzero(shards == shard)
-            start = int(self.index.starts[shard])
+            positions = np.flatnonzero(shards == shard)
+            first_row = int(self.index.starts[shard])
             with self._open(shard) as handle:
-                for position, data in zip(places.tolist(), self.rows.read(handle, rows[places], start), strict=True):
+                for position, data in zip(
+                    positions.tolist(), self.rows.read(handle, rows[positions], first_row), strict=True
+                ):
                     contents[position] = data
         return contents
 
     def cached(self) -> list[int]:
-        """The shards that are read from the cache."""
+        """The numbers of the shards that are read from the cache."""
         return [shard for shard in range(len(self.index.shards)) if self.in_place(shard) is None]
 
     def is_remote(self) -> bool:
@@ -103,72 +107,75 @@ class ShardReader:
         return self.store.local(self.index.shards[0]) is None
 
     def in_place(self, shard: int) -> Path | None:
-        """The file of a shard, if it is read where it is."""
+        """The file of a shard that is read without the cache; None if it is read from the cache."""
         return None if self.rows.unpacked else self.store.local(self.index.shards[shard])
 
     def name(self, shard: int) -> str:
-        """The name of a shard in the cache."""
+        """The name of a shard's rows in the cache."""
         indexed = self.index.shards[shard]
         return digest([indexed.address, indexed.identify(), self.rows.unpacked or "whole"])
 
     def size(self, shard: int) -> int:
-        """Bytes that a shard takes in the cache, about."""
+        """Approximate bytes that a shard takes in the cache."""
         return self.sizes.get(shard, int(self.index.bytes[shard]))
 
-    def beside(self, shard: int) -> int:
-        """Bytes that a shard takes while it is fetched, beside its unpacked form."""
+    def count_packed_bytes(self, shard: int) -> int:
+        """Bytes of the packed file that is in the cache beside the rows while a shard is unpacked."""
         indexed = self.index.shards[shard]
         return indexed.size if self.rows.unpacked and not self.store.local(indexed) else 0
 
     def fetch(self, shard: int, *, urgent: bool) -> bool:
-        """Put a shard into the cache; returns whether it is there. If it is not urgent, what this run needs stays.
+        """Put a shard into the cache; returns whether it is there.
+
+        If it is not urgent, it takes no space from shards that this run needs, and may therefore be left out.
 
         Raises:
-            DataError: if it has changed.
+            DataError: if the shard has changed.
             StorageError: if it cannot be fetched.
         """
-        indexed, name, room = self.index.shards[shard], self.name(shard), self.size(shard)
+        indexed, name = self.index.shards[shard], self.name(shard)
+        room = self.size(shard)
         local = self.store.local(indexed)
         if local:
             local_store.check(indexed)
         while True:
-            whole_size = self.beside(shard)
+            packed_size = self.count_packed_bytes(shard)
             write = partial(self._make, indexed, local, room)
             try:
                 rank = self.ranks.get(shard, 0)
                 keep = None if urgent else [self.name(shard_number) for shard_number in list(self.ranks)]
-                return self.cache.make(name, room + whole_size, write, rank, keep)
-            except OutgrownError:
+                return self.cache.make(name, room + packed_size, write, rank, keep)
+            except OutgrownError:  # the index holds only an estimate
                 room *= 2
                 self.sizes[shard] = room
 
     def _make(self, shard: Shard, local: Path | None, room: int, new: Path) -> None:
-        """Write what is in the cache of a shard."""
+        """Write the rows of a shard, as the cache stores them, to `new`."""
         counts = self.cache.counts
-        with counts.working():
+        with counts.count_busy():
             if not self.rows.unpacked:
                 self._fetch(shard, new)
                 return
-            whole_file = local or new.with_suffix(WHOLE)
+            packed_file = local or new.with_suffix(WHOLE)
             try:
                 if not local:
-                    self._fetch(shard, whole_file)
-                with counts.timed("unpacked"):
-                    self.rows.write(whole_file, shard, new, room)
+                    self._fetch(shard, packed_file)
+                with counts.count_seconds("unpacked"):
+                    self.rows.write(packed_file, shard, new, room)
             finally:
                 if not local:
-                    whole_file.unlink(missing_ok=True)
+                    packed_file.unlink(missing_ok=True)
         if local:
             local_store.check(shard)
 
     def _fetch(self, shard: Shard, path: Path) -> None:
-        with self.cache.counts.timed("received"):
+        with self.cache.counts.count_seconds("received"):
             self.store.fetch(shard, path)
         self.cache.counts.add(shard.address, shard.size)
 
     @contextlib.contextmanager
     def _open(self, shard: int) -> Iterator[int]:
-        """An open file that has the rows of a shard."""
+        """Yield an open file with the rows of a shard; waits until the cache has them."""
         if local_path := self.in_place(shard):
             local_store.check(self.index.shards[shard])
             handle = os.open(local_path, os.O_RDONLY)
@@ -177,17 +184,18 @@ class ShardReader:
             finally:
                 os.close(handle)
             return
-        name, missed = self.name(shard), 0.0
+        name = self.name(shard)
+        waiting_since = 0.0  # 0: the shard was there at once
         while True:
             with self.cache.reading(name) as cached:
                 if cached is not None and self._is_whole(cached, shard):
-                    if missed:
-                        self.cache.counts.add_wait(time.monotonic() - missed)
+                    if waiting_since:
+                        self.cache.counts.add_wait(time.monotonic() - waiting_since)
                     yield cached
                     return
                 if cached is not None:
                     self.cache.drop(name)
-            missed = missed or time.monotonic()
+            waiting_since = waiting_since or time.monotonic()
             if self.lease is not None and os.getpid() != self.owner:
                 self._wait(name)
             else:
@@ -197,16 +205,16 @@ class ShardReader:
         return self.rows.is_whole(handle, self.index.shards[shard], int(self.index.sizes[shard]))
 
     def _wait(self, name: str) -> None:
-        """In a worker process, which fetches nothing itself: a connection does not survive a fork."""
+        """Wait in a worker process, which fetches nothing itself: a connection does not survive a fork."""
         assert self.lease is not None
         if error := self.lease.error(name):
             kind, *parts = error
             raise _ERRORS.get(kind, StorageError)(*parts)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 class TarRows:
-    """Members of a tar file, which is read where it is or lies in the cache as it is."""
+    """Images that are members of a tar file; the cache stores the tar file unchanged."""
 
     unpacked = ""
 
@@ -214,25 +222,25 @@ class TarRows:
         self.offsets, self.sizes = offsets, sizes
 
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Never: it stays as it is."""
+        """Never called: `unpacked` is empty."""
         raise AssertionError("a tar file is not unpacked")
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether it has the size of the shard."""
+        """Whether an open file has the size of the shard."""
         return os.fstat(handle).st_size == shard.size
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The content of members."""
-        return [flat_file.whole(handle, int(self.sizes[row]), int(self.offsets[row])) for row in rows.tolist()]
+        """Read the content of members."""
+        return [flat_file.read_bytes(handle, int(self.sizes[row]), int(self.offsets[row])) for row in rows.tolist()]
 
 
 def limit_rows(rows: Iterable[bytes], room: int) -> Iterator[bytes]:
-    """The rows, as long as they fit.
+    """Yield the rows as long as a flat file with them takes at most `room` bytes.
 
     Raises:
         OutgrownError: if they do not.
     """
-    used_bytes = flat_file.overhead(0)
+    used_bytes = flat_file.count_overhead(0)
     for row in rows:
         used_bytes += len(row) + flat_file.NUMBER.itemsize
         if used_bytes > room:

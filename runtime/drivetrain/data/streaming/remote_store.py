@@ -1,4 +1,4 @@
-"""Shards in an object store, fetched whole, and compared with what was indexed."""
+"""Shards in an object store: whole shards are fetched, and compared with what was indexed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.local_store import changed_shard_error, usable
+from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
 from drivetrain.errors import DataError
@@ -20,31 +20,32 @@ from drivetrain.storage.store_errors import RemoteError, Trouble
 from drivetrain.system.files import storage_error
 
 PATIENCE = Patience()
+"""Retries and timeouts of requests unless others are set."""
 
 
 @dataclass
 class RemoteStore:
-    """The shards below an address, or the one that it names."""
+    """The shards directly below an address, or the one shard that it names."""
 
     address: RemoteAddress
     key: str
-    """The spec key that names it."""
+    """The spec key that names the address."""
     accepted: Accepted = IMAGES
     opened: dict[int, ObjectStore] = field(default_factory=dict, repr=False)
-    """By process: a client does not survive a fork."""
+    """Client of each process, by process id: a client does not survive a fork."""
     patience: Patience | None = None
-    """Of the requests; None for PATIENCE."""
+    """Retries and timeouts of requests; None for PATIENCE."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"opened": {}}
 
     @property
     def single(self) -> bool:
-        """Whether the address is that of a shard."""
+        """Whether the address names one shard, not a folder."""
         return self.accepted.takes(self.address.name)
 
     def shards(self) -> list[Shard]:
-        """All shards, by name."""
+        """All shards, sorted by name."""
         if self.single:
             try:
                 entries = [self._store().head(self.address.name)]
@@ -57,43 +58,43 @@ class RemoteStore:
         files = [entry for entry in entries if self.accepted.takes(entry.name)]
         folder = self.address.parent if self.single else self.address
         all_shards = [Shard(entry.name, str(folder / entry.name), entry.bytes, entry.tag) for entry in files]
-        listing = any(entry.name == shard_list.NAME for entry in entries)
-        content = self._store().get(shard_list.NAME) if listing else None
-        listed = shard_list.check_listed(all_shards, content, str(self.address), self.key)
-        return usable(listed, str(self.address), self.key, self.accepted)
+        has_list = any(entry.name == shard_list.NAME for entry in entries)
+        list_content = self._store().get(shard_list.NAME) if has_list else None
+        listed = shard_list.check_listed(all_shards, list_content, str(self.address), self.key)
+        return check_usable(listed, str(self.address), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
-        """None but those in the shards."""
+        """Empty: an object store declares no class names."""
         return {}
 
     def local(self, shard: Shard) -> Path | None:
-        """None: all are fetched."""
+        """None: all shards have to be fetched."""
         return None
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
-        """A shard that is read by ranges."""
+        """A shard of which only the parts that are read are fetched."""
         return RangedFile(shard.size, partial(self._store().get_range, shard.name))
 
     def check(self, shard: Shard) -> None:
-        """By size and ETag of the object."""
+        """Check size and ETag of the object."""
         try:
-            now = self._store().head(shard.name)
+            present_entry = self._store().head(shard.name)
         except RemoteError as error:
             if error.trouble is Trouble.MISSING:
                 raise changed_shard_error(shard, "is not there any more") from None
             raise
-        if (now.bytes, now.tag) != (shard.size, shard.stamp):
+        if (present_entry.bytes, present_entry.tag) != (shard.size, shard.stamp):
             raise changed_shard_error(shard, "has changed since it was indexed")
 
     def fetch(self, shard: Shard, path: Path) -> None:
-        """Download a shard."""
+        """Download a shard and check its hash and size."""
         store = self._store()
         try:
             digest = hashlib.sha256()
             with path.open("wb") as file:
-                for piece in store.stream(shard.name):
-                    file.write(piece)
-                    digest.update(piece)
+                for chunk in store.stream(shard.name):
+                    file.write(chunk)
+                    digest.update(chunk)
         except RemoteError as error:
             if error.trouble is Trouble.MISSING:
                 raise changed_shard_error(shard, "is not there any more") from None
@@ -114,11 +115,12 @@ class RemoteStore:
         """Read a byte of a shard.
 
         Raises:
-            RemoteError: if the store does not give it.
+            RemoteError: if the store refuses it or cannot be reached.
         """
         self._store().get_range(shard.name, 0, 1)
 
     def _store(self) -> ObjectStore:
+        """The client of this process."""
         if os.getpid() not in self.opened:
             self.opened[os.getpid()] = ObjectStore(
                 self.address.parent if self.single else self.address, self.patience or PATIENCE

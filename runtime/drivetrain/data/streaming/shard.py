@@ -19,7 +19,7 @@ ENDINGS = {
     ".json.gz": JSONL,
     ".json.zst": JSONL,
 }
-"""The kind of a shard, by the ending of its name. A compressed .json has one object in each line, too: an array is not split."""
+"""Kind of a shard, by the ending of its name. A compressed .json is also read as one object per line, not as an array."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,10 @@ class Accepted:
 
     kinds: tuple[str, ...]
     words: str
+    """What is accepted, for messages."""
 
     def takes(self, name: str) -> bool:
-        """Whether a file of this name is such a shard."""
+        """Whether a file of this name is a shard of an accepted kind."""
         return kind(name) in self.kinds
 
 
@@ -52,18 +53,17 @@ class Shard:
     """One file of a streamed data set."""
 
     name: str
-    """Relative to the address that the spec names."""
+    """Path relative to the address that the spec names."""
     address: str
     """Absolute path or URL."""
     size: int
     """Bytes."""
     stamp: str
-    """ETag, or mtime in nanoseconds: another one means other content."""
+    """ETag, hash or mtime in nanoseconds: it changes with the content."""
     sha256: str = ""
     """Hex digest of the content, if a list of the shards has it."""
-
     place: str = ""
-    """Inode and time of its last change of any kind, of a file of this machine: a copy has the same size and mtime."""
+    """Inode and ctime of a file of this machine: they differ even for a copy that has the same size and mtime."""
 
     @property
     def kind(self) -> str:
@@ -71,28 +71,28 @@ class Shard:
         return kind(self.name)
 
     def recorded(self) -> str:
-        """Size and stamp, as a run stores them."""
+        """Size and stamp in one text, as a run stores them."""
         return f"{self.size} {self.stamp}"
 
     def identify(self) -> str:
-        """All that tells its content from another one, for what this machine keeps of it."""
+        """A text that changes whenever the content may have changed: part of the names of files in the cache."""
         return f"{self.recorded()} {self.sha256} {self.place}"
 
 
 class ShardStore(Protocol):
-    """Where shards are read from."""
+    """A place that shards are read from."""
 
     def shards(self) -> list[Shard]:
-        """All shards, by name.
+        """All shards, sorted by name.
 
         Raises:
-            DataError: if there are none, or of several kinds.
+            DataError: if there are none, or they are of several kinds.
             StorageError: if the store cannot be reached.
         """
         ...
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
-        """Names of classes by column, for shards that have numbers in it."""
+        """Class names by column, for columns in which the shards have class numbers."""
         ...
 
     def local(self, shard: Shard) -> Path | None:
@@ -100,11 +100,11 @@ class ShardStore(Protocol):
         ...
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
-        """A shard of which only what is read is fetched; None if it is a file of this machine."""
+        """Open a shard of which only the parts that are read are fetched; None if it is a file of this machine."""
         ...
 
     def check(self, shard: Shard) -> None:
-        """Check that a shard is still as it was listed, by what the store says of it.
+        """Check that the store still lists a shard with the same size and stamp.
 
         Raises:
             DataError: if it has changed or is gone.
@@ -117,6 +117,6 @@ class ShardStore(Protocol):
 
         Raises:
             DataError: if the shard has changed or is gone.
-            StorageError: if it cannot be fetched, or the file not be written.
+            StorageError: if it cannot be fetched, or the file cannot be written.
         """
         ...

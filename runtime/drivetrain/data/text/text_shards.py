@@ -69,7 +69,7 @@ def index_shard(
         size.add(INDEX_BYTES_PER_TEXT * len(part))
         sizes += _measure_texts(part)
         contents += _hash_texts(part)
-    unpacked_size = sum(sizes) + flat_file.overhead(len(sizes))
+    unpacked_size = sum(sizes) + flat_file.count_overhead(len(sizes))
     index_table = index_table.append_column(SIZE, array(sizes, int64())).append_column(
         CONTENT, array(contents, uint64())
     )
