@@ -47,9 +47,9 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 MOST: dict[str, tuple[int, int]] = {
-    "baselines": (6, 642),
+    "baselines": (6, 649),
     "cli": (28, 2_858),
-    "data": (156, 23_757),
+    "data": (156, 23_798),
     "distributed": (10, 1_778),
     "hardware": (16, 2_088),
     "inference": (14, 1_847),
@@ -62,7 +62,7 @@ MOST: dict[str, tuple[int, int]] = {
     "pretrained": (18, 2_744),
     "report": (36, 4_593),
     "storage": (10, 1_375),
-    "supervisor": (41, 6_929),
+    "supervisor": (41, 7_011),
     "system": (24, 2_134),
     "top": (4, 334),
     "tracking": (24, 2_824),

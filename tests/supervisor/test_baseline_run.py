@@ -60,15 +60,15 @@ def test_what_takes_too_long_is_ended_and_what_is_known_counts(
 ) -> None:
     assert train(job, "--set", "baselines=off").returncode == 0
     run = job.parent / "runs" / "tiny-001"
-    monkeypatch.setattr(baseline_run, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(baseline_run, "MIN_SECONDS", 0.2)
     request = TrainRequest(job)
     started = time.monotonic()
     baseline_run.compare(request.source(), request.source().load(), run)
     assert time.monotonic() - started < 10
     assert "s were over" in capsys.readouterr().out
     assert not (run / "baselines.json").exists()
-    monkeypatch.setattr(baseline_run, "LEAST_SECONDS", 600.0)
-    monkeypatch.setattr(baseline_run, "MOST_SECONDS", 600.0)
+    monkeypatch.setattr(baseline_run, "MIN_SECONDS", 600.0)
+    monkeypatch.setattr(baseline_run, "MAX_SECONDS", 600.0)
     baseline_run.compare(request.source(), request.source().load(), run)
     assert "linear model" in capsys.readouterr().out
 

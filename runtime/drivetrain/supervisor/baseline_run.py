@@ -17,50 +17,58 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import RunFiles
 
 SWITCH = "DRIVETRAIN_BASELINES"
-"""`off` in the environment holds for every job, as `baselines: off` in one."""
+"""Environment variable; `off` does for every job what `baselines: off` does for one."""
 MODULE = "drivetrain.baselines.baselines_process"
 SHARE_OF_TRAINING = 0.1
-LEAST_SECONDS, MOST_SECONDS = 15.0, 60.0
-"""At least so long, since starting Python with its libraries takes 4 s; at most so long, whatever the training took."""
-WAITING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads of the trees that wait in a busy loop take ten times as long if another process uses the CPUs."""
+"""Time for the simple models, as a share of that of the training."""
+MIN_SECONDS, MAX_SECONDS = 15.0, 60.0
+"""Bounds of that time: starting Python with its libraries takes 4 s, and nobody waits minutes for a comparison."""
+PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Makes OpenMP threads sleep while they wait: in a busy loop the trees take ten times as long beside another process."""
 
 
 def compare(source: SpecSource, job: Job, run: Path) -> None:
-    """Fit the simple models and print them beside the network, best first, and what that means."""
+    """Fit the simple models; print their metric beside the network's, best first, and a verdict.
+
+    Args:
+        source: the spec, for the child process.
+        job: the loaded spec.
+        run: folder of the finished run.
+    """
     fault_point("baselines")
     result = RunFiles(run).read_json("result.json") or {}
     best = result.get("best") or {}
     if "off" in (job.baselines, os.environ.get(SWITCH)) or not best:
         return
-    seconds = _budget(job, float(result.get("seconds") or 0.0))
+    seconds = _limit_seconds(job, float(result.get("seconds") or 0.0))
     limit = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
     say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
-    reason = _run(source, run, seconds)
+    failure = _fit_in_child(source, run, seconds)
     metrics = {str(best["metric"]): float(best["value"]), **(best.get("metrics") or {})}
-    content = RunFiles(run).read_json(baseline_results.FILE) or {}
-    comparison = baseline_results.compare(content, str(best["metric"]), metrics)
+    # After a failure, too: the file holds the models that were fitted until then.
+    results = RunFiles(run).read_json(baseline_results.FILE) or {}
+    comparison = baseline_results.compare(results, str(best["metric"]), metrics)
     if comparison:
         say(f"baselines: {comparison.metric}: {comparison.line()}")
         say(f"baselines: {comparison.verdict()}")
-    if reason:
-        say(f"baselines: {reason}; `drivetrain baseline JOB` takes the time that they need (baselines: full, off)")
+    if failure:
+        say(f"baselines: {failure}; `drivetrain baseline JOB` takes the time that they need (baselines: full, off)")
 
 
-def _budget(job: Job, trained_seconds: float) -> float:
-    """Seconds for all of them; infinite for `full`."""
+def _limit_seconds(job: Job, trained_seconds: float) -> float:
+    """Seconds in which all simple models must be fitted; infinite for `baselines: full`."""
     if job.baselines == "full":
         return inf
-    return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE_OF_TRAINING * trained_seconds))
+    return min(MAX_SECONDS, max(MIN_SECONDS, SHARE_OF_TRAINING * trained_seconds))
 
 
-def _run(source: SpecSource, run: Path, seconds: float) -> str:
-    """Run the process; returns why it did not end well, or nothing."""
+def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:
+    """Fit the simple models in a child process; returns why it did not finish, or an empty text."""
     paths = map(child_process.path_word, (run, source.spec))
     command = [sys.executable, "-m", MODULE, *paths, repr(seconds), *source.options()]
     with signals.forwarding() as forward:
         with signals.waiting():
-            process = child_process.start(command, WAITING_THREADS)
+            process = child_process.start(command, PASSIVE_WAIT)
             forward.children = [process]
         try:
             code = process.wait(None if seconds == inf else seconds)

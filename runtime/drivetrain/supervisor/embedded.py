@@ -102,21 +102,24 @@ def train(
         validation_data: the same; required, as it chooses the weights.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
             spec by name or as a mapping; chosen by the targets if None.
-        weight_of: called with the targets of some samples: what `loss` of these divides by, as a number or one for each
-            sample. Without it that is tried out, and a batch is not split if it is neither a mean nor a sum.
+        weight_of: a function of the targets of some samples; returns the number that `loss` divides their sum by, or
+            one number for each sample. Without it the runtime finds out by trying whether `loss` is a mean or a sum; if
+            it is neither, a batch is not split.
         optimizer: an optimizer of the spec by name or as a mapping; or an optimizer over the model's parameters, or a
             function that gets the list of trainable parameters and returns one.
-        schedule: a schedule of the spec by name or as a mapping; or a scheduler over `optimizer`, or a function of it.
+        schedule: a schedule of the spec by name or as a mapping; or a torch scheduler over `optimizer`, or a function
+            that gets the optimizer and returns one.
             If None: one-cycle, and the constant rates of an optimizer of your own.
         schedule_every: when a scheduler of your own steps: `step` or `epoch`.
-        metrics: metrics by name, as of torchmetrics, which every evaluation computes as `validation/NAME`.
+        metrics: metric objects by name, such as those of torchmetrics; every evaluation records them as
+            `validation/NAME`.
         on_step: called with a `TrainingInfo` after every optimizer step.
         on_epoch: the same after every evaluation.
         on_end: the same after the run has finished.
-        name: of the run folders.
+        name: of the run; its folders are called NAME-001, NAME-002, ...
         runs: parent of the run folders.
         targets: kind of the targets: classes, labels, numbers, other; auto inspects them.
-        names: of the classes, labels or numbers.
+        names: names of the classes, labels or numbers.
         epoch_steps: optimizer steps of an epoch, for an iterable without a length.
         gpus: `limits.gpus` of the spec: `auto`, `none` or a list of one number.
         optimize: optimizations by name, as in the spec.
@@ -126,7 +129,7 @@ def train(
         extend: a finished run that this one continues: its folder or its Result.
         restart_schedule: with `extend`, whether the schedule starts again.
         new: start a new run, even if there is an unfinished one.
-        quiet: print nothing, and suppress other output meanwhile; everything is in the run folder.
+        quiet: print nothing, and suppress what other code prints during the training; the run folder has everything.
         settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...; and
             `lr` and `weight_decay`, which the optimizer gets.
 
@@ -138,8 +141,9 @@ def train(
         DrivetrainError: for any other failure.
     """
     caller = sys._getframe(1)
-    call_site = embedded_call.place_of(caller)
-    refuse = embedded_parts.refusal(call_site)
+    # Errors point to the line of the caller's program, as errors of a spec point to a line of the YAML file.
+    call_site = embedded_call.locate(caller)
+    refuse = embedded_parts.make_refusal(call_site)
     if validation_data is None:
         raise refuse(
             "validation_data",
@@ -148,27 +152,27 @@ def train(
             "hold some back: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
         )
     optimizer, settings = embedded_call.expand_shorthands(optimizer, settings, refuse)
-    calls = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
+    callbacks = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
         sources = (
             data_sources.source(train_data, "train_data"),
             data_sources.source(validation_data, "validation_data"),
         )
-        collected = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, calls, refuse)
-        written = {
+        collected = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, callbacks, refuse)
+        spec_keys = {
             "name": name,
             "task": "python",
             "data": {"targets": targets} | ({} if names is None else {"names": list(names)}),
-            "train": embedded_call.settings_of(settings, collected.spec, loss, sources[0], refuse),
+            "train": embedded_call.build_train_settings(settings, collected.spec, loss, sources[0], refuse),
             "optimize": dict(optimize or {}),
             "checkpoint": dict(checkpoint or {}),
-            "limits": embedded_call.limits_of(limits or {}, gpus, refuse),
+            "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
             "monitor": dict(monitor or {}),
             "own_metrics": collected.scores,
         }
-        job = embedded_call.spec_of(written, call_site)
-        embedded_parts.check_deciding(collected.parts.metrics.metrics, job, refuse)
-        done = embedded_run.run(
+        job = embedded_call.build_job(spec_keys, call_site)
+        embedded_parts.check_metric_directions(collected.parts.metrics.metrics, job, refuse)
+        finished = embedded_run.run(
             TrainCall(
                 job=job,
                 model=model,
@@ -180,8 +184,8 @@ def train(
                 program=caller.f_code.co_filename,
                 new=new,
                 epoch_steps=epoch_steps,
-                extend=_extension(extend, restart_schedule, refuse),
-                layers_in_eval_mode=embedded_call.list_evaluated(model),
+                extend=_request_extension(extend, restart_schedule, refuse),
+                layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
                 mode_events=tuple(
                     embedded_call.list_mode_events(
                         model, unclipped=bool(collected.parts.optimizer) and "clip_norm" not in settings
@@ -189,12 +193,18 @@ def train(
                 ),
             )
         )
-    best = done.best
-    return Result(done.folder, best["metric"], best["value"], best["metrics"], model, done.reason)
+    best = finished.best
+    return Result(finished.folder, best["metric"], best["value"], best["metrics"], model, finished.reason)
 
 
-def _extension(run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal) -> ExtendRequest | None:
-    """The request to continue a finished run."""
+def _request_extension(
+    run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal
+) -> ExtendRequest | None:
+    """The request to continue the finished run `run`; None if a new training begins.
+
+    Raises:
+        SpecError: if the schedule is to start again, but no run is continued.
+    """
     if run is not None:
         return ExtendRequest(run.folder if isinstance(run, Result) else Path(run), restart)
     if restart:
@@ -204,5 +214,6 @@ def _extension(run: Path | str | Result | None, restart: bool, refuse: embedded_
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
+    """A block in which nothing that is printed is shown."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         yield

@@ -20,46 +20,47 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.tuning import batch_size
 
-OTHER_NAMES = {
+FOREIGN_NAMES = {
     "scheduler": "schedule=, which takes a scheduler of torch, too",
     "lr_scheduler": "schedule=, which takes a scheduler of torch, too",
     "callbacks": "on_step=, on_epoch= and on_end=",
     "optim": "optimizer=",
     "criterion": "loss=",
 }
-"""What other libraries call an argument, and its name here."""
-SHORTHANDS = {"max_epochs": "epochs", "num_epochs": "epochs", "learning_rate": "lr"}
-"""Names of other libraries for a number, which are taken."""
+"""Arguments of other libraries, which are refused, and the argument of this one that the error names instead."""
+ALIASES = {"max_epochs": "epochs", "num_epochs": "epochs", "learning_rate": "lr"}
+"""Arguments of other libraries that are accepted, since a number means the same under both names."""
 OPTIMIZER_SETTINGS = ("lr", "weight_decay")
-"""Settings of the optimizer that a call may name beside it."""
+"""Settings of the optimizer that a call may also give as arguments of their own: `optimizer="adamw", lr=0.001`."""
 
 
-def place_of(call: FrameType) -> str:
+def locate(call: FrameType) -> str:
     """File, line and column of a call, given the frame that made it."""
     return f"{Path(call.f_code.co_filename).name}:{call.f_lineno}:1"
 
 
-def spec_of(written: dict[str, Any], call_site: str) -> EmbeddedJob:
-    """The spec of a call.
+def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
+    """The checked job that the arguments of a call describe.
 
     Args:
-        written: its settings, nested as in YAML.
+        spec_keys: the settings of the call, nested as in YAML.
         call_site: file, line and column of the call.
 
     Raises:
         SpecError: if a setting is wrong.
     """
-    problems = list(_unfit(written["train"], call_site))
+    problems = list(_find_unusable_settings(spec_keys["train"], call_site))
     if problems:
         raise SpecError(problems)
 
-    def places(path: tuple[str, ...], value: object) -> dict[Any, str]:
+    def locate_keys(path: tuple[str, ...], value: object) -> dict[Any, str]:
         locations: dict[Any, str] = {path: call_site}
         for key, inner in value.items() if isinstance(value, Mapping) else ():
-            locations |= places((*path, key), inner)
+            locations |= locate_keys((*path, key), inner)
         return locations
 
-    document = Document("drivetrain.train", written, places((), written))
+    # There is no YAML file: every key lies where the call is.
+    document = Document("drivetrain.train", spec_keys, locate_keys((), spec_keys))
     try:
         job = job_spec.check(document, EmbeddedJob)
         batch_size.refuse_auto(job, "drivetrain.train")
@@ -73,54 +74,59 @@ def spec_of(written: dict[str, Any], call_site: str) -> EmbeddedJob:
 def expand_shorthands(
     optimizer: object, settings: Mapping[str, object], refuse: Refusal
 ) -> tuple[Any, dict[str, object]]:
-    """The optimizer with the settings that a call names beside it, and the keywords that remain.
+    """Move `lr` and `weight_decay` into the description of the optimizer, and translate the names of other libraries.
 
     Args:
-        optimizer: of the call.
-        settings: its keywords.
-        refuse: makes errors.
+        optimizer: the optimizer argument of the call.
+        settings: the keyword arguments of the call.
+        refuse: makes the error of an argument.
+
+    Returns:
+        The optimizer with these settings, and the keyword arguments that remain.
 
     Raises:
         SpecError: if a setting is given twice, or the optimizer is an object, which has its own.
     """
     expanded: dict[str, object] = {}
     for key, value in settings.items():
-        name = SHORTHANDS.get(key, key)
+        name = ALIASES.get(key, key)
         if name in expanded:
             raise refuse(key, f"is {value}, and {name} is given, too", "one of the two", "remove one")
         expanded[name] = value
-    beside = {name: expanded.pop(name) for name in OPTIMIZER_SETTINGS if name in expanded}
-    if not beside:
+    optimizer_settings = {name: expanded.pop(name) for name in OPTIMIZER_SETTINGS if name in expanded}
+    if not optimizer_settings:
         return optimizer, expanded
     description = {"name": optimizer} if isinstance(optimizer, str) else optimizer or {}
     if not isinstance(description, Mapping):
         raise refuse(
-            next(iter(beside)),
+            next(iter(optimizer_settings)),
             "is given, and the optimizer is one of your own",
             "the settings that your optimizer has",
             "set it where you make the optimizer",
         )
-    if twice := [name for name in beside if name in description]:
-        raise refuse(twice[0], f"is {beside[twice[0]]}, and in optimizer, too", "one of the two", "remove one")
-    return {**description, **beside}, expanded
+    if twice := [name for name in optimizer_settings if name in description]:
+        raise refuse(
+            twice[0], f"is {optimizer_settings[twice[0]]}, and in optimizer, too", "one of the two", "remove one"
+        )
+    return {**description, **optimizer_settings}, expanded
 
 
-def settings_of(
+def build_train_settings(
     settings: Mapping[str, object], arguments: Mapping[str, object], loss: object, train: DataSource, refuse: Refusal
 ) -> dict[str, object]:
     """The `train:` part of the spec.
 
     Args:
-        settings: keywords of the call.
-        arguments: what the objects of the call say.
-        loss: of the call.
+        settings: the keyword arguments of the call.
+        arguments: keys of `train:` that describe the objects of the call, such as its optimizer.
+        loss: the loss of the call.
         train: the training data; a DataLoader brings its batch size.
-        refuse: makes errors.
+        refuse: makes the error of an argument.
 
     Raises:
         SpecError: if the batch size is given twice, and differs.
     """
-    written = dict(settings) | dict(arguments) | ({} if loss is None else {"loss": loss_of(loss)})
+    train_keys = dict(settings) | dict(arguments) | ({} if loss is None else {"loss": describe_loss(loss)})
     optimizer = arguments.get("optimizer")
     if settings.get("lr_groups") and isinstance(optimizer, Mapping) and optimizer.get("name") == "own":
         raise refuse(
@@ -130,10 +136,11 @@ def settings_of(
             "give the parameter groups of your optimizer their own lr",
         )
     if isinstance(optimizer, Mapping) and optimizer.get("name") == "own" and "clip_norm" not in settings:
-        written["clip_norm"] = None
+        # The program chose its own optimizer, so the runtime's default must not change its gradients.
+        train_keys["clip_norm"] = None
     size = train.batch_size
     if size is None:
-        return written
+        return train_keys
     if settings.get("batch_size", size) != size:
         raise refuse(
             "batch_size",
@@ -141,11 +148,11 @@ def settings_of(
             "one batch size",
             "leave it out, or give the dataset instead of the DataLoader",
         )
-    return written | {"batch_size": size}
+    return train_keys | {"batch_size": size}
 
 
-def limits_of(limits: Mapping[str, object], gpus: object, refuse: Refusal) -> dict[str, object]:
-    """The `limits:` part of the spec, with the GPUs of the keyword.
+def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) -> dict[str, object]:
+    """The `limits:` part of the spec, with the GPUs of the argument `gpus`.
 
     Raises:
         SpecError: if they are given twice.
@@ -158,7 +165,7 @@ def limits_of(limits: Mapping[str, object], gpus: object, refuse: Refusal) -> di
 
 
 def translate_advice(action: str) -> str:
-    """Translate an advice of the command line into the words of a call."""
+    """The advice of an error message with the options of the command line replaced by arguments of a call."""
     replacements = {
         "--new": "new=True",
         "--extend": "extend",
@@ -173,7 +180,7 @@ def translate_advice(action: str) -> str:
 
 
 def as_call_error(error: SpecError) -> SpecError:
-    """Return an error about keys of the spec as one about keywords of the call."""
+    """The error about keys of the spec as one about arguments of the call."""
     if not error.problems:
         return SpecError(
             translate_advice(error.given), translate_advice(error.possible), translate_advice(error.action)
@@ -186,15 +193,15 @@ def as_call_error(error: SpecError) -> SpecError:
     )
 
 
-def loss_of(loss: object) -> object:
-    """A loss in the form of the spec; a callable by its name."""
+def describe_loss(loss: object) -> object:
+    """The loss in the form that the spec stores; a callable is described by its name."""
     if isinstance(loss, str | Mapping):
         return loss
     return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
 
 
-def _unfit(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
-    """Arguments in the style of other libraries."""
+def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
+    """A problem for every setting that is an object, or has the name that another library uses."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             yield Problem(
@@ -204,23 +211,23 @@ def _unfit(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
                 "numbers, texts, lists and mappings, as in a spec",
                 "describe it with plain values, which can be stored and resumed",
             )
-        elif key in OTHER_NAMES:
-            yield Problem(call_site, key, "unknown key", OTHER_NAMES[key], "use that name")
+        elif key in FOREIGN_NAMES:
+            yield Problem(call_site, key, "unknown key", FOREIGN_NAMES[key], "use that name")
 
 
-def list_evaluated(model: object) -> tuple[str, ...]:
-    """The layers that a program has put into evaluation mode, if the network itself is in training mode."""
+def list_layers_in_eval_mode(model: object) -> tuple[str, ...]:
+    """Names of the layers that a program has put into evaluation mode; none if the network itself is in that mode."""
     if not isinstance(model, nn.Module) or not model.training:
         return ()
     return tuple(name for name, layer in model.named_modules() if not layer.training)
 
 
 def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, str]]:
-    """What the training does with the objects and modes of a call, as the kind and the text of events.
+    """Kind and text of events that say how the training treats the program's optimizer, autocast and module modes.
 
     Args:
-        model: of the call, before anything has changed its modes.
-        unclipped: whether the optimizer is the program's, and gradients are not clipped for that.
+        model: the network of the call, before anything has changed its modes.
+        unclipped: whether gradients are not clipped because the optimizer is the program's own.
     """
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         text = 'the autocast around the call does not hold within it; optimize={"precision": "bf16"} asks for bf16'
@@ -228,15 +235,17 @@ def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, s
     if unclipped:
         yield "optimizer", "your own, so its gradients are not clipped; clip_norm=1.0 clips them"
     if isinstance(model, nn.Module):
-        yield from (("model", text) for text in _modes(model))
+        yield from (("model", text) for text in _describe_modes(model))
 
 
-def _modes(model: nn.Module) -> Iterator[str]:
+def _describe_modes(model: nn.Module) -> Iterator[str]:
+    """Say which modules keep the mode that the program has set, and which frozen ones still follow each batch."""
     if not model.training:
         yield "is in evaluation mode, and trained in training mode; .train() before the call, and .eval() of layers, choose"
-    if names := list_evaluated(model):
+    if names := list_layers_in_eval_mode(model):
         yield f"{list_names(names, 3)} in evaluation mode, as the program has set it"
-    counting = [
+    # Frozen weights, but training mode: the layer still normalizes by the batch and updates its running statistics.
+    frozen_norms = [
         name
         for name, layer in model.named_modules()
         if isinstance(layer, nn.modules.batchnorm._BatchNorm)
@@ -244,8 +253,8 @@ def _modes(model: nn.Module) -> Iterator[str]:
         and any(True for _ in layer.parameters())
         and not any(p.requires_grad for p in layer.parameters())
     ]
-    if counting:
+    if frozen_norms:
         yield (
-            f"frozen, and still in training mode: {list_names(counting, 3)} normalizes by each batch; .eval() before the call "
+            f"frozen, and still in training mode: {list_names(frozen_norms, 3)} normalizes by each batch; .eval() before the call "
             "keeps it as it is"
         )

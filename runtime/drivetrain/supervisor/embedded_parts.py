@@ -28,21 +28,21 @@ from drivetrain.training.user_parts import (
     unstorable,
 )
 
-BUILT_IN = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
-OPTIMIZERS = (
+BUILT_IN_METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
+POSSIBLE_OPTIMIZERS = (
     'a description as {"name": "adamw", "lr": 0.001}, an optimizer over the model\'s parameters, or a function of its '
     "parameters, as lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
 )
-SCHEDULES = (
+POSSIBLE_SCHEDULES = (
     'a description as {"name": "cosine"}, a scheduler of torch.optim.lr_scheduler over the optimizer, or a function of '
     "the optimizer, as lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 )
 Refusal = Callable[[str, str, str, str], SpecError]
-"""(argument, given, possible, do) -> the error."""
+"""Makes an error from the argument, what is wrong with it, what is possible, and what to do."""
 
 
-def refusal(call_site: str) -> Refusal:
-    """What makes the errors of a call at this place."""
+def make_refusal(call_site: str) -> Refusal:
+    """The function that makes errors which point to `call_site` (file, line and column of the call)."""
 
     def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
         return SpecError([Problem(call_site, key, description, possible, action)])
@@ -51,17 +51,18 @@ def refusal(call_site: str) -> Refusal:
 
 
 @dataclass(frozen=True)
-class GivenParts:
-    """The arguments of a call that are objects, and what its spec says about them."""
+class CollectedParts:
+    """The checked objects among the arguments of a call, and the keys of the spec that describe them."""
 
     parts: UserParts = field(default_factory=UserParts)
     spec: Mapping[str, object] = field(default_factory=dict)
-    """Keys of `train:`."""
+    """Keys of `train:` for optimizer and schedule."""
     scores: Mapping[str, object] = field(default_factory=dict)
+    """Descriptions of the metrics by name, for the key `own_metrics`."""
 
 
 def is_plain(value: object) -> bool:
-    """Whether an argument is plain, as in a spec, and no object."""
+    """Whether an argument is a plain value that a YAML file can hold, and not an object."""
     return value is None or isinstance(value, bool | int | float | str | Mapping)
 
 
@@ -73,8 +74,17 @@ def collect_parts(
     metrics: Mapping[str, object] | None,
     callbacks: Mapping[str, object],
     refuse: Refusal,
-) -> GivenParts:
-    """Check the objects of a call.
+) -> CollectedParts:
+    """Check the objects of a call, and describe them for its spec.
+
+    Args:
+        model: the network.
+        optimizer: an object, a function, or a description as in the spec.
+        schedule: the same for the schedule.
+        every: when a scheduler object steps: `step` or `epoch`.
+        metrics: metric objects by name.
+        callbacks: functions by argument.
+        refuse: makes the error of an argument.
 
     Raises:
         SpecError: if one of them cannot be used.
@@ -83,33 +93,35 @@ def collect_parts(
     checked_optimizer = None if is_plain(optimizer) else user_optimizer(optimizer, model, refuse)
     if checked_optimizer:
         spec["optimizer"] = optimizer_spec(checked_optimizer.optimizer)
+        # The default, one-cycle, would overwrite the rates of the program's optimizer.
         spec["schedule"] = "constant"
     elif optimizer is not None:
         spec["optimizer"] = optimizer
-    steps = None if is_plain(schedule) else _schedule(schedule, checked_optimizer, every, refuse)
-    if steps:
-        spec["schedule"] = {"name": "own", "function": _name(schedule), "every": steps.every}
+    checked_schedule = None if is_plain(schedule) else _check_schedule(schedule, checked_optimizer, every, refuse)
+    if checked_schedule:
+        spec["schedule"] = {"name": "own", "function": _describe_type(schedule), "every": checked_schedule.every}
     elif schedule is not None:
         spec["schedule"] = schedule
-    if every is not None and not steps:
+    if every is not None and not checked_schedule:
         raise refuse("schedule_every", f"is {every}", "with a scheduler of torch as schedule=", "leave it out")
-    checked = dict(_metrics(metrics or {}, refuse))
+    checked_metrics = dict(_check_metrics(metrics or {}, refuse))
     for name, callback in callbacks.items():
         if callback is not None and not callable(callback):
             raise refuse(name, f"is {describe(callback)}", "a function of one argument", "give a function")
-    calls: Any = dict(callbacks)
-    scores = {name: {"function": type(metric).__name__} for name, metric in checked.items()}
-    return GivenParts(UserParts(checked_optimizer, steps, UserMetrics(checked), Callbacks(**calls)), spec, scores)
+    functions: Any = dict(callbacks)
+    scores = {name: {"function": type(metric).__name__} for name, metric in checked_metrics.items()}
+    parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), Callbacks(**functions))
+    return CollectedParts(parts, spec, scores)
 
 
 def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
-    """An optimizer of the program over the parameters of its network.
+    """The checked optimizer of the program, over the parameters of its network.
 
     Args:
         argument: the optimizer, or a function of the list of trainable parameters.
         model: the network.
-        refuse: makes errors.
-        stored: whether checkpoints hold its state.
+        refuse: makes the error of an argument.
+        stored: whether checkpoints hold its state; if so, one whose state no checkpoint can hold is refused.
 
     Raises:
         SpecError: if it cannot be used.
@@ -126,21 +138,24 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
     optimizer = argument
     if not isinstance(argument, Optimizer):
         if not callable(argument):
-            raise refuse("optimizer", f"is {describe(argument)}", OPTIMIZERS, "choose one of these")
+            raise refuse("optimizer", f"is {describe(argument)}", POSSIBLE_OPTIMIZERS, "choose one of these")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        with blame_user_code(lambda told, do: refuse("optimizer", f"raised {told}", OPTIMIZERS, do)):
+        with blame_user_code(lambda told, do: refuse("optimizer", f"raised {told}", POSSIBLE_OPTIMIZERS, do)):
             optimizer = argument(trained)
         if not isinstance(optimizer, Optimizer):
-            raise refuse("optimizer", f"returned {describe(optimizer)}", OPTIMIZERS, "return an optimizer")
+            raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
     _check_parameters(optimizer, model, refuse)
+    # Finds out what the state consists of by a step of a copy, so code of the user may raise here.
     with blame_user_code(
-        lambda told, do: refuse("optimizer", f"is {_name(optimizer)}, whose step() raised {told}", OPTIMIZERS, do)
+        lambda told, do: refuse(
+            "optimizer", f"is {_describe_type(optimizer)}, whose step() raised {told}", POSSIBLE_OPTIMIZERS, do
+        )
     ):
         obstacle = unstorable(optimizer, model)
     if obstacle and stored:
         raise refuse(
             "optimizer",
-            f"is {_name(optimizer)}, and {obstacle}, which no checkpoint holds",
+            f"is {_describe_type(optimizer)}, and {obstacle}, which no checkpoint holds",
             "an optimizer whose state is tensors and numbers",
             'choose another one, as optimizer={"name": "adamw"}; or `drivetrain.prepare`, which writes no checkpoint',
         )
@@ -148,6 +163,7 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -> None:
+    """Refuse an optimizer over parameters that are not the model's: the model would not be trained."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in names]
     if foreign:
@@ -160,14 +176,15 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -
         )
 
 
-def list_left_out(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """Trainable parameters that the optimizer does not have."""
+def list_unoptimized(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Names of trainable parameters that the optimizer does not have."""
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
 
 
 def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
-    """The optimizer in the spec of a run."""
+    """The description of an optimizer object that the spec of a run stores; settings are those of its first group."""
+    # torch's schedulers add `initial_lr` and the like, which are no settings of the optimizer.
     first = {key: value for key, value in group_settings(optimizer)[0].items() if not key.startswith("initial_")}
     other_settings = ", ".join(
         f"{key} {value}"
@@ -185,13 +202,18 @@ def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
     }
 
 
-def _schedule(argument: Any, optimizer: UserOptimizer | None, every: str | None, refuse: Refusal) -> UserSchedule:
+def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str | None, refuse: Refusal) -> UserSchedule:
+    """The checked schedule of the program: a torch scheduler, or a function of the optimizer that returns one.
+
+    Raises:
+        SpecError: if it cannot be used.
+    """
     if not isinstance(argument, LRScheduler) and not callable(argument):
-        raise refuse("schedule", f"is {describe(argument)}", SCHEDULES, "choose one of these")
+        raise refuse("schedule", f"is {describe(argument)}", POSSIBLE_SCHEDULES, "choose one of these")
     if optimizer is None:
         raise refuse(
             "schedule",
-            f"is {_name(argument)}, and the optimizer is built by the runtime",
+            f"is {_describe_type(argument)}, and the optimizer is built by the runtime",
             "a scheduler with an optimizer of your own",
             "give optimizer= as an object or a function, too; or describe the schedule",
         )
@@ -208,23 +230,25 @@ def _schedule(argument: Any, optimizer: UserOptimizer | None, every: str | None,
         )
     trial = UserOptimizer(optimizer.optimizer, optimizer.model)
     if isinstance(argument, ReduceLROnPlateau):
-        raise _plateau(refuse)
+        raise _refuse_plateau(refuse)
     schedule = UserSchedule(argument, every)
     if not isinstance(argument, LRScheduler):
-        with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", SCHEDULES, do)):
+        # Called with a copy: building a scheduler changes the rates of its optimizer.
+        with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", POSSIBLE_SCHEDULES, do)):
             scheduler = schedule.build(_copy_optimizer(trial))
         if isinstance(scheduler, ReduceLROnPlateau):
-            raise _plateau(refuse)
+            raise _refuse_plateau(refuse)
         if not isinstance(scheduler, LRScheduler):
-            raise refuse("schedule", f"returned {describe(scheduler)}", SCHEDULES, "return a scheduler")
+            raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
     return schedule
 
 
 def _copy_optimizer(optimizer: UserOptimizer) -> Optimizer:
+    """The same optimizer over a copy of the network."""
     return optimizer.build(copy.deepcopy(optimizer.model))
 
 
-def _plateau(refuse: Refusal) -> SpecError:
+def _refuse_plateau(refuse: Refusal) -> SpecError:
     return refuse(
         "schedule",
         "is ReduceLROnPlateau, which depends on a metric",
@@ -233,13 +257,18 @@ def _plateau(refuse: Refusal) -> SpecError:
     )
 
 
-def _metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:
+def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:
+    """The checked metrics of the program, each with its name.
+
+    Raises:
+        SpecError: if one cannot be used, or has a name that it must not have.
+    """
     if not isinstance(argument, Mapping):
         raise refuse("metrics", f"is {describe(argument)}", "metrics by name", 'write metrics={"auroc": AUROC(...)}')
     for name, metric in argument.items():
         if not isinstance(name, str) or not name or set(name) & set("/ \n"):
             raise refuse("metrics", f"has the name {name!r}", "a word without spaces and slashes", "choose another one")
-        if name in BUILT_IN:
+        if name in BUILT_IN_METRICS:
             raise refuse(
                 "metrics", f"has the name {name!r}", "a name that no built-in metric has", "choose another one"
             )
@@ -258,7 +287,7 @@ def _metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:
 
 
 def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
-    """The name of a metric says which values are better, in every table and comparison."""
+    """Refuse a metric whose name contradicts its `higher_is_better`: tables and comparisons go by the name."""
     better = getattr(metric, "higher_is_better", None)
     if better is None or lower_is_better(name) is not better:
         return
@@ -271,17 +300,23 @@ def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
     )
 
 
-def check_deciding(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal) -> None:
-    """Check that metrics of the program that decide say which values are better: the worst epoch could be the best one.
+def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal) -> None:
+    """Check that it is clear which values are better for metrics that choose checkpoints, stop early or lower rates.
+
+    Without this check the worst epoch could be stored as the best one.
 
     Raises:
-        SpecError: if one does not.
+        SpecError: if neither the name nor the object of such a metric says so.
     """
     for path, watched in job.watched():
         name = watched.removeprefix("validation/")
         metric = metrics.get(name)
-        says = getattr(metric, "higher_is_better", None) is not None or lower_is_better(name)
-        if metric is not None and not says and not name.endswith(("-score", "_score")):
+        is_clear = (
+            getattr(metric, "higher_is_better", None) is not None
+            or lower_is_better(name)
+            or name.endswith(("-score", "_score"))
+        )
+        if metric is not None and not is_clear:
             raise refuse(
                 ".".join(key for key in path if key != "train"),
                 f"is {watched}, and neither name nor object of the metric says which values are better",
@@ -291,7 +326,8 @@ def check_deciding(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal
             )
 
 
-def _name(value: object) -> str:
+def _describe_type(value: object) -> str:
+    """The class name of an optimizer or scheduler; the name of a function."""
     return (
         type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else getattr(value, "__name__", "a function")
     )

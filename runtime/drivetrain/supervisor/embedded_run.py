@@ -143,9 +143,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     dry_run.check(model, dataset, "the model", refuse)
     # The result is not needed yet: this raises if a pattern matches no parameter.
     lr_groups.groups(job, model, Model(model, "python", {}, Freeze()).trained())
-    if call.parts.optimizer and (left_out := embedded_parts.list_left_out(call.parts.optimizer.optimizer, model)):
+    if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
         dataset.notes.append(
-            f"{len(left_out)} trainable parameters are not in the optimizer and stay: {', '.join(left_out[:3])}"
+            f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
     for note in dataset.notes:
         say(notes.line(note))

@@ -47,6 +47,7 @@ STEP_OPTIMIZATIONS = (
 )
 """Optimizations that act on the network and its step; all others act on data that the runtime reads."""
 WHY_OFF = "your loop reads the data, and builds the optimizer"
+"""Reason of the plan for all other optimizations."""
 
 
 def prepare(
@@ -74,11 +75,11 @@ def prepare(
         optimizer: over its parameters, or a function of the list of trainable parameters that returns one.
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
-        weight_of: what the loss of some samples divides by, as a number or one for each sample; called with the targets,
-            or the batch if it is a mapping or the model returns the loss. Without it that is tried out before a batch is
-            split, and one whose loss is neither a mean nor a sum is not.
+        weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns the
+            loss; returns the number that the loss divides their sum by, or one number for each sample. Without it the
+            step finds out by trying whether the loss is a mean or a sum; if it is neither, a batch is not split.
         clip_norm: largest gradient norm; None for no clipping.
-        accumulate: batches of an update; each counts the same.
+        accumulate: number of batches of an update; each counts the same.
         gpus: `auto`, `none` or a list of one number.
         optimize: optimizations by name: precision, micro_batch, compile, channels_last, cpu_threads, ...
         fp16: scaling of the gradients if the precision is fp16, as in the spec.
@@ -90,21 +91,25 @@ def prepare(
         SpecError: if an argument cannot be used.
         DeviceError: if the GPU cannot be used.
     """
-    call_site = embedded_call.place_of(sys._getframe(1))
-    refuse = embedded_parts.refusal(call_site)
+    call_site = embedded_call.locate(sys._getframe(1))
+    refuse = embedded_parts.make_refusal(call_site)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
     settings = _train_settings(user_optimizer, clip_norm, fp16, deterministic)
-    job = _job(settings, optimize or {}, embedded_call.limits_of(limits or {}, gpus, refuse), call_site)
+    job = _build_job(settings, optimize or {}, embedded_call.build_limits(limits or {}, gpus, refuse), call_site)
     machine = calibration_file.attach(host_process.select_gpu(detect(Path()), job))
-    plan = _plan(job, machine, model)
+    plan = _make_plan(job, machine, model)
     if not quiet:
         console().print(render(plan, job, machine))
     return _run_block(job, machine, plan, model, user_optimizer, LoopLoss(Forms(model, loss), accumulate, weight_of))
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
-    """Refuse what no step of a loop can do."""
+    """Check the arguments that the schema of a spec does not check.
+
+    Raises:
+        SpecError: if one of them is impossible in a loop of the user.
+    """
     if not isinstance(accumulate, int) or accumulate < 1:
         raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
     for name in optimize:
@@ -118,7 +123,7 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
 def _train_settings(
     optimizer: UserOptimizer, clip_norm: float | None, fp16: Mapping[str, Any] | None, deterministic: bool | str
 ) -> dict[str, Any]:
-    """What stands under `train:` in the spec; the schedule is the loop's own."""
+    """The keys of `train:` in the spec; its schedule is constant, since the loop of the user sets the rates."""
     settings: dict[str, Any] = {
         "clip_norm": clip_norm,
         "deterministic": deterministic,
@@ -128,28 +133,29 @@ def _train_settings(
     return settings if fp16 is None else {**settings, "fp16": dict(fp16)}
 
 
-def _job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
-    """The job that the arguments describe; `call_site` is that of the call."""
-    written = {
+def _build_job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
+    """The job that the arguments describe; its errors point to `call_site` (file, line and column)."""
+    spec_keys = {
         "name": "prepare",
         "task": "python",
         "train": settings,
         "optimize": dict(optimize),
         "limits": limits,
     }
-    job = embedded_call.spec_of(written, call_site)
-    # How many samples a batch has is not known before the first.
+    job = embedded_call.build_job(spec_keys, call_site)
+    # The loop's first batch shows its size; set here, since a call with `auto` is refused elsewhere.
     return job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
 
 
-def _plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
-    """The decisions; what acts on data that the runtime reads is off."""
+def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
+    """The plan for a loop of the user: optimizations that act on data or on how the optimizer is built are off."""
     resolved = host_process.keep_process_settings(
         plans.resolve(job, machine, inspection.inspect_network(model)), machine
     )
     off, rows = optimizations.off_values(), []
     for row in resolved.decisions:
         if row.source != "process" and row.name not in STEP_OPTIMIZATIONS:
+            # An optimization that is off changes no result, and nothing will measure it later.
             row = replace(row.learn(off[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
         rows.append(row)
     return resolved.with_rows(rows)
@@ -164,7 +170,16 @@ def _run_block(
     optimizer: UserOptimizer,
     objective: LoopLoss,
 ) -> Iterator[PreparedStep]:
-    """Apply the plan, and undo what is process-wide."""
+    """The block of `prepare`: applies the plan to a step, and restores the process-wide settings at the end.
+
+    Args:
+        job: the job that the arguments describe.
+        machine: the hardware with the selected GPU.
+        plan: the plan for a loop of the user.
+        model: the network.
+        optimizer: the checked optimizer, built anew over the network once it is on its device.
+        objective: the loss of the batches and the number of batches of an update.
+    """
     with host_process.restore_torch_settings():
         device = torch.device("cuda:0" if machine.gpu else "cpu")
         torch_setup.begin(job, machine, device)

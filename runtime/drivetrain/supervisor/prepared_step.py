@@ -37,12 +37,13 @@ class LoopRun(NetworkRun):
 
 
 class PreparedStep:
-    """One training step: `loss = step(batch)`. Made by `drivetrain.prepare`, for use in its `with` block.
+    """One training step: `loss = step(batch)`. `drivetrain.prepare` returns it, for use in its `with` block.
 
     Args:
-        run: the applied plan.
-        forms: of the batches.
-        accumulate: batches of an update.
+        run: the network, its optimizer and its step, to which the plan was applied.
+        forms: turns a batch of the user's loader into inputs and targets.
+        objective: the loss of a batch.
+        accumulate: number of batches of an update.
     """
 
     def __init__(self, run: LoopRun, forms: Forms, objective: LoopLoss, accumulate: int) -> None:
@@ -51,15 +52,15 @@ class PreparedStep:
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
         self._open = False
         self.updates = 0
-        """Updates that were made."""
+        """Number of updates that changed the weights."""
         self.skipped = 0
-        """Updates that were left out, because loss or gradients were not finite."""
+        """Number of updates that were left out because loss or gradients were not finite."""
         self.last: StepResult | None = None
-        """Loss, gradient norm before clipping, and whether they were finite, of the last update."""
+        """The last update: its loss, its gradient norm before clipping, and whether both were finite."""
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[PreparedStep]:
-        """The block in which the step may be called; batches that no update used are told at its end."""
+        """The block in which the step may be called; at its end it prints how many batches no update has used."""
         self._open = True
         try:
             yield self
@@ -70,12 +71,12 @@ class PreparedStep:
 
     @property
     def plan(self) -> Plan:
-        """Every decision with its reason."""
+        """The plan: every decision with its reason."""
         return self._run.plan
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes; batches are moved there."""
+        """The device of the network; batches are moved there."""
         return self._run.device
 
     @property
@@ -107,15 +108,17 @@ class PreparedStep:
                 "calls inside of the block, in which threads and precision are set",
                 "write: with drivetrain.prepare(...) as step:",
             )
-        ready = self._forms.batch(batch).to(self.device)
-        self._objective.batch = ready
+        device_batch = self._forms.batch(batch).to(self.device)
+        self._objective.batch = device_batch
         step, gradients = self._run.step, self._gradients
-        if (step.micro_batch or len(ready)) < len(ready) and (obstacle := self._objective.indivisible):
+        size = len(device_batch)
+        if (step.micro_batch or size) < size and (obstacle := self._objective.indivisible):
             raise SpecError(
                 f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", SPLITTABLE
             )
         step.random.clear()
-        loss = float(step.compute_gradients(ready, 0))
+        loss = float(step.compute_gradients(device_batch, 0))
+        # The loss is already divided by the batches of an update, so that their sum is the mean.
         if gradients.count + 1 < gradients.batches:
             gradients.keep(loss)
         else:
@@ -123,7 +126,7 @@ class PreparedStep:
         return loss * gradients.batches
 
     def flush(self) -> StepResult | None:
-        """Update with the batches since the last update, as at the end of an epoch; None if there are none."""
+        """Update with the batches since the last update, for instance at the end of an epoch; None if there are none."""
         if not self._gradients.count:
             return None
         return self._update(self._gradients.loss)
