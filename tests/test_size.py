@@ -54,10 +54,10 @@ MOST: dict[str, tuple[int, int]] = {
     "hardware": (16, 2_088),
     "inference": (14, 1_847),
     "job": (29, 3_505),
-    "job_spec": (15, 2_762),
+    "job_spec": (15, 2_765),
     "launch": (31, 4_094),
     "models": (33, 4_599),
-    "optimizations": (30, 2_746),
+    "optimizations": (30, 2_777),
     "plan": (11, 1_157),
     "pretrained": (18, 2_744),
     "report": (36, 4_593),
@@ -66,7 +66,7 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (24, 2_134),
     "top": (4, 334),
     "tracking": (24, 2_824),
-    "training": (53, 8_090),
+    "training": (53, 8_091),
     "tuning": (34, 4_822),
 }
 """Files and lines of each package at most."""

@@ -56,6 +56,6 @@ def write(folder: Path, extension: Extension) -> None:
 
 
 def describe_unfinished(folder: Path) -> str:
-    """What a message about a run that cannot be resumed begins with."""
+    """The beginning of a message about an unfinished run: which run it continues, if it continues one."""
     extension = read(folder)
     return f"{folder} continues {extension.run}" if extension else f"{folder} is unfinished"

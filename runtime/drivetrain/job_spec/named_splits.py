@@ -22,22 +22,25 @@ TABLES = (TableJob, TextJob, SeriesJob)
 
 
 def name_splits(job: Job) -> Job:
-    """The job with the paths of the splits that its training folder has; what the spec names stays.
+    """Replace folders in the job by the splits or tables in them; what the spec itself names stays.
 
     Raises:
         DataError: if it is not clear whether folders are splits or classes.
     """
     if getattr(job.data, "stream", None):
-        # Of other folders, all files are shards of one split.
+        # Streamed: file names may name splits; otherwise all files of a folder are shards of one split.
         job = _tables(job, _has_train)
     elif isinstance(job, TABLES):
+        # A table, texts or series in a folder: its files are the splits.
         return _tables(job, os.path.isdir)
     if not isinstance(job, ImageJob):
         return job
     if not job.data.stream:
+        # Images can lie in tables, too (Parquet of the hub).
         job = _tables(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
     if is_on_hub(job.data.train) or ("data", "train") not in dict(readable_paths(job)):
         return job
+    # Images in folders: train/, val/ and test/ with class folders each.
     location = job.document.place(("data", "train"))
     splits_found = split_folders.find(job.resolve(job.data.train), f"{location}: data.train")
     if not splits_found:
@@ -55,7 +58,7 @@ def _has_train(path: Path) -> bool:
 
 
 def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
-    """The job with the tables of the folders that it names, of those that `holds` says have some."""
+    """Replace each folder that the job names by the table in it, where `holds(path)` is true."""
     update: dict[str, str] = {}
     for key, text in readable_paths(job):
         path = job.resolve(text)
@@ -75,7 +78,7 @@ def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
 
 
 def _with(job: Job, splits: Mapping[str, str | None], unused: Sequence[str] = ()) -> Job:
-    """The job with the splits in its training folder; what the spec names stays. `unused`: folders without classes."""
+    """Set the splits found in the training folder, but those that the spec sets; `unused` are folders without classes."""
     root, keys_set = job.data.train, job.data.model_fields_set
     update = {"train": os.path.join(root, splits["train"] or "")}
     notes = [f"{root} has the splits of a data set: {splits['train']} for training"]

@@ -32,14 +32,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If the library is not installed."""
+    """Why the value is impossible, or None: if the library is not installed."""
     if value != OFF and not hardware.libraries.tcmalloc:
         return "libtcmalloc is not installed on this machine"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """tcmalloc against the C library's malloc."""
+    """The values to measure: tcmalloc against the C library's malloc."""
     return ["tcmalloc", OFF] if hardware.libraries.tcmalloc else [OFF]
 
 

@@ -44,19 +44,19 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """On a CPU: it is a setting of CUDA's allocator."""
+    """Why the value is impossible, or None: on a CPU: it is a setting of CUDA's allocator."""
     if value and hardware.gpu is None:
         return "it configures the GPU allocator, and there is no GPU"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: no cost was ever found."""
+    """The choice alone, as it is not measured: no cost was ever found."""
     return [choose(job, hardware, workload).value]
 
 

@@ -50,12 +50,14 @@ def _attends(workload: Workload | None) -> bool:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only, which have several kernels."""
+    """What is missing for it to apply, or None: it applies to GPUs only, which have several kernels."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """On a CPU, which has one kernel; flash below capability 8.0; any value if the network has no attention."""
+    """Why the value is impossible, or None: on a CPU, which has one kernel; flash below capability 8.0; any value if
+    the network has no attention.
+    """
     if value == OFF:
         return None
     if hardware.gpu is None:
@@ -69,7 +71,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: torch picks the fastest of the allowed kernels."""
+    """The choice alone, as it is not measured: torch picks the fastest of the allowed kernels."""
     return [choose(job, hardware, workload).value]
 
 

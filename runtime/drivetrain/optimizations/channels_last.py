@@ -44,7 +44,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without convolutions: only four-dimensional weights have this layout."""
+    """Why the value is impossible, or None: without convolutions: only four-dimensional weights have this layout."""
     if value and workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
     if value and workload is not None and workload.layout_obstacle:
@@ -58,7 +58,7 @@ def _describe_layout_failure(workload: Workload) -> str:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured if there are convolutions: up to 1.5x faster, sometimes slower."""
+    """The values to measure, if there are convolutions: up to 1.5x faster, sometimes slower."""
     possible = refuse(job, hardware, workload, True) is None
     return [True, OFF] if possible else [OFF]
 

@@ -34,7 +34,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
+    """Why the value is impossible, or None: without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
     gradient_checkpointing or packed texts.
     """
     if not value:
@@ -58,7 +58,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured wherever it is possible."""
+    """The values to measure: all, wherever it is possible."""
     return [False] if refuse(job, hardware, workload, True) else [True, False]
 
 

@@ -51,14 +51,16 @@ def threads_of(hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """More threads than CPUs in the affinity mask."""
+    """Why the value is impossible, or None: more threads than CPUs in the affinity mask."""
     if value != OFF and int(value) > hardware.cpu.affinity:
         return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice; all logical CPUs, as hyperthreads and slow cores help some networks; and fewer, for small work."""
+    """The values to measure: the choice; all logical CPUs, as hyperthreads and slow cores help some networks; and
+    fewer, for small work.
+    """
     best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
     shared = threads_of(hardware) < budget and world.local_ranks(job, hardware) == 1
     return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]

@@ -31,12 +31,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """On a CPU; if compile is off or not possible, since it is a mode of compile; with a fixed micro_batch."""
+    """Why the value is impossible, or None: on a CPU; if compile is off or not possible, since it is a mode of compile;
+    with a fixed micro_batch.
+    """
     if not value:
         return None
     if hardware.gpu is None:
@@ -51,7 +53,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured for small networks that will be compiled; large ones keep the GPU busy anyway."""
+    """The values to measure, for small networks that will be compiled; large ones keep the GPU busy anyway."""
     small = workload is not None and workload.parameters <= MAX_SMALL_NETWORK and not workload.ragged
     return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
 

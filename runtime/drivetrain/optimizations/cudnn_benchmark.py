@@ -31,12 +31,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """On a CPU, in a deterministic job, with samples of different sizes, or without convolutions."""
+    """Why the value is impossible, or None: on a CPU, in a deterministic job, with samples of different sizes, or
+    without convolutions.
+    """
     if not value:
         return None
     if hardware.gpu is None:
@@ -53,7 +55,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured wherever it is possible: the kernel that wins alone can be slower within a step."""
+    """The values to measure: all, wherever it is possible: the kernel that wins alone can be slower within a step."""
     return [OFF] if refuse(job, hardware, workload, True) else [True, OFF]
 
 

@@ -51,7 +51,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without image files, or without a cache folder with enough space."""
+    """Why the value is impossible, or None: without image files, or without a cache folder with enough space."""
     if not value:
         return None
     if not job.task.startswith("image"):
@@ -73,7 +73,7 @@ def _bytes(workload: Workload) -> int:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: decoding again is never faster."""
+    """The choice alone, as it is not measured: decoding again is never faster."""
     return [choose(job, hardware, workload).value]
 
 

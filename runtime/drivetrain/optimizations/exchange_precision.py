@@ -32,19 +32,21 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to several processes only; how many machines there are may be known only when they meet."""
+    """What is missing for it to apply, or None: it applies to several processes only; how many machines there are may
+    be known only when they meet.
+    """
     return "one process here" if world.seems_alone(job, hardware) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If there is certainly one process."""
+    """Why the value is impossible, or None: if there is certainly one process."""
     if value == OFF or not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
         return None
     return "there is only one process, so no gradients travel"
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: the process that measures is alone."""
+    """The choice alone, as it is not measured: the process that measures is alone."""
     return [OFF]
 
 

@@ -68,12 +68,14 @@ def _until(job: Job) -> str:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies only if parts of the network are frozen."""
+    """What is missing for it to apply, or None: it applies only if parts of the network are frozen."""
     return None if _get_freeze(job) else "nothing frozen"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without a frozen prefix in evaluation mode, with random augmentation, or without space for the outputs."""
+    """Why the value is impossible, or None: without a frozen prefix in evaluation mode, with random augmentation, or
+    without space for the outputs.
+    """
     if not value:
         return None
     frozen = _get_freeze(job)
@@ -139,7 +141,7 @@ def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: the saving is computed from FLOPs and bytes."""
+    """The choice alone, as it is not measured: the saving is computed from FLOPs and bytes."""
     return [choose(job, hardware, workload).value]
 
 

@@ -60,12 +60,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """On a CPU, without enough GPU memory, with samples of different sizes, or with loader workers."""
+    """Why the value is impossible, or None: on a CPU, without enough GPU memory, with samples of different sizes, or
+    with loader workers.
+    """
     if not value:
         return None
     if hardware.gpu is None:
@@ -100,7 +102,7 @@ def count_sample_bytes(workload: Workload) -> int:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: leaving out the copies is never slower."""
+    """The choice alone, as it is not measured: leaving out the copies is never slower."""
     return [choose(job, hardware, workload).value]
 
 

@@ -83,14 +83,14 @@ def available_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without repeated blocks, where it would save nothing."""
+    """Why the value is impossible, or None: without repeated blocks, where it would save nothing."""
     if value and workload is not None and workload.blocks < 2:
         return "the network has no repeated blocks, such as encoder layers or residual blocks"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: it never makes a step faster."""
+    """The choice alone, as it is not measured: it never makes a step faster."""
     return [OFF]
 
 

@@ -47,7 +47,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If batches do not fit into /dev/shm: a worker that finds it full dies of a bus error."""
+    """Why the value is impossible, or None: if batches do not fit into /dev/shm: a worker that finds it full dies of a
+    bus error.
+    """
     if int(value) and _streams(job):
         return "the training data is an iterable, which is read in its order by the training process"
     shm = hardware.storage.shm
@@ -58,7 +60,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured only if samples are decoded from files."""
+    """The values to measure, only if samples are decoded from files."""
     return [choose(job, hardware, workload).value]
 
 

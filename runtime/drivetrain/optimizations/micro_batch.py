@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STAGE = Stage.STEP
 OFF = "off"
 REDRAWS = True
+"""Dropout draws other random numbers for parts of a batch than for the whole."""
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
@@ -34,7 +35,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A micro-batch larger than the batch; any, if the loss cannot be put together from those of micro-batches."""
+    """Why the value is impossible, or None: a micro-batch larger than the batch; any, if the loss cannot be put
+    together from those of micro-batches.
+    """
     if value != OFF and workload is not None and workload.indivisible:
         return f"{workload.indivisible}; return one value for each sample, or give weight_of(targets)"
     if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
@@ -43,14 +46,16 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Smaller sizes, which may fit the caches better; never where they would change the training."""
+    """The values to measure: smaller sizes, which may fit the caches better; never where they would change the
+    training.
+    """
     if EFFECT(workload) is Effect.TRAINING or (workload is not None and workload.indivisible):
         return [OFF]
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Set the number of samples per forward pass."""
+    """Set the number of samples per forward pass; never called with `off`."""
     run.step.use_micro_batch(int(value))
 
 

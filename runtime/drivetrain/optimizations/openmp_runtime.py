@@ -42,14 +42,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If the library is not installed."""
+    """Why the value is impossible, or None: if the library is not installed."""
     if value != OFF and _path(hardware, value) is None:
         return f"the {value} library is not installed on this machine"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The installed one against torch's own."""
+    """The values to measure: the installed one against torch's own."""
     installed: list[Value] = [name for name in ("iomp5", "libomp") if _path(hardware, name)]
     return [*installed, OFF]
 

@@ -35,7 +35,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without dropout, or on a GPU."""
+    """Why the value is impossible, or None: without dropout, or on a GPU."""
     if not value:
         return None
     if hardware.gpu is not None:
@@ -48,7 +48,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: it changes the random numbers, so its steps cannot be compared one by one."""
+    """The choice alone, as it is not measured: it changes the random numbers, so its steps cannot be compared one by
+    one.
+    """
     return [choose(job, hardware, workload).value]
 
 

@@ -28,12 +28,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If nothing is copied to a GPU."""
+    """Why the value is impossible, or None: if nothing is copied to a GPU."""
     if not value:
         return None
     if hardware.gpu is None:
@@ -44,12 +44,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured."""
+    """The choice alone, as it is not measured."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Make the loader deliver pinned batches."""
+    """Make the loader deliver pinned batches; called with True alone."""
     run.batches.pin = True
 
 

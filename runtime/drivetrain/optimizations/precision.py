@@ -61,7 +61,7 @@ def _reason_on_cpu(hardware: Hardware) -> str:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A format that the chip emulates, or computes wrongly."""
+    """Why the value is impossible, or None: a format that the chip emulates, or computes wrongly."""
     if value == "fp32":
         return None
     return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
@@ -90,7 +90,7 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """fp32 and every shorter format that is possible."""
+    """The values to measure: fp32 and every shorter format that is possible."""
     return formats(hardware)
 
 

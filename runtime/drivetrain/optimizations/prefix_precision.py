@@ -53,12 +53,12 @@ def _unit(hardware: Hardware) -> str | None:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies only with feature_cache."""
+    """What is missing for it to apply, or None: it applies only with feature_cache."""
     return feature_cache.lacks(job, hardware)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If no outputs can be cached, or the chip does not support the format."""
+    """Why the value is impossible, or None: if no outputs can be cached, or the chip does not support the format."""
     if value == OFF:
         return None
     # The cache's own choice is not consulted: it depends on free memory, which may differ when a run is resumed.
@@ -70,7 +70,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: the prefix is computed only once."""
+    """The choice alone, as it is not measured: the prefix is computed only once."""
     return [choose(job, hardware, workload).value]
 
 

@@ -44,12 +44,16 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to several processes only; how many machines there are may be known only when they meet."""
+    """What is missing for it to apply, or None: it applies to several processes only; how many machines there are may
+    be known only when they meet.
+    """
     return "one process here" if world.seems_alone(job, hardware) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """With one process, with what needs whole weights, or with a torch that cannot save parts."""
+    """Why the value is impossible, or None: with one process, with what needs whole weights, or with a torch that
+    cannot save parts.
+    """
     if not value:
         return None
     if job.task == "python":
@@ -88,7 +92,7 @@ def obstacle(job: Job, hardware: Hardware, workload: Workload | None) -> str | N
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: it saves memory and costs time."""
+    """The choice alone, as it is not measured: it saves memory and costs time."""
     return [OFF]
 
 

@@ -39,12 +39,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to GPUs only."""
+    """What is missing for it to apply, or None: it applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
+    """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
     user in a step, without fused_optimizer, or beside cuda_graphs.
     """
     if not value:
@@ -83,7 +83,7 @@ def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) ->
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Measured wherever it is possible."""
+    """The values to measure: all, wherever it is possible."""
     return [OFF] if workload is None or refuse(job, hardware, workload, True) else [OFF, True]
 
 

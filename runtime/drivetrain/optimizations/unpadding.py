@@ -145,12 +145,14 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Applies to texts only."""
+    """What is missing for it to apply, or None: it applies to texts only."""
     return None if job.task.startswith("text") else "no padding"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """If texts are not padded; for `packed`, also if the encoder does not support it, or is compiled."""
+    """Why the value is impossible, or None: if texts are not padded; for `packed`, also if the encoder does not support
+    it, or is compiled.
+    """
     if value == OFF:
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
@@ -170,7 +172,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured. On a
+    """The values to measure: `packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured. On a
     GPU against the padded batch.
     """
     default = choose(job, hardware, workload).value

@@ -115,7 +115,7 @@ class ObjectStore:
         Args:
             name: of the object.
             path: of the file; its folders are made.
-            over: set to stop in the middle; the file is then as it was.
+            over: set to stop in the middle; an atomic file then stays as it was, any other is removed.
             atomic: whether it is replaced at once when all of it is there, since others may read it.
 
         Raises:
@@ -249,7 +249,7 @@ class ObjectStore:
         return StoredObject(str(entry["path"]), int(entry["size"]), str(tag), revision)
 
     def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
-        """The same, for an answer of which the client does not take up the rest if it is cut."""
+        """As `_ask`, and again after a passing failure: for lists, which the client does not resume once they are cut."""
         pause, end = 0.1, time.monotonic() + self.patience.retries
         while True:
             try:

@@ -15,7 +15,7 @@ from drivetrain.tracking.best_value import BestValue
 
 
 def choose_metric(job: Job, dataset: Dataset) -> str:
-    """The metric of the best checkpoint; of several columns that only the data has, as of those that the spec names."""
+    """The metric of the best checkpoint: for several target columns that only the data names, too, the scaled RMSE."""
     several = any(len(head.columns) > 1 for head in dataset.heads.values())
     if several and not job.checkpoint.best and job.best() == "validation/rmse":
         return f"validation/{SCALED_RMSE}"
@@ -23,7 +23,7 @@ def choose_metric(job: Job, dataset: Dataset) -> str:
 
 
 class BestMetric:
-    """All decisions that depend on the course of metrics."""
+    """Keeps the best evaluation, and decides when training stops early and when a plateau schedule lowers the rate."""
 
     def __init__(self, best: str, stopping: EarlyStopping | None, schedule: Any) -> None:
         self.best = BestValue(best)
@@ -42,6 +42,7 @@ class BestMetric:
             if self.plateau.waited > self.schedule.patience:
                 self.drops += 1
                 self.plateau.waited = 0
+        # The loss decides between equal values.
         return self.best.update(metrics[self.best.metric], step, epoch, metrics.get("validation/loss"))
 
     def factor(self) -> float:

@@ -44,7 +44,7 @@ def describe(run: Path, code: int, who: str = "the trainer") -> str:
 
 
 def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
-    """The plan with everything off that does not change the training; None if all of it is off already."""
+    """The plan without the optimizations whose absence leaves the training the same; None if none of them is on."""
     off = optimizations.off_values()
     rows = [
         replace(

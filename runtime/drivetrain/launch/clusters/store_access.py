@@ -17,7 +17,7 @@ def names(work: ClusterJob, environ: Mapping[str, str] = os.environ) -> list[str
 
 
 def lacking(work: ClusterJob, variables: Iterable[str]) -> list[str]:
-    """The stores of the job of which no variable is given."""
+    """Schemes (s3, gs, az) of the job's stores for which none of `variables` is a credential."""
     names = tuple(variables)
     return [
         scheme
