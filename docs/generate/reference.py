@@ -34,6 +34,9 @@ Generated from the docstrings in `runtime/drivetrain/optimizations` by `make gol
 [adding-an-optimization.md](../../docs/adding-an-optimization.md).
 """
 
+OPENINGS = ("Why the value is impossible, or None: ", "The values to measure: ", "The values to measure, ")
+"""What a docstring begins with to say what is returned; the page has a word for it."""
+
 
 def spec_page() -> str:
     """The page of the spec: tasks first, then each kind of field once, in the order in which they are met."""
@@ -146,7 +149,10 @@ def _facts(one: Optimization) -> Iterator[str]:
 
 
 def _said(function: Any) -> str:
-    return " ".join((inspect.getdoc(function) or "").split())
+    text = " ".join((inspect.getdoc(function) or "").split())
+    for opening in OPENINGS:
+        text = text.removeprefix(opening)
+    return text
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
