@@ -235,7 +235,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     data = load(asked)
     name = tuner.speed_key(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
-    output, _ = started(job).communicate(timeout=120)
+    output, _ = started(job, "-v").communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
     assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
     found = rows(job, 1)
