@@ -42,7 +42,8 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     run = job.parent / "runs" / "tiny-001"
     rows = {row["name"]: row["metrics"] for row in json.loads((run / "baselines.json").read_text())["baselines"]}
     assert set(rows) == {"constant", "linear"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("baselines: ")]
+    announced, *lines = [line for line in done.stdout.splitlines() if line.startswith("baselines: ")]
+    assert announced.startswith("baselines: fitting simple models")
     assert len(lines) == 2
     assert f"{rows['linear']['validation/accuracy']:.4f}" in lines[0]
     assert "Against simple models" in (run / "report.html").read_text()

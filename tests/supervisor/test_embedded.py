@@ -261,10 +261,10 @@ def test_the_example_script_trains(tmp_path: Path) -> None:
 def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A notebook that trains again and again does not print a table each time."""
     train(tmp_path, name="notebook")
-    assert "setting " in capsys.readouterr().out
+    assert "  settings " in capsys.readouterr().out
     train(tmp_path, name="notebook")
     said = capsys.readouterr().out
-    assert "setting " not in said
+    assert "  settings " not in said
     assert "plan for notebook (python): unchanged from" in said
 
 
