@@ -80,6 +80,8 @@ def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None
     (tmp_path / ".env").write_text("DRIVETRAIN_CPUS=3\nDRIVETRAIN_MEMORY=7g\n")
     variables = container_limits.variables(HOST, job())
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("3", "7g")
+    small = container_limits.variables({"NCPU": 2, "MemTotal": 8 * GIB}, job())
+    assert small["DRIVETRAIN_CPUS"] == "2", "the host has shrunk since"
     variables = container_limits.variables(HOST, job("{cpus: 1, memory: 2g}"))
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("1", "2g")
 

@@ -36,7 +36,7 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
     host, limits = float(info["NCPU"]), job.limits
     prefix = "DRIVETRAIN_GPU" if gpu else "DRIVETRAIN"
     settings = {**read_env_file(), **os.environ}
-    cpus = f"{min(limits.cpus, host):g}" if limits.cpus else settings.get(f"{prefix}_CPUS")
+    cpus = f"{min(limits.cpus, host):g}" if limits.cpus else _cap(settings.get(f"{prefix}_CPUS"), host)
     if limits.cpus and host < limits.cpus:
         say(f"limits.cpus: {limits.cpus:g} requested, this host has {host:g}")
     memory = limits.memory or settings.get(f"{prefix}_MEMORY") or default_memory(int(info["MemTotal"]), gpu=gpu)
@@ -46,6 +46,13 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
     return values
+
+
+def _cap(cpus: str | None, host: float) -> str | None:
+    """The number of CPUs in .env, at most what the host has: it may have shrunk since, and the engine refuses more."""
+    with contextlib.suppress(ValueError):  # the engine explains what it cannot read
+        return f"{min(float(cpus), host):g}" if cpus else None
+    return cpus
 
 
 def default_cpus(host: float, *, gpu: bool) -> float:
