@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ import pytest
 from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import SpecError
-from drivetrain.inference import annotated_table
+from drivetrain.inference import annotated_table, predict
 
 HEADER = ["día", "peso", "nota"]
 ROWS = [["001", "1,50", "bien; casi\r\nperfecto"], ["002", "-2,25", '"sí"'], ["003", "", "=A1"], ["004", "7,00", "fin"]]
@@ -26,7 +27,8 @@ def annotate(path: Path, columns: list[str] | None = None, numbers: tuple[int, .
     table_file.read(path, "data", csv=files)
     table = annotated_table.open_table(path, files)
     text = io.StringIO(newline="")
-    annotated_table.write(table, columns, numbers, PREDICTIONS[: len(numbers)], text)
+    cells = [{name: table.form.format(value) for name, value in row.items()} for row in PREDICTIONS[: len(numbers)]]
+    annotated_table.write(table, columns, numbers, cells, text)
     return text.getvalue().encode(table.form.encoding)
 
 
@@ -51,7 +53,7 @@ def test_the_form_of_the_file_stays(tmp_path: Path, encoding: str, sign: str, en
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=sign))
     assert rows[0] == [*HEADER, "prediction", "probability"]
     assert [row[:3] for row in rows[1:]] == ROWS
-    assert [row[3:] for row in rows[1:]] == [["añejo", "0,7500"], ["", ""], ["", ""], ["new", "1,0000"]]
+    assert [row[3:] for row in rows[1:]] == [["añejo", "0,75"], ["", ""], ["", ""], ["new", "1,0"]]
     assert text.replace("casi\r\nperfecto", "").count("\r\n") == (len(rows) if end == "\r\n" else 0)
 
 
@@ -62,7 +64,7 @@ def test_a_line_for_excel_above_the_header_is_no_row(tmp_path: Path) -> None:
 
 def test_points_stay_points(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1.5,a\n2.5,b\n")
-    assert annotate(tmp_path / "a.csv", ["y"], (2,)).decode() == "y,prediction,probability\na,,\nb,añejo,0.7500\n"
+    assert annotate(tmp_path / "a.csv", ["y"], (2,)).decode() == "y,prediction,probability\na,,\nb,añejo,0.75\n"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -74,9 +76,7 @@ def test_a_table_that_is_no_csv_becomes_one(tmp_path: Path, suffix: str) -> None
         path.write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(values), path)
-    assert annotate(path, None, (1, 2)).decode() == (
-        'x,y,prediction,probability\n1.5,"a, b",añejo,0.7500\n,c,new,1.0000\n'
-    )
+    assert annotate(path, None, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.75\n,c,new,1.0\n')
 
 
 def test_columns_that_cannot_be_had(tmp_path: Path) -> None:
@@ -89,3 +89,19 @@ def test_columns_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         annotate(tmp_path / "b.csv", None, (1, 2))
     assert caught.value.action == "leave it out: --columns y"
+
+
+def test_probabilities_are_read_by_people_and_numbers_are_exact() -> None:
+    """Excel showed 3,2863268e-11; a head may have any name."""
+    form = annotated_table.TableForm(has_decimal_comma=True)
+    answer: dict[str, dict[str, Any]] = {
+        "probability": {"prediction": 0.12345678901},
+        "tags": {"prediction": ["a", "b"], "probability": [0.98765, 3.3e-11], "probabilities": {"a": 0.98765}},
+    }
+    assert dict(predict._cells(answer, form)) == {
+        "probability.prediction": "0,12345678901",
+        "tags.prediction": "a;b",
+        "tags.probability": "0,9877;0,0",
+        "tags.probabilities.a": "0,9877",
+    }
+    assert dict(predict._cells(answer))["tags.probabilities.a"] == 0.98765

@@ -31,6 +31,10 @@ class TableForm:
     line_end: str = "\n"
     has_decimal_comma: bool = False
 
+    def format(self, value: object) -> object:
+        """A prediction as a cell: a number gets the decimal sign of the file."""
+        return str(value).replace(".", ",") if self.has_decimal_comma and isinstance(value, float) else value
+
 
 @dataclass(frozen=True)
 class InputTable:
@@ -80,23 +84,23 @@ def write(
         table: the input.
         columns: names of its columns that are written; None for all.
         row_numbers: of the samples, ascending; the row below the header is 1.
-        predictions: the cells of each sample by column name, in the order of `row_numbers`.
+        predictions: the cells of each sample by column name, in the order of `row_numbers`; as `TableForm.format` makes them.
         file: opened with the encoding of the table's form.
 
     Raises:
         SpecError: if a column is not there, or has the name of a prediction.
     """
-    kept = [_find_column(table, name) for name in (table.names if columns is None else columns)]
+    indices = [_find_column(table, name) for name in (table.names if columns is None else columns)]
     writer = csv.writer(file, delimiter=table.form.sign, lineterminator=table.form.line_end)
     numbered = zip(row_numbers, predictions, strict=True)
     number, cells = next(numbered)
     added = list(cells)
-    _check_free(table, kept, added)
-    writer.writerow([*(table.names[i] for i in kept), *added])
+    _check_free(table, indices, added)
+    writer.writerow([*(table.names[i] for i in indices), *added])
     for row_number, row in enumerate(table.rows, start=1):
         is_predicted = row_number == number
-        new_cells = [_format(name, cells[name], table.form) for name in added] if is_predicted else [""] * len(added)
-        writer.writerow([*(row[i] if i < len(row) else "" for i in kept), *new_cells])
+        new_cells = [cells[name] for name in added] if is_predicted else [""] * len(added)
+        writer.writerow([*(row[i] if i < len(row) else "" for i in indices), *new_cells])
         if is_predicted:
             number, cells = next(numbered, (0, {}))
 
@@ -133,19 +137,11 @@ def _find_column(table: InputTable, name: str) -> int:
     )
 
 
-def _check_free(table: InputTable, kept: Sequence[int], added: Sequence[str]) -> None:
-    if taken := [table.names[i] for i in kept if table.names[i] in added]:
-        rest = ",".join(table.names[i] for i in kept if table.names[i] not in added)
+def _check_free(table: InputTable, indices: Sequence[int], added: Sequence[str]) -> None:
+    if taken := [table.names[i] for i in indices if table.names[i] in added]:
+        rest = ",".join(table.names[i] for i in indices if table.names[i] not in added)
         raise SpecError(
             f"{table.path}: has a column {taken[0]} already, the name of a prediction",
             "columns of other names",
             f"leave it out: {OPTION} {rest}",
         )
-
-
-def _format(name: str, value: object, form: TableForm) -> object:
-    """A prediction as a cell: its number has the decimal sign of the file, and a probability four decimals."""
-    if not isinstance(value, float):
-        return value
-    text = f"{value:.4f}" if "probabilit" in name.rsplit(".", 2)[-1] or ".probabilities." in f".{name}" else str(value)
-    return text.replace(".", ",") if form.has_decimal_comma else text

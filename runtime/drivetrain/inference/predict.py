@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from drivetrain.data import notes
 from drivetrain.errors import SpecError, StorageError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from drivetrain.data.dataset import NewSamples
     from drivetrain.data.formats.csv_dialect import CsvFiles
-    from drivetrain.inference.annotated_table import InputTable
+    from drivetrain.inference.annotated_table import InputTable, TableForm
     from drivetrain.inference.predictions import Answer
     from drivetrain.models.saved_model import SavedModel
 
@@ -100,7 +100,7 @@ def predict(request: PredictRequest) -> int:
     answers = predictions.of(batches, trained.heads, data.split, every=request.probabilities)
     with _sink(request.output, table.form.encoding if table else "utf-8") as file:
         if table and data.row_numbers is not None:
-            cells = ({name: escape_cell(value) for name, value in _cells(answer)} for _, answer in answers)
+            cells = ({name: escape_cell(value) for name, value in _cells(answer, table.form)} for _, answer in answers)
             annotated_table.write(table, request.columns, data.row_numbers.tolist(), cells, file)
         else:
             _write(request, answers, file)
@@ -209,15 +209,27 @@ def _csv(answers: Iterable[tuple[str, dict[str, Answer]]], file: IO[str], printe
         writer.writerow(printed(cell) if isinstance(cell, str) else cell for cell in row)
 
 
-def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:
-    """Column names and cells, with nested values flattened."""
+def _cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> Iterator[tuple[str, object]]:
+    """Column names and cells, with nested values flattened.
+
+    Args:
+        answer: the prediction of one sample by head.
+        form: of a table that people read: numbers have its decimal sign, and probabilities four decimals at most.
+    """
     for head, parts in answer.items():
         for key, value in parts.items():
             name = f"{head}.{key}" if head else key
+            is_share = key != "prediction"
             if isinstance(value, dict):
-                yield from ((f"{name}.{inner}", share) for inner, share in value.items())
+                yield from ((f"{name}.{inner}", _format(number, form, is_share)) for inner, number in value.items())
+            elif isinstance(value, list):
+                yield name, SEVERAL.join(str(escape_cell(_format(member, form, is_share))) for member in value)
             else:
-                yield (
-                    name,
-                    SEVERAL.join(str(escape_cell(member)) for member in value) if isinstance(value, list) else value,
-                )
+                yield name, _format(value, form, is_share)
+
+
+def _format(value: Any, form: TableForm | None, is_share: bool) -> Any:
+    """A prediction or a probability for a cell, exact without a form."""
+    if form is None:
+        return value
+    return form.format(round(value, 4) if is_share else value)
