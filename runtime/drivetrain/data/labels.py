@@ -57,7 +57,8 @@ def alike(column: str, classes: Iterable[str]) -> list[str]:
     )
 
 
-_NO_VALUE = {"nan", "na", "n/a", "#n/a", "null", "none", "nil", "-", "--", "?"}
+_NO_VALUE = {"nan", "na", "n/a", "#n/a", "null"}
+"""Not `none` or `-`, which are classes, too, as that of parts without a defect."""
 
 
 def looks_empty(name: str) -> bool:

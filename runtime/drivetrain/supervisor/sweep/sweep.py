@@ -169,7 +169,8 @@ class _Sweep:
             value = None
         if not isinstance(value, int | float) or not math.isfinite(value):
             return self._record_failed(number, f"{self.metric} is not a number")
-        if (chosen_by := result["best"].get("metric")) != self.metric and number == 0:
+        chosen_by = result["best"].get("metric")
+        if number == 0 and chosen_by != self.metric and not (self.job.sweep and self.job.sweep.metric):
             say(
                 f"sweep: ranks trials by {self.metric}; the data let {chosen_by} choose the weights of each "
                 f"(sweep.metric: {chosen_by} ranks by it, too)"
