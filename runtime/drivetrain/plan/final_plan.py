@@ -11,7 +11,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import LEARNED, OPEN, Decision, Plan, format_value, resolve
-from drivetrain.system.console import say_detail
+from drivetrain.system.console import Detail
 
 
 def settle(
@@ -27,16 +27,15 @@ def settle(
     Args:
         stored: the plan so far; final decisions stay, unless they were measured since.
         workload: properties of model and data.
-        say: reports a setting that changes what is learned.
+        say: reports changes, as details, and settings that change what is learned.
         measured: measurements by decision.
     """
     plan = refine(stored, job, machine, workload, measured)
     for row in plan.decisions:
         old = stored.row(row.name)
         if old.value != row.value:
-            say_detail(
-                f"plan: {row.name} changed from {format_value(old.value)} to {format_value(row.value)}: {row.reason}"
-            )
+            change = f"{row.name} changed from {format_value(old.value)} to {format_value(row.value)}"
+            say(Detail(f"plan: {change}: {row.reason}"))
     changing = [row.name for row in plan.list_enabled() if row.effect == optimizations.Effect.TRAINING]
     if changing:
         say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")

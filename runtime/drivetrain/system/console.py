@@ -26,11 +26,17 @@ SILENT_SECONDS = 5.0
 """Seconds after which `report_if_slow` prints a line: on a busy machine an import can take a minute."""
 
 
+class Detail(str):
+    """A line that is printed only if details are asked for; the run's records have it always."""
+
+
 def say(text: str) -> None:
     """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words.
 
     Lines after the first one must be indented: any other line break is taken for one of data, and shown as `\\n`.
     """
+    if isinstance(text, Detail) and not is_verbose():
+        return
     text = printable_lines(text)
     _write("\n".join(map(_wrap, text.split("\n"))) if sys.stdout.isatty() else text, sys.stdout)
 
@@ -38,12 +44,6 @@ def say(text: str) -> None:
 def is_verbose() -> bool:
     """Whether details are printed."""
     return bool(os.environ.get(VERBOSE))
-
-
-def say_detail(text: str) -> None:
-    """Print a line that the run's records have, too, if details are asked for."""
-    if is_verbose():
-        say(text)
 
 
 def say_aside(text: str) -> None:

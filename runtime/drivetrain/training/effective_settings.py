@@ -11,11 +11,9 @@ import torch
 from threadpoolctl import threadpool_info
 
 from drivetrain import optimizations
-from drivetrain.data.notes import Detail
 from drivetrain.hardware.facts import Hardware
 from drivetrain.models import strided_convolution
 from drivetrain.system import torch_settings
-from drivetrain.system.console import say_detail
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.training import trained_layers
@@ -54,7 +52,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     run.seen = compare_with_plan(run)
     say(first_line(run, run.hardware))
     for line in trained_layers.lines(run):
-        (say_detail if isinstance(line, Detail) else say)(line)
+        say(line)
     if names := strided_convolution.rewritten(run.model):
         run.events.add(
             "convolution",

@@ -37,7 +37,7 @@ class Progress:
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
         self.shown = -float("inf")
-        self.logged_epoch = -float("inf")
+        self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
         self.left: TimeLeft | None = None
         self.live: LiveView | None = None
@@ -89,8 +89,8 @@ class Progress:
         """
         now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.job.train.epochs
         is_logged = epoch in (1, count) or epoch % -(-count // EPOCHS_LOGGED) == 0
-        if self.live is None and (is_logged or now - self.logged_epoch >= LINE_EVERY):
-            self.logged_epoch = now
+        if self.live is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
+            self.epoch_logged_at = now
             columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
             hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
             shown = {name: value for name, value in run.last.items() if not name.startswith(hidden)}

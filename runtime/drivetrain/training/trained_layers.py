@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from drivetrain import optimizations
 from drivetrain.data.labels import list_names
-from drivetrain.data.notes import Detail
 from drivetrain.models import freeze, lr_groups
 from drivetrain.models.freeze import frozen_parts
+from drivetrain.system.console import Detail
 from drivetrain.training.run import Run
 
 STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step_graph")

@@ -20,7 +20,7 @@ from drivetrain.optimizations import gradient_checkpointing
 from drivetrain.plan import final_plan
 from drivetrain.plan import plan as plans
 from drivetrain.system import timeout
-from drivetrain.system.console import report_if_slow, say, say_detail
+from drivetrain.system.console import report_if_slow, say
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs
@@ -86,7 +86,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     with clock.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.read(job, folder)
     for note in dataset.notes:
-        (say_detail if isinstance(note, notes.Detail) else say)(notes.line(note))
+        say(notes.line(note))
     with clock.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
     if text := operations.note(network):

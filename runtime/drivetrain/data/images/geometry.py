@@ -6,9 +6,9 @@ from drivetrain.data.dataset import InputRecord
 from drivetrain.data.images import npz_images, resize
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource
-from drivetrain.data.notes import Detail
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained.expected_input import ExpectedInput
+from drivetrain.system.console import Detail
 
 _HOW_SQUARE = {
     "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",

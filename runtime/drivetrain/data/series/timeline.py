@@ -15,13 +15,13 @@ from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.groups import Groups, number_groups
 from drivetrain.data.labels import list_names
-from drivetrain.data.notes import Detail
 from drivetrain.data.series import timestamps as clock
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.tables import column_roles, revealing_columns
 from drivetrain.data.tables.column_roles import Roles
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
+from drivetrain.system.console import Detail
 
 if TYPE_CHECKING:
     import pyarrow

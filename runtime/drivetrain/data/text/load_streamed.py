@@ -15,7 +15,6 @@ import torch
 from drivetrain.data import bad_samples, labels, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord
-from drivetrain.data.notes import Detail
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
@@ -32,6 +31,7 @@ from drivetrain.data.text.text_shards import TokenRows
 from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
+from drivetrain.system.console import Detail
 
 if TYPE_CHECKING:
     import pyarrow

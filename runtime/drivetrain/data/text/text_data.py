@@ -16,7 +16,6 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.notes import Detail
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus, job_tokenizer, max_length, tokenizer
 from drivetrain.data.text import split as text_split
@@ -25,6 +24,7 @@ from drivetrain.data.text.split import TextPart
 from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
+from drivetrain.system.console import Detail
 
 
 class TextSplit:

@@ -79,7 +79,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
 
 
 def next_section(record: Record, summary: Summary) -> Section | None:
-    """What to do with the run: use a finished one, go on with another."""
+    """The command that uses the model of a finished run; None for another run."""
     if summary.status == "done" and summary.best:
         line = f"Predict: drivetrain predict {shlex.quote(record.name)} FILES (files, a folder, or a table)"
         return Section("next", "Next", (Text(line),))
