@@ -201,7 +201,7 @@ def test_a_number_stays_with_its_unit(finished: Path) -> None:
         "2\N{NO-BREAK SPACE}threads",
     ):
         assert text in source
-    assert "<dt>validation/<wbr>accuracy</dt>" in source
+    assert "<dt>validation/<wbr>loss</dt>" in source
     assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source)
 
 

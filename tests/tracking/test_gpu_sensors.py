@@ -16,6 +16,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report.log_series import collect
 from drivetrain.report.record import Record
+from drivetrain.report.blocks import FoldedCurves
 from drivetrain.report.sections.body import curves_section
 from drivetrain.report.sections.machine import time_section
 from drivetrain.report.summary import summarize
@@ -190,5 +191,6 @@ def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
     section = curves_section(collect(rows, "step"))
     assert section is not None
-    titles = [block.title for block in section.blocks if hasattr(block, "title")]
-    assert titles[-1] == "fp16 loss scale"
+    folded = section.blocks[-1]
+    assert isinstance(folded, FoldedCurves)
+    assert folded.plots[-1].title == "fp16 loss scale"

@@ -53,6 +53,14 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class FoldedCurves:
+    """Plots that the page shows only on demand."""
+
+    title: str
+    plots: tuple[Curves, ...]
+
+
+@dataclass(frozen=True)
 class Dot:
     """A point of a scatter plot; `x` is a number, or the name of a category."""
 
@@ -117,7 +125,7 @@ class Details:
     text: str
 
 
-Block = Text | Table | Curves | Scatter | ConfusionMatrix | StackedBar | Details | Gallery
+Block = Text | Table | Curves | FoldedCurves | Scatter | ConfusionMatrix | StackedBar | Details | Gallery
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class Record:
     plan: Plan | None = None
     metrics: dict[str, Series] = field(default_factory=dict)
     """By step."""
+    epoch_steps: float | None = None
+    """Optimizer steps of an epoch; None for a run of less than two."""
     telemetry: dict[str, Series] = field(default_factory=dict)
     """By seconds since the start."""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -109,7 +111,7 @@ def read(run: Path) -> Record:
     _hardware(record, run)
     _plan(record, run)
     record.metrics = collect(_rows(record, run / METRICS_FILE), "step")
-    record.metrics.pop("epoch", None)
+    record.epoch_steps = _count_epoch_steps(record.metrics.pop("epoch", None))
     record.telemetry = collect(_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
     record.state = _object(record, run / STATE_FILE)
     if (run / _AT_THE_END).exists() or record.state.get("status", "done") == "done":
@@ -144,6 +146,15 @@ def _text(record: Record, path: Path) -> str | None:
     except OSError as error:
         _gap(record, path, f"cannot be read: {error.strerror}")
     return None
+
+
+def _count_epoch_steps(epochs: Series | None) -> float | None:
+    """Optimizer steps of an epoch, from the number of the epoch at each step."""
+    if epochs is None or not epochs or epochs.ys[-1] < 2:
+        return None
+    # The last epoch may have been cut short, so the one before it counts.
+    ends = [step for step, epoch in zip(epochs.xs, epochs.ys, strict=True) if epoch < epochs.ys[-1]]
+    return ends[-1] / epochs.ys[-1] if ends else None
 
 
 def _object(record: Record, path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from drivetrain.report.blocks import (
     ConfusionMatrix,
     Curves,
     Details,
+    FoldedCurves,
     Gallery,
     Headline,
     Section,
@@ -52,8 +53,8 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
     """Render blocks in order; adjacent plots share one table."""
     waiting: list[Curves] = []
     for block in blocks:
-        if isinstance(block, Curves):
-            waiting.append(block)
+        if isinstance(block, Curves | FoldedCurves):
+            waiting += block.plots if isinstance(block, FoldedCurves) else [block]
             continue
         if waiting:
             yield _curves(waiting)

@@ -12,6 +12,7 @@ from drivetrain.report.blocks import (
     ConfusionMatrix,
     Curves,
     Details,
+    FoldedCurves,
     Gallery,
     Headline,
     SamplePicture,
@@ -71,7 +72,7 @@ a:hover { text-decoration: underline; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); } .quiet { color: var(--muted); }
 .alerts { margin: 14px 0 0; padding: 10px 14px 10px 30px; background: var(--warn-soft); border-radius: 8px; }
 .alerts a { color: var(--warn); overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 16px 18px; margin: 20px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 16px 18px; margin: 20px 0 0; }
 .tiles dt { color: var(--muted); font-size: 13px; overflow-wrap: anywhere; }
 .tiles dd { margin: 0; font-size: 21px; white-space: nowrap; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles small { display: block; font-size: 13px; font-weight: 400; white-space: normal; color: var(--muted); }
@@ -81,7 +82,8 @@ a:hover { text-decoration: underline; }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 18px; padding-top: 12px; font-size: 14px;
   border-top: 1px solid var(--grid); }
 .frames { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
-.frames + p { margin-top: 14px; }
+.frames + p, .frames + details { margin-top: 14px; }
+details > .frames { margin-top: 12px; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-size: 14px; }
 figcaption b { font-weight: 600; display: block; }
@@ -248,6 +250,9 @@ def _block(block: Block, name: str) -> str:
             )
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
+        case FoldedCurves():
+            plots = "".join(_block(plot, f"{name}-{index}") for index, plot in enumerate(block.plots))
+            return f'<details><summary>{escape(block.title)}</summary><div class="frames">{plots}</div></details>'
         case Scatter():
             legend = "".join(f'<span class="key tone-{tone}">{escape(kind)}</span>' for kind, tone in block.kinds)
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"

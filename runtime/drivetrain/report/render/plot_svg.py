@@ -159,12 +159,12 @@ def text(label: str, x: float, y: float, anchor: str) -> str:
     return f'<text style="{style}" x="{x:.2f}" y="{y:.2f}">{escape(label)}</text>'
 
 
-def picture(title: str, name: str, around: Iterable[str], inside: Iterable[str]) -> str:
+def picture(title: str, name: str, around: Iterable[str], inside: Iterable[str], above: Iterable[str] = ()) -> str:
     """The picture of a plot; what is inside is cut at its edges. `name` makes the ids unique on the page."""
     edge = f'<rect x="{LEFT:g}" y="{TOP:g}" width="{RIGHT - LEFT:g}" height="{BOTTOM - TOP:g}"/>'
     body = (
         f'<defs><clipPath id="{name}-edge">{edge}</clipPath></defs>'
-        f'{"".join(around)}\n<g clip-path="url(#{name}-edge)">{"".join(inside)}</g>'
+        f'{"".join(around)}\n<g clip-path="url(#{name}-edge)">{"".join(inside)}</g>{"".join(above)}'
     )
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>'
 
@@ -209,18 +209,21 @@ def curves(frame: Curves, name: str) -> str:
     inside = [_draw(plot, group, f"var(--line-{index % LINE_COLORS + 1})") for index, group in enumerate(lines)]
     around = [
         plot.rows(plot.y.ticks(6 if frame.logarithmic else 5)),
-        plot.columns(plot.x.ticks(6, integer=frame.axis == "step"), frame.axis),
+        plot.columns(plot.x.ticks(6, integer=frame.axis in ("step", "epoch")), frame.axis),
     ]
     if frame.limit:
         label, value = frame.limit
         height = plot.place(plot.x.low, value)[1]
         inside.append(f'<path d="M{LEFT:g} {height:.2f}H{RIGHT:g}" style="{_LIMIT}"/>')
         around.append(text(f"{label} {tick(value)}", RIGHT, height - 3, "end"))
+    above: list[str] = []
     for row, (label, value) in enumerate(frame.marks):
         x_position = plot.place(value, plot.y.high)[0]
         inside.append(f'<path d="M{x_position:.2f} {BOTTOM:g}V{TOP:g}" style="{_MARK}"/>')
-        around.append(text(label, x_position - 4, TOP + 10 + 12 * row, "end"))
-    return picture(frame.title, name, around, inside)
+        label_text = text(label, x_position - 4, TOP + 10 + 12 * row, "end")
+        # Drawn last and with an edge of the background's colour, so that it can be read above a curve.
+        above.append(f'<g style="paint-order: stroke; stroke: var(--card); stroke-width: 4">{label_text}</g>')
+    return picture(frame.title, name, around, inside, above)
 
 
 def _lines(series: Series, logarithmic: bool) -> list[list[Point]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report import log_series
-from drivetrain.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
+from drivetrain.report.blocks import Block, ConfusionMatrix, Curves, Details, FoldedCurves, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
 from drivetrain.report.formatting import duration, format_json, number, share, short
 from drivetrain.report.log_series import Series
@@ -41,7 +41,8 @@ _TITLES = {
     "scaled_rmse": "RMSE, each column divided by its deviation",
 }
 _FIRST = ("loss",)
-_LAST = (*DETAILED_METRICS, "lr", "grad_norm", "scale")
+_FOLDED = ("lr", "grad_norm", "scale", *DETAILED_METRICS)
+"""Kinds of curves that the page shows on demand."""
 NOT_EVALUATED = ("lr", "grad_norm", "scale")
 """Kinds of curves of the steps, in whose plots the kept weights are not marked."""
 _WIDE_RANGE = 50
@@ -55,13 +56,13 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     plan, hardware = record.plan, record.hardware
     candidates = [
         next_section(record, summary),
-        curves_section(record.metrics, record.extension, summary.best),
+        advice_section(record, summary),
+        curves_section(record.metrics, record.extension, summary.best, record.epoch_steps),
         baselines_section(record, summary),
         final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
         *(labels_section(table) for table in label_tables(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
-        advice_section(record, summary),
         plan_section(plan) if plan else None,
         effective_section(plan) if plan else None,
         notes_section(plan) if plan else None,
@@ -87,29 +88,53 @@ def next_section(record: Record, summary: Summary) -> Section | None:
 
 
 def curves_section(
-    metrics: Mapping[str, Series], extension: Mapping[str, Any] | None = None, best: Best | None = None
+    metrics: Mapping[str, Series],
+    extension: Mapping[str, Any] | None = None,
+    best: Best | None = None,
+    epoch_steps: float | None = None,
 ) -> Section | None:
-    """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked."""
-    step = log_series.number(extension or {}, "step")
-    joint = () if extension is None or step is None else ((format_json(extension.get("run")), step),)
-    kept = () if best is None or best.step is None else (("kept weights", float(best.step)),)
+    """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked.
+
+    Args:
+        metrics: series over optimizer steps, by name.
+        extension: the run that this one continues, and the step from which.
+        best: the evaluation whose weights were kept.
+        epoch_steps: optimizer steps of an epoch, to show epochs on the axis; None shows steps.
+    """
+    scale = 1.0 if epoch_steps is None else 1 / epoch_steps
+    start_step = log_series.number(extension or {}, "step")
+    start = (
+        () if extension is None or start_step is None else ((format_json(extension.get("run")), scale * start_step),)
+    )
+    kept = () if best is None or best.step is None else (("kept weights", scale * best.step),)
     groups: dict[str, list[Series]] = {}
     for key, series in metrics.items():
-        start, _, kind = key.rpartition("/")
+        source, _, kind = key.rpartition("/")
         if series:
-            groups.setdefault(kind, []).append(series.scaled(format_json(start or kind)))
-    ranks = {kind: -1 if kind in _FIRST else 1 if kind in _LAST else 0 for kind in groups}
-    kinds = sorted(groups, key=lambda kind: ranks[kind])
-    frames = tuple(_frame(kind, groups[kind], joint if kind in NOT_EVALUATED else (*joint, *kept)) for kind in kinds)
-    return Section("curves", "Curves", frames) if frames else None
+            groups.setdefault(kind, []).append(series.scaled(format_json(source or kind), scale))
+    axis = "step" if epoch_steps is None else "epoch"
+    plots = {
+        kind: _plot(kind, axis, group, start if kind in NOT_EVALUATED else (*start, *kept))
+        for kind, group in groups.items()
+    }
+    shown = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind not in _FIRST)
+    folded = [kind for kind in _FOLDED if kind in plots]
+    blocks: list[Block] = [plots[kind] for kind in shown]
+    if folded:
+        title = ", ".join(_title(kind) for kind in folded)
+        blocks.append(FoldedCurves(f"{len(folded)} more: {title}", tuple(plots[kind] for kind in folded)))
+    return Section("curves", "Curves", tuple(blocks)) if blocks else None
 
 
-def _frame(kind: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
+def _plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
     low = min(min(s.ys) for s in series)
     high = max(max(s.ys) for s in series)
     wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
-    title = _TITLES.get(kind, format_json(kind).capitalize()) + (" (log scale)" if wide else "")
-    return Curves(title, "step", tuple(series), marks=marks, logarithmic=wide)
+    return Curves(_title(kind) + (" (log scale)" if wide else ""), axis, tuple(series), marks=marks, logarithmic=wide)
+
+
+def _title(kind: str) -> str:
+    return _TITLES.get(kind, format_json(kind).capitalize())
 
 
 def confusion_section(confusion: Confusion) -> Section:

@@ -96,10 +96,11 @@ def _tiles(summary: Summary, record: Record) -> list[Tile]:
         tiles.append(Tile("parameters", number(summary.parameters), remark))
     # Beside a model stand its own metrics; the last epoch can be worse or better.
     metrics, remark = summary.evaluation()
+    headline_metric = summary.best.metric if summary.best else ""
     return tiles + [
         Tile(name, score(name, value), remark)
         for name, value in metrics.items()
-        if name.rsplit("/", 1)[-1] not in DETAILED_METRICS
+        if name.rsplit("/", 1)[-1] not in DETAILED_METRICS and name != headline_metric
     ]
 
 
