@@ -87,9 +87,9 @@ def test_every_ingredient_of_the_dockerfile_is_compared(checkout: Path) -> None:
     copied = [line.split() for line in text.splitlines() if line.startswith("COPY ") and "--from=" not in line]
     named = {word for words in copied for word in words[1:-1] if not word.startswith("--")}
     named |= {part.split("source=")[1].split(",")[0] for part in text.split() if "type=bind,source=" in part}
-    parts = {part.replace("{}", "${DEVICE}") for part in (*image_contents.PACKAGES, *image_contents.CODE)}
+    parts = {part.replace("{}", "${LOCK}") for part in (*image_contents.PACKAGES, *image_contents.CODE)}
     parts |= {part.format("cpu") for part in image_contents.PACKAGES}
-    assert named - parts == {"docker/wheels/${DEVICE}", "docker/wheels/${DEVICE}-arm64"}
+    assert named - parts == {"docker/wheels/${LOCK}", "docker/wheels/${LOCK}-arm64"}
 
 
 def test_the_comparison_is_quick() -> None:

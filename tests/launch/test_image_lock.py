@@ -20,6 +20,7 @@ cd "{folder}"
 case "$*" in
     "buildx build"*)
         echo build >> builds
+        echo "$*" >> arguments
         sleep 2
         for word; do case $word in CONTENTS=*) echo "${{word#CONTENTS=}}" > contents ;; esac; done
         ;;
@@ -44,9 +45,9 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def build(checkout: Path, word: str = "cpu") -> subprocess.Popen[str]:
+def build(checkout: Path, word: str = "cpu", python: str = sys.executable) -> subprocess.Popen[str]:
     path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
-    given = {**os.environ, "PATH": path, "PYTHON": sys.executable, "PYTHONPATH": "", "BASE_IMAGE": "base"}
+    given = {**os.environ, "PATH": path, "PYTHON": python, "PYTHONPATH": "", "BASE_IMAGE": "base"}
     return subprocess.Popen(
         [checkout / "scripts" / "image", word],
         env=given,
@@ -55,6 +56,38 @@ def build(checkout: Path, word: str = "cpu") -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+PYTHON = """#!/bin/sh
+# A Python whose pip has nothing of its own and no CPU build of torch.
+case "$*" in
+    *"pip config"*) exit 0 ;;
+    *"pip --retries 1 index"*) echo "torch (2.13.0)"; exit 0 ;;
+esac
+exec {python} "$@"
+"""
+
+
+def test_without_pytorchs_index_the_image_gets_the_build_of_pips_index(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make setup` fell back, the build of the image stopped."""
+    python = checkout.parent / "python"
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    monkeypatch.setenv("TORCH_INDEX", "http://127.0.0.1:9/simple")
+    (checkout / "scripts" / "wheels").write_text(f'#!/bin/sh\necho "$*" >> {checkout.parent}/wheels\n')
+    process = build(checkout, python=str(python))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert (
+        "http://127.0.0.1:9/simple, which has the CPU build of torch, does not answer; the image gets the CUDA build"
+        in output
+    )
+    arguments = (checkout.parent / "arguments").read_text()
+    assert " LOCK=ampere " in arguments
+    assert "TORCH_INDEX=http" not in arguments
+    assert (checkout.parent / "wheels").read_text().startswith("ampere")
 
 
 def builds(checkout: Path) -> int:
