@@ -90,11 +90,44 @@ def test_still_improving_by_more_than_chance(run: Path) -> None:
     assert advise(run) == []
 
 
-def test_a_loss_that_jumps_again_and_again(run: Path) -> None:
-    rows(run / "events.jsonl", [{"step": n, "kind": "loss", "text": "the loss jumped"} for n in range(5)])
-    (one,) = advise(run)
-    assert one.line == "train: {optimizer: {lr: 0.001}}"
-    assert "5 times" in one.why
+@pytest.mark.parametrize(("jumped_to", "expected"), [(30.0, True), (1.0, False)])
+def test_a_loss_that_jumps_again_and_again(run: Path, jumped_to: float, expected: bool) -> None:
+    """A loss near zero jumps at each sample with a wrong label, which is no reason for a lower rate."""
+    steps = [{"step": n, "train/loss": 2.4 if n == 1 else jumped_to if n % 10 == 0 else 0.05} for n in range(1, 60)]
+    rows(run / "metrics.jsonl", steps)
+    rows(run / "events.jsonl", [{"step": 10 * n, "kind": "loss", "text": "the loss jumped"} for n in range(1, 6)])
+    (one,) = advise(run) or (None,)
+    assert (one is not None) == expected
+    if one:
+        assert one.line == "train: {optimizer: {lr: 0.001}}"
+        assert "5 times" in one.why
+
+
+@pytest.mark.parametrize("losses", [[2.4, 2.39, 2.38, 2.37], [2.4, 400.0, 3.0, 2.35]])
+def test_a_network_that_learned_nothing_needs_another_rate(run: Path, losses: list[float]) -> None:
+    rows(run / "metrics.jsonl", [{"step": n, "train/loss": loss} for n, loss in enumerate(losses, 1)])
+    assert advise(run)[0].line == "drivetrain find-lr JOB"
+
+
+@pytest.mark.parametrize(
+    ("fit", "share", "accuracy", "expected"),
+    [("crop", 0.9, 0.7, True), ("pad", 0.9, 0.7, False), ("crop", 0.2, 0.7, False), ("crop", 0.9, 0.99, False)],
+)
+def test_cropped_pictures_are_shown_whole(run: Path, fit: str, share: float, accuracy: float, expected: bool) -> None:
+    def spoil(result: dict) -> None:  # type: ignore[type-arg]
+        result["facts"] = {"oblong": {"share": share, "fit": fit}}
+        result["best"]["metrics"] = {"validation/accuracy": accuracy}
+
+    change(run / "result.json", spoil)
+    assert any(one.line == "data: {fit: pad}" for one in advise(run)) == expected
+
+
+def test_a_loss_that_still_falls_a_lot_asks_for_more_epochs(run: Path) -> None:
+    """Two epochs of the digits: the accuracy gained 0.017, no more than a fiftieth; the loss fell by two fifths."""
+    evaluate(run, [1.03, 0.64], [0.933, 0.95])
+    assert any(one.change == "train for more epochs" for one in advise(run))
+    evaluate(run, [1.03, 0.9], [0.933, 0.95])
+    assert not any(one.change == "train for more epochs" for one in advise(run))
 
 
 @pytest.mark.parametrize(("samples", "line"), [(30, "train: {class_weights: balanced}"), (290, "more samples of 7")])

@@ -78,6 +78,11 @@ def read_recorded_size(job: ImageJob, recorded: InputRecord) -> tuple[int, int]:
     return (size if recorded.same_data or job.data.image_size == "auto" else job.data.image_size), channels
 
 
+def measure_oblong(train: ImageSource, fit: str) -> dict[str, object]:
+    """The share of images that are not square, and how they are made square."""
+    return {"share": float(train.images.oblong[train.rows].mean()) if len(train.rows) else 0.0, "fit": fit}
+
+
 def note_oblong(train: ImageSource, fit: str) -> list[str]:
     """A note on images that are not square, and how they are made square."""
     count = int(train.images.oblong[train.rows].sum())

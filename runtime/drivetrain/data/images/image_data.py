@@ -85,6 +85,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
         views=job.data.augment.views or 0,
         decoded=not isinstance(train.images, Files),
         notes=[counts, *train.notes, *notes, *decoding_notes, *validation_notes, *preprocessing_notes],
+        facts={"oblong": geometry.measure_oblong(train, shape.fit)},
         files={one.key: one.images.names for one in sources if isinstance(one.images, Files) and not one.images.cells},
     )
 

@@ -7,7 +7,8 @@ from math import sqrt
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.report.advice.recommendation import Advice, Rule, at
+from drivetrain.report import log_series
+from drivetrain.report.advice.recommendation import Advice, Rule, at, fact
 from drivetrain.report.confusion import confusions
 from drivetrain.report.formatting import share
 from drivetrain.report.record import Record
@@ -24,8 +25,14 @@ LATE_SHARE = 0.7
 """Part of the epochs after which the lowest loss may come."""
 MIN_PROGRESS_SHARE = 0.02
 """Share by which the metric must have improved in the last quarter, for the training to have been too short."""
+MIN_LOSS_PROGRESS_SHARE = 0.25
+"""The same for the validation loss, which falls a little at the end of most schedules."""
 USUAL_BATCH, MIN_EPOCH_STEPS, MIN_STEPS = 32, 10, 500
 """A batch size that suits small data; steps of an epoch and of a training below which a larger one is too large."""
+MIN_FALL_SHARE, COMPARED_SHARE = 0.05, 0.1
+"""Share by which the training loss must fall for a network to have learned something; part of the steps compared."""
+MIN_OBLONG_SHARE, GOOD_ACCURACY = 0.5, 0.97
+"""Share of images that are cropped, and the accuracy below which that may be why."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
 WEAK_F1, STRONG = 0.6, 0.8
@@ -67,7 +74,8 @@ def _gains_later(record: Record, metric: str, epoch: int) -> bool:
         return False
     sign = -1.0 if lower_is_better(metric) else 1.0
     values = [sign * value for value in series.ys]
-    return max(values[epoch:]) - max(values[:epoch]) > _chance(record, max(values))
+    # The best of many evaluations is above the best of few by chance alone.
+    return max(values[epoch:]) - max(values[:epoch]) > 2 * _chance(record, max(values))
 
 
 def _chance(record: Record, value: float) -> float:
@@ -77,29 +85,28 @@ def _chance(record: Record, value: float) -> float:
 
 
 def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The metric that chooses the weights was still improving at the end, by more than chance."""
+    """The metric that chooses the weights, or the validation loss, was still improving at the end."""
     best, epochs = summary.best, at(record.spec, "train", "epochs")
-    series = record.metrics.get(best.metric) if best else None
-    if best is None or series is None or len(series) < 2 or not isinstance(epochs, int):
+    if best is None or summary.status != "done" or not isinstance(epochs, int):
         return
-    sign = -1.0 if lower_is_better(best.metric) else 1.0
-    values = [sign * value for value in series.ys]
-    quarter = max(1, len(values) // 4)
-    earlier, last = max(values[:-quarter]), values[-1]
-    # A change of one standard error is chance.
-    chance = _chance(record, last)
-    if (
-        summary.status == "done"
-        and last == max(values)
-        and last - earlier > max(chance, MIN_PROGRESS_SHARE * abs(earlier))
-    ):
-        yield Advice(
-            "train for more epochs",
-            f"{best.metric} was still improving: {format_metric(sign * earlier)} until epoch {len(values) - quarter}, "
-            f"{format_metric(sign * last)} at the end",
-            "a better model",
-            f"train: {{epochs: {2 * epochs}}}",
-        )
+    # A change of one standard error of a share is chance; a loss has no such error, and has to fall a lot.
+    for metric, min_share in ((best.metric, MIN_PROGRESS_SHARE), (LOSS, MIN_LOSS_PROGRESS_SHARE)):
+        series = record.metrics.get(metric)
+        if series is None or len(series) < 2:
+            continue
+        sign = -1.0 if lower_is_better(metric) else 1.0
+        values = [sign * value for value in series.ys]
+        quarter = max(1, len(values) // 4)
+        earlier, last = max(values[:-quarter]), values[-1]
+        if last == max(values) and last - earlier > max(_chance(record, last), min_share * abs(earlier)):
+            yield Advice(
+                "train for more epochs",
+                f"{metric} was still improving: {format_metric(sign * earlier)} until epoch {len(values) - quarter}, "
+                f"{format_metric(sign * last)} at the end",
+                "a better model",
+                f"train: {{epochs: {2 * epochs}}}",
+            )
+            return
 
 
 def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -117,9 +124,46 @@ def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
         )
 
 
+def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The training loss hardly fell, so the rate is far too low or far too high."""
+    losses = record.metrics.get("train/loss")
+    if losses is None or len(losses) < 2 or summary.status != "done":
+        return
+    count = max(1, int(COMPARED_SHARE * len(losses)))
+    # A rate that is too high first makes the loss worse, so its first value is the one to compare with.
+    start, end = losses.ys[0], sum(losses.ys[-count:]) / count
+    if end > (1 - MIN_FALL_SHARE) * start > 0:
+        yield Advice(
+            "measure the learning rate",
+            f"the network learned almost nothing: its training loss was {format_metric(start)} at first, {format_metric(end)} at the end",
+            "with a rate that is far too low or too high nothing else helps",
+            "drivetrain find-lr JOB",
+        )
+
+
+def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Most images lose their ends, and the result is not good."""
+    is_cropped = at(record.result, "facts", "oblong", "fit") == "crop"
+    cropped = (fact(record, "oblong", "share") or 0.0) if is_cropped else 0.0
+    accuracy = summary.best.metrics.get("validation/accuracy") if summary.best else None
+    if cropped >= MIN_OBLONG_SHARE and accuracy is not None and accuracy < GOOD_ACCURACY:
+        yield Advice(
+            "show the network whole pictures",
+            f"{share(cropped)} of the pictures are not square, and their ends are cropped",
+            "what lies at the ends counts, too, if it shows the class",
+            "data: {fit: pad}",
+        )
+
+
 def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The training loss jumped again and again."""
-    jumps = sum(event.get("kind") == "loss" for event in record.events)
+    """The training loss jumped again and again to more than what it was before the training."""
+    losses = record.metrics.get("train/loss")
+    if losses is None or not losses:
+        return
+    # A loss near zero jumps at each sample with a wrong label, at any rate.
+    loss_at = dict(zip(losses.xs, losses.ys, strict=True))
+    steps = [log_series.number(event, "step") for event in record.events if event.get("kind") == "loss"]
+    jumps = sum(step is not None and loss_at.get(step, 0.0) > losses.ys[0] for step in steps)
     rate = at(record.spec, "train", "optimizer", "lr")
     if jumps > MAX_JUMPS and isinstance(rate, int | float):
         yield Advice(
@@ -177,6 +221,8 @@ def interval(hits: int, total: int) -> tuple[float, float]:
 
 MODEL_RULES: tuple[Rule, ...] = (
     _advise_on_few_steps,
+    _advise_on_learning_rate,
+    _advise_on_cropping,
     _advise_on_overfitting,
     _advise_on_more_epochs,
     _advise_on_jumps,
