@@ -70,7 +70,7 @@ class Bench:
         saves, wall, used = 0, time.perf_counter(), time.process_time()
         self.saver.last = time.monotonic()
         for _ in range(steps):
-            loop._advance(self.run, next(self.batches), Still())  # type: ignore[arg-type]
+            loop._train_step(self.run, next(self.batches), Still())  # type: ignore[arg-type]
             if saving and self.saver.due():
                 self.saver.periodic()
                 saves += 1

@@ -162,7 +162,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     made = tiny.assembled(own, job, settings={"fused_optimizer": True, "sharding": divides})
     assert made.is_divided == divides
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
-    made.step.state.on_device = fault.endswith("late")
+    made.step.state.prefers_device = fault.endswith("late")
     if str(rank) in who:
         spoil(made)
     metrics = MetricAccumulator.metrics

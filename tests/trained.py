@@ -204,7 +204,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     assert done.ema
     done.ema.update(done.model, torch.tensor(True))
     done.last, confusion = evaluate(done)
-    done.watch.update(done.last, done.counters.step, 0)
+    done.best_metric.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})
     save_model(done, final_model.choose_weights(done))
     return done

@@ -280,7 +280,7 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
     )
-    result = step_result.result_of(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    result = step_result.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
     assert result.read() == (1.5, 2.0)
 
 

@@ -14,9 +14,9 @@ import pytest
 from drivetrain.hardware.facts import Gpu
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
+from drivetrain.report.blocks import FoldedCurves
 from drivetrain.report.log_series import collect
 from drivetrain.report.record import Record
-from drivetrain.report.blocks import FoldedCurves
 from drivetrain.report.sections.body import curves_section
 from drivetrain.report.sections.machine import time_section
 from drivetrain.report.summary import summarize

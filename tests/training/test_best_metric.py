@@ -117,7 +117,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     progress = SimpleNamespace(evaluation=lambda run, best: told.append(best))
     saver = SimpleNamespace(best=lambda found: None, due=lambda epoch_ended: False)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
-        run.last = {"validation/accuracy": accuracy, "validation/loss": loss}
+        run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
         loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
     assert told == ["best", "best", "best, by its loss", "", "best"]
 

@@ -98,7 +98,7 @@ def test_steps_do_not_wait_for_the_gpu(
     # torch has no fused kernels for this device; what they take is a tensor that nobody reads.
     monkeypatch.setattr(made.optimizer, "step", lambda: updates.append(made.optimizer.found_inf.is_meta))  # type: ignore[attr-defined]
     made.use_micro_batch(micro_batch)
-    made.state.on_device = True
+    made.state.prefers_device = True
     if scaled:
         made = made.with_options(scaler=Scaler(Fp16()))
     monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step

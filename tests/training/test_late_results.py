@@ -107,21 +107,21 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         made.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
         made.numerics.fp16 = case.scaling
         made.configure_step(dtype=None)
-    made.step.state.on_device = on_device
+    made.step.state.prefers_device = on_device
     late: list[bool] = []
     made.metrics, saver = MetricsLog(folder), Saver(made)
     if case.every:
         saver.kind, saver.every = "steps", case.every
     saver.final()
     case.spoil(made)
-    step = type(made.step)._update
+    step = type(made.step)._update_weights
 
     def update(self: Any, loss: torch.Tensor) -> Any:
         result = step(self, loss)
         late.append(result.on_device)
         return result
 
-    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update": update}))
+    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update_weights": update}))
     try:
         ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
         saver.final()
@@ -176,7 +176,7 @@ def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
 def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]) -> None:
     """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
     made = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
-    made.step.state.on_device = True
+    made.step.state.prefers_device = True
     made.metrics, saver = MetricsLog(tmp_path), Saver(made)
     saver.final()
     at_steps(*bad, action=nan_input)(made)
@@ -198,7 +198,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
 def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
     """Whose result the device still had: a resumed run would never write that row."""
     made = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
-    made.step.state.on_device = True
+    made.step.state.prefers_device = True
 
     def stop(module: torch.nn.Module, inputs: Any) -> None:
         if made.counters.step == 6 and module.training:

@@ -77,7 +77,7 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
 
     monkeypatch.setattr(safetensors_file, "write", write)
     kept.run.counters.step = 7
-    kept.run.watch.update({"validation/accuracy": 1.0}, 7, 0)
+    kept.run.best_metric.update({"validation/accuracy": 1.0}, 7, 0)
     kept.best({"metrics": {}, "confusion": {}})
     kept.periodic()
     folder = tmp_path / "checkpoints"

@@ -242,7 +242,7 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     step = Step.__new__(Step)
     object.__setattr__(step, "device", torch.device("cuda:1"))
-    step.seed(7)
+    step.seed_generators(7)
     assert (at, seeded) == ([torch.device("cuda:1")], [7])
 
 
@@ -280,7 +280,7 @@ def unpooled(strict: bool, told: list[str]) -> Step:
     goal = losses.objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
     options = StepOptions(forward=network, report_numbers=told.append)
     step = Step(network, torch.optim.SGD(network.parameters(), 0.1), goal, None, torch.device("cpu"), options)
-    step.state.strict = strict
+    step.state.deterministic_only = strict
     return step
 
 

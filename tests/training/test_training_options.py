@@ -155,13 +155,13 @@ def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
 def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Every batch that reaches the step while the run is fitted."""
     found: list[Batch] = []
-    gradients = type(made.step)._gradients
+    gradients = type(made.step)._accumulate_gradients
 
     def spied(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
         found.append(batch)
         return gradients(self, batch, over, parts)
 
-    monkeypatch.setattr(type(made.step), "_gradients", spied)
+    monkeypatch.setattr(type(made.step), "_accumulate_gradients", spied)
     fitted(made)
     return found
 
@@ -250,7 +250,7 @@ def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
     made = still(tiny.assembled(tmp_path, asked(train, 9)))
     assert fitted(made).startswith("validation/loss has not improved for 2 evaluations (best ")
     assert len(rows(tmp_path, "validation/loss")) == 3
-    assert made.watch.best.epoch == 0
+    assert made.best_metric.best.epoch == 0
     assert [path.name for path in made.checkpoints.glob("best-*")] == ["best-4"]
 
 
@@ -292,7 +292,7 @@ def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> No
     assert train._save_stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
     assert train._save_stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
-    made.samples_before = 48
+    made.earlier_samples = 48
     assert train._save_stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 
 
@@ -339,5 +339,5 @@ def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     """What the job names is what the evaluation gives, for every metric of the task."""
     made = tiny.assembled(tmp_path, asked())
     fitted(made)
-    values: Mapping[str, float] = made.last
+    values: Mapping[str, float] = made.last_metrics
     assert {name for name in made.job.metrics() if name.startswith("validation/")} == set(values)

@@ -194,6 +194,6 @@ def _run_block(
             if optimization.name in STEP_OPTIMIZATIONS and value != optimization.off:
                 # These read and change no data, so they need the NetworkRun alone.
                 optimization.apply(cast(AssembledRun, run), value)
-        run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
+        run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
         with PreparedStep(run, forms, objective, objective.batches).opened() as prepared:
             yield prepared

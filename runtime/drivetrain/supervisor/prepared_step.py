@@ -168,7 +168,7 @@ class PreparedStep:
                 "lower the learning rate, set clip_norm, or look for NaN in the data",
             ) from None
         except Fp16Collapse as problem:
-            self._run.step.fall_back()
+            self._run.step.fall_back_to_fp32()
             say(f"precision: {problem}; continuing in fp32 (fp16.fallback)")
 
     @contextlib.contextmanager
@@ -203,7 +203,7 @@ class PreparedStep:
         step = self._run.step
         step.scaler.load(state["scaler"])
         if step.scaler.fallen:
-            step.fall_back()
+            step.fall_back_to_fp32()
         if state["micro_batch"] is not None:
             step.use_micro_batch(min(state["micro_batch"], step.micro_batch or state["micro_batch"]))
         self._guard.load(state["numerics"])

@@ -98,27 +98,29 @@ class CapturedStep:
         recording = self.recordings[key]
         for fixed, present in zip(_tensors(recording.batch), _tensors(batch), strict=True):
             fixed.copy_(present)
-        recording.rates.copy_(step.rates())
-        step.seed(parts[0].seed)
+        recording.rates.copy_(step.rates_on_device())
+        step.seed_generators(parts[0].seed)
         if recording.replay is None and not self._recorded(step, recording):
             return None
         assert recording.replay is not None, "it has been recorded"
         recording.replay()
         # The next replay overwrites them.
-        return StepResult(recording.values.clone(), recording.finite.clone(), on_device=True, then=step.scaler.update)
+        return StepResult(
+            recording.values.clone(), recording.finite.clone(), on_device=True, on_read=step.scaler.update
+        )
 
     def _takes(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
         """Whether a step has the usual size, and no decision of the host."""
-        last = step.state.last
+        last = step.state.last_result
         if last is None or not last.on_device:
             self.drop()
             return False
         usual_size = step.options.batch_size
-        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.updates_on_device()
+        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.can_update_on_device()
 
     def _recorded(self, step: Step, recording: _Recording) -> bool:
         def work() -> None:
-            values, finite = step.whole(recording.batch, recording.rates)
+            values, finite = step.compute_on_device(recording.batch, recording.rates)
             self.follow(finite)
             recording.values.copy_(values)
             recording.finite.copy_(finite)
@@ -145,7 +147,7 @@ def _recording(step: Step, batch: Batch) -> _Recording:
     )
     return _Recording(
         batch=fixed,
-        rates=step.rates().clone(),
+        rates=step.rates_on_device().clone(),
         values=torch.zeros(2, dtype=torch.float64, device=step.device),
         finite=torch.zeros((), dtype=torch.bool, device=step.device),
     )

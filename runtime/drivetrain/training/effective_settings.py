@@ -49,7 +49,7 @@ def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
 
 def record(run: Run, say: Callable[[str], None]) -> None:
     """Report the effective settings, and write them to the run's plan.json."""
-    run.seen = compare_with_plan(run)
+    run.effective_settings = compare_with_plan(run)
     say(first_line(run, run.hardware))
     for line in trained_layers.lines(run):
         say(line)
@@ -59,22 +59,24 @@ def record(run: Run, say: Callable[[str], None]) -> None:
             f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
             "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)",
         )
-    _warn(run.seen, say)
+    _warn(run.effective_settings, say)
     _write(run)
 
 
 def record_changes(run: Run, say: Callable[[str], None]) -> None:
     """Report and write settings that have changed since; causes are the network's code, the compiler or memory."""
-    before, now = run.seen, compare_with_plan(run)
+    before, now = run.effective_settings, compare_with_plan(run)
     changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
     if changed:
-        run.seen = before | changed
+        run.effective_settings = before | changed
         _warn(changed, say)
         _write(run)
 
 
 def _write(run: Run) -> None:
-    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+    RunFiles(run.folder).write_json(
+        "plan.json", run.plan.to_json() | {"seen": run.effective_settings | {"libraries": libraries()}}
+    )
 
 
 def _warn(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:

@@ -52,8 +52,8 @@ def choose_weights(run: Run) -> FinalWeights:
     Raises:
         CheckpointError: if no checkpoint of the run can be read.
     """
-    metric, wrong = run.watch.best.metric, []
-    if run.watch.best.best is None:
+    metric, wrong = run.best_metric.best.metric, []
+    if run.best_metric.best.best is None:
         wrong.append(f"no evaluation gave {metric} a value that is a number")
     for path in _candidates(run):
         try:
@@ -74,7 +74,7 @@ def choose_weights(run: Run) -> FinalWeights:
 
 def _candidates(run: Run) -> Iterator[Path]:
     """Checkpoints that may be used, best first."""
-    best = run.watch.best
+    best = run.best_metric.best
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"
         yield first
@@ -169,5 +169,5 @@ def test_model(run: Run) -> dict[str, Any]:
         tally.add(outputs, {name: y[index] for name, y in split.targets.items()})
     metrics = tally.metrics("test/")
     path = run.job.data.test if isinstance(run.job.data, Data) else run.job.task
-    say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.watch.best.metric, ', ')}")
+    say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.best_metric.best.metric, ', ')}")
     return {"data": path, "samples": len(split), "metrics": metrics, "confusion": tally.confusion()}

@@ -230,7 +230,7 @@ class LoopStep(Step):
         self.forms.present = inputs
         return super().outputs(inputs)
 
-    def seed(self, seed: int) -> None:
+    def seed_generators(self, seed: int) -> None:
         on_gpu = self.device.type == "cuda"
         if not self.random:
             gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None

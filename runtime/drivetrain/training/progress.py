@@ -66,7 +66,7 @@ class Progress:
             "steps": self.total,
             "steps_per_epoch": run.batches.per_epoch,
             "evaluation_steps": evaluation,
-            "best": run.watch.best.metric,
+            "best": run.best_metric.best.metric,
         }
         try:
             RunFiles(run.folder).write_json(PROGRESS, ahead)
@@ -91,10 +91,12 @@ class Progress:
         is_logged = epoch in (1, count) or epoch % -(-count // EPOCHS_LOGGED) == 0
         if self.live is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
             self.epoch_logged_at = now
-            columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
+            columns = [
+                name.removesuffix("rmse") for name in run.last_metrics if name.count("/") > 1 and name.endswith("/rmse")
+            ]
             hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
-            shown = {name: value for name, value in run.last.items() if not name.startswith(hidden)}
-            metrics_text = format_metrics(shown, run.watch.best.metric, "  ")
+            shown = {name: value for name, value in run.last_metrics.items() if not name.startswith(hidden)}
+            metrics_text = format_metrics(shown, run.best_metric.best.metric, "  ")
             say(f"epoch {epoch}/{count}  {metrics_text}{f'  {best}' if best else ''}")
 
     def close(self) -> None:

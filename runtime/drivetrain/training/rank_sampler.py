@@ -48,7 +48,7 @@ class RankSampler:
             node=node_name(),
             chip=torch.cuda.get_device_name(run.device) if gpu else run.hardware.cpu.model,
             threads=self.threads,
-            samples=run.own_samples,
+            samples=run.local_samples,
             computing=round(
                 max(0.0, sum(phase_seconds.get(name, 0.0) for name in profiling.STEP_PHASES) - waiting_for_others), 3
             ),

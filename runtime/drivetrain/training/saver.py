@@ -176,7 +176,7 @@ class Saver:
         self._check_before_saving()
         if run.metrics:
             run.metrics.flush(sync=True)
-        best = run.watch.best.step if run.watch.best.best is not None else None
+        best = run.best_metric.best.step if run.best_metric.best.best is not None else None
         frozen = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
         state = {**run_state.collect_state(run), **notes}
         return PendingCheckpoint(name, tensors, state, best, frozen, run.metrics.trouble if run.metrics else None)
@@ -305,7 +305,7 @@ class SaverTogether(Saver):
             flush()
         except (NotFinite, Fp16Collapse) as error:
             problem = error
-        agreement.settle(self.run.ranks, problem)
+        agreement.raise_gravest(self.run.ranks, problem)
         self.periodic()
 
     def end_together(self) -> None:
@@ -323,7 +323,7 @@ class SaverTogether(Saver):
             self.check()
         except NotFinite as error:
             problem = error
-        agreement.settle(self.run.ranks, problem)
+        agreement.raise_gravest(self.run.ranks, problem)
 
     def _has_room(self, snapshot: PendingCheckpoint) -> bool:
         """No: nothing is written in the background, while the network exchanges its weights."""

@@ -24,8 +24,8 @@ def announce(run: Run) -> None:
     """Say whether the heads are solved, and why not where only they are trained at first."""
     if run.solves_heads:
         run.events.add("heads", f"solved in place of {_describe_replaced(run)} (train.solve_heads)")
-    elif run.unsolved and not run.counters.step:
-        run.events.add("heads", f"trained step by step, not solved: {run.unsolved}")
+    elif run.unsolved_reason and not run.counters.step:
+        run.events.add("heads", f"trained step by step, not solved: {run.unsolved_reason}")
 
 
 def solve(run: Run) -> None:

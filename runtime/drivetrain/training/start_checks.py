@@ -110,7 +110,7 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
     Raises:
         SpecError: naming the key that makes them so small.
     """
-    if step.options.least == 1:
+    if step.options.min_samples == 1:
         return
     if step.micro_batch == 1:
         key, setting = ("optimize", "micro_batch"), "1"

@@ -182,7 +182,7 @@ def _saver(run: Run) -> Saver:
 def _save_stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     """Save if there is progress; returns the error with advice on how to resume."""
     command_text = "run the same command"
-    if run.time_left() <= 0 and run.counters.samples == run.samples_before:
+    if run.time_left() <= 0 and run.counters.samples == run.earlier_samples:
         command_text = "raise train.max_time (it passed before this attempt finished a step), and run the command"
     if run.counters.step == 0:
         return Stopped(f"{stop.given} before the first step finished", "", f"{command_text} again")
@@ -201,7 +201,7 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
         "seconds": seconds,
-        "samples_per_second": (run.counters.samples - run.samples_before) / training,
+        "samples_per_second": (run.counters.samples - run.earlier_samples) / training,
         "best": {
             "metric": best.metric,
             "value": best.value,
@@ -209,7 +209,7 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
             "epoch": best.epoch,
             "metrics": best.metrics,
         },
-        "last": run.last,
+        "last": run.last_metrics,
         "confusion": best.confusion,
         "peak_memory": peak,
         "memory_limit": run.hardware.memory.limit,

@@ -256,7 +256,7 @@ def load_or_measure(
         say(f"tune: measured before, on {next(iter(sure.values())).date}; reusing the results")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
-    run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), parts=parts)
+    run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), user_parts=parts)
     if run.ends_solved and mode != "full":
         say("tune: skipped, the heads are solved and no step is trained")
         return {}

@@ -57,7 +57,7 @@ def bests(made: run.Run) -> list[Path]:
 def test_the_best_checkpoint_is_chosen_without_an_event(tmp_path: Path) -> None:
     made = ended(tmp_path, lambda made: None)
     assert told(tmp_path) == []
-    assert result(tmp_path)["best"]["step"] == made.watch.best.step
+    assert result(tmp_path)["best"]["step"] == made.best_metric.best.step
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path
     losses, exact = validation._losses(run)
     assert losses != exact
     assert losses == pytest.approx(exact, rel=0.05)
-    run.step.fall_back()
+    run.step.fall_back_to_fp32()
     assert validation._losses(run) == (exact, exact)
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 

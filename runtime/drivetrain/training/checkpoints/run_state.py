@@ -12,21 +12,21 @@ from drivetrain.distributed.sharded_tensor import load_local_state, local, local
 from drivetrain.errors import CheckpointError
 from drivetrain.training.checkpoints import checkpoint, resume
 from drivetrain.training.run import Run
-from drivetrain.training.user_parts import group_settings, load_group_settings
+from drivetrain.training.user_parts import load_group_settings, read_group_settings
 
 
 def collect_state(run: Run) -> dict[str, object]:
     """Everything needed to resume, except tensors."""
     return {
         "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},
-        "watch": run.watch.state(),
+        "watch": run.best_metric.state(),
         "scaler": run.step.scaler.state(),
         "ema_updates": run.ema.updates if run.ema else None,
-        "last": run.last,
+        "last": run.last_metrics,
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
         "identity": _without_usual_parts(run.identity),
-        **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
+        **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
         **({"frozen": _list_frozen(run)} if run.job.task == "python" else {}),
         "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
@@ -60,19 +60,19 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
         # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
-    if run.parts.optimizer:
+    if run.user_parts.optimizer:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
-    run.samples_before = run.counters.samples
-    run.watch.load(state["watch"])
-    run.step.forget()
+    run.earlier_samples = run.counters.samples
+    run.best_metric.load(state["watch"])
+    run.step.forget_last_step()
     run.step.scaler.load(state["scaler"])
     if run.step.scaler.fallen:
-        run.step.fall_back()
+        run.step.fall_back_to_fp32()
     if run.ema:
         average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
         run.ema.restore(average, state["ema_updates"])
-    run.last = state["last"]
+    run.last_metrics = state["last"]
     run.numerics.load(state["numerics"])
     for name, parameter in run.model.named_parameters() if "frozen" in state else ():
         parameter.requires_grad_(name not in state["frozen"])

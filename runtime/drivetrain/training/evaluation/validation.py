@@ -42,7 +42,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         tally = _count(run)
     with torch.inference_mode():
         tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
-    metrics = tally.metrics() | run.parts.metrics.values()
+    metrics = tally.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
     return dict(zip(metrics, run.ranks.from_rank0(list(metrics.values())), strict=True)), tally.confusion()
 
@@ -69,7 +69,7 @@ def check_format(run: Run) -> None:
         run.counters.step,
     )
     if not is_requested:
-        run.step.fall_back()
+        run.step.fall_back_to_fp32()
 
 
 def _losses(run: Run) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def _count(run: Run) -> MetricAccumulator:
             tally, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate, run)), None
     except KeyboardInterrupt as interrupt:
         tally, problem = None, interrupt
-    agreement.settle(run.ranks, problem)
+    agreement.raise_gravest(run.ranks, problem)
     assert tally is not None, "who has not counted says why"
     return tally
 
@@ -117,7 +117,7 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
             if not torch_errors.is_out_of_memory(error):
                 raise
             if run.is_divided:
-                raise agreement.out_of_memory(run.ranks, size) from None
+                raise agreement.out_of_memory_error(run.ranks, size) from None
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
         run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
@@ -126,7 +126,7 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
 
 def _evaluate(run: Run, size: int) -> MetricAccumulator:
     tally = MetricAccumulator(run.dataset.heads, run.step.objective)
-    run.parts.metrics.begin()
+    run.user_parts.metrics.begin()
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
     free = torch.no_grad() if run.is_divided else forward.without_gradients(run.model)
     with free, run.ranks.watched():
@@ -134,7 +134,7 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:
                 tally.add(outputs, micro_batch.targets, micro_batch.ids)
-                run.parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
+                run.user_parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
     return tally
 
 
