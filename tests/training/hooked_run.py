@@ -28,7 +28,7 @@ def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epoc
     made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     spoil(made)
     try:
         return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]

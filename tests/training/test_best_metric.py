@@ -105,17 +105,17 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     run = SimpleNamespace(
         counters=SimpleNamespace(step=0, epoch=0, batch=0),
         signals=SimpleNamespace(held=contextlib.nullcontext),
-        watch=BestMetric("validation/accuracy", None, None),
+        best_metric=BestMetric("validation/accuracy", None, None),
         metrics=MagicMock(),
-        parts=MagicMock(),
+        user_parts=MagicMock(),
         stop_reason="",
         folder=None,
         total_steps=9,
         job=SimpleNamespace(train=SimpleNamespace(epochs=5)),
-        last={},
+        last_metrics={},
     )
     progress = SimpleNamespace(evaluation=lambda run, best: told.append(best))
-    saver = SimpleNamespace(best=lambda found: None, due=lambda epoch_ended: False)
+    saver = SimpleNamespace(save_best=lambda notes: None, is_due=lambda epoch_ended: False)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
         loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]

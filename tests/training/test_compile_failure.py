@@ -27,7 +27,7 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     made = tiny.assembled(folder, tiny.job(), settings=settings)
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
     made.metrics.close()
     return made

@@ -105,7 +105,7 @@ def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
     made.model.register_forward_pre_hook(hook)
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     try:
         return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
     finally:
@@ -117,7 +117,7 @@ def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) 
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
-    saved = checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1])
+    saved = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
     assert made.numerics.rollbacks == 0
 
@@ -151,12 +151,12 @@ def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(t
 
 def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
     fallen.metrics = MetricsLog(tmp_path)
-    Saver(fallen).final()
+    Saver(fallen).save_final()
     fallen.metrics.close()
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", fallen.job)
     half(again)
-    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
@@ -164,6 +164,6 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)
-    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert not again.step.scaler.active
     assert run_state.collect_state(again)["scaler"] == {}

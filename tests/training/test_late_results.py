@@ -111,8 +111,8 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
     late: list[bool] = []
     made.metrics, saver = MetricsLog(folder), Saver(made)
     if case.every:
-        saver.kind, saver.every = "steps", case.every
-    saver.final()
+        saver.kind, saver.interval = "steps", case.every
+    saver.save_final()
     case.spoil(made)
     step = type(made.step)._update_weights
 
@@ -124,7 +124,7 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
     object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update_weights": update}))
     try:
         ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
-        saver.final()
+        saver.save_final()
     except NumericsError as error:
         ended = str(error)
     finally:
@@ -141,7 +141,7 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         "ended": ended,
         "metrics": rows(folder, "metrics.jsonl"),
         "events": rows(folder, "events.jsonl"),
-        "checkpoints": {path.name: saved(path) for path in checkpoint.steps(folder / "checkpoints")},
+        "checkpoints": {path.name: saved(path) for path in checkpoint.list_checkpoints(folder / "checkpoints")},
     }
 
 
@@ -178,7 +178,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
     made = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
     made.step.state.prefers_device = True
     made.metrics, saver = MetricsLog(tmp_path), Saver(made)
-    saver.final()
+    saver.save_final()
     at_steps(*bad, action=nan_input)(made)
     # The signal comes with step 6 in the queue.
     made.model.register_forward_pre_hook(

@@ -108,12 +108,12 @@ def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     built(made)
     made.metrics, saver = MetricsLog(tmp_path), Saver(made)
-    saver.final()
+    saver.save_final()
     assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
     made.metrics.close()
     next(made.model.parameters()).data[0] = float("nan")
     with pytest.raises(NotFinite, match=r"features\.0\.weight$"):
-        saver.check()
+        saver.check_finite()
 
 
 def good(numerics: NonfiniteGuard, loss: float) -> str | None:
@@ -179,7 +179,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
         fit(tmp_path / "b", stop, BACK, epochs=20)
     made = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
     outlier((15, 2))(made)
-    loaded, _ = checkpoint.latest(tmp_path / "b" / "checkpoints")
+    loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
     run_state.restore(made, loaded)
@@ -192,7 +192,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
 
 def _stop_at(made: run.Run, step: int) -> None:
     if made.counters.step == step:
-        Saver(made).final()
+        Saver(made).save_final()
         raise Stopped("a stop")
 
 

@@ -14,7 +14,7 @@ from tests import tiny
 
 def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -> None:
     train.train(tiny.assembled(tmp_path, tiny.job(epochs=1)))
-    loaded, _ = checkpoint.latest(tmp_path / "checkpoints")
+    loaded, _ = checkpoint.load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     (tmp_path / "again").mkdir()
     made = tiny.assembled(tmp_path / "again", tiny.job(epochs=1))

@@ -20,7 +20,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     job = shards.job(tmp_path, "s")
     run = tiny.plain(job, tmp_path)
     recorded_inputs.begin(run, print, resumes=False)
-    monkeypatch.setattr(checkpoint, "resumes", lambda folder: True)
+    monkeypatch.setattr(checkpoint, "can_resume", lambda folder: True)
     assert len(recorded_inputs.read(job, tmp_path).train) == len(run.dataset.train)
     assert "0003.tar" not in str(RunFiles(tmp_path).read_json(recorded_inputs.RECORD)["files"])
     shards.tar(tmp_path / "s/0003.tar", range(530, 540))

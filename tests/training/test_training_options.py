@@ -287,13 +287,13 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert train._save_stopped(made, None, stop).action == "run the same command again"
+    assert train._save_after_stop(made, None, stop).action == "run the same command again"
     made.clock.start -= 3600
-    assert train._save_stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_after_stop(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
-    assert train._save_stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
+    assert train._save_after_stop(made, Saver(made), stop).action == "run the same command again to resume from there"
     made.earlier_samples = 48
-    assert train._save_stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_after_stop(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def _candidates(run: Run) -> Iterator[Path]:
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"
         yield first
-        yield from (path for path in reversed(checkpoint.steps(run.checkpoints, "best")) if path != first)
-    yield from reversed(checkpoint.steps(run.checkpoints))
+        yield from (path for path in reversed(checkpoint.list_checkpoints(run.checkpoints, "best")) if path != first)
+    yield from reversed(checkpoint.list_checkpoints(run.checkpoints))
 
 
 def _read(loaded: Loaded, metric: str) -> FinalWeights:

@@ -68,7 +68,9 @@ def _lead(folder: Path, job: Job, count: int, store: Store, say: Callable[[str],
     files = {name: (folder / name).read_text(encoding="utf-8") for name in FILES if (folder / name).exists()}
     store.set(
         "leader",
-        json.dumps(_own(folder, job) | {"files": files, "resumes": bool(checkpoint.steps(folder / "checkpoints"))}),
+        json.dumps(
+            _own(folder, job) | {"files": files, "resumes": bool(checkpoint.list_checkpoints(folder / "checkpoints"))}
+        ),
     )
     problem = None
     for rank in range(1, count):
@@ -96,7 +98,7 @@ def _follow(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str]
             write_text(folder / name, leader["files"][name])
         else:
             (folder / name).unlink(missing_ok=True)
-    RunFiles(folder).write_json(checkpoint.LEADER, {"resumes": leader["resumes"]})
+    RunFiles(folder).write_json(checkpoint.LEADER_FILE, {"resumes": leader["resumes"]})
 
 
 def _own(folder: Path, job: Job) -> dict[str, Any]:

@@ -147,7 +147,9 @@ def _train_batches(
             )
             problem = problem or _catch_rollback(_call_on_step, run, records)
     _raise_agreed(
-        run, records, problem or run.signals.pending() or _catch_rollback(records.flush) or _catch_rollback(saver.check)
+        run,
+        records,
+        problem or run.signals.pending() or _catch_rollback(records.flush) or _catch_rollback(saver.check_finite),
     )
     saver.save_together(records.flush)
 
@@ -205,9 +207,9 @@ def _catch_rollback(function: Callable[..., None], *arguments: object) -> Except
 def _profile_and_save(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
     if profiler:
         profiler.step()
-    if saver.due():
+    if saver.is_due():
         records.flush()
-        saver.periodic()
+        saver.save_periodically()
 
 
 def _train_step(
@@ -294,7 +296,7 @@ def _roll_back(run: Run, saver: Saver, records: StepRecords, kind: str, reason: 
     saver.wait()
     # One process may have halved its micro-batches before the problem; all continue with the smallest size.
     run.step.use_micro_batch(agreement.find_smallest(run.ranks, run.step.micro_batch))
-    loaded, damaged = rank_checkpoints.latest(run.ranks, run.checkpoints, run.model)
+    loaded, damaged = rank_checkpoints.load_latest(run.ranks, run.checkpoints, run.model)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in damaged:
         run.events.add("storage", line)
@@ -324,14 +326,14 @@ def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dic
         run.metrics.write(counters.step, counters.epoch, run.last_metrics)
         run.metrics.board.put(counters.step, confusion_image.pictures(confusion))
         if is_best:
-            saver.best({"metrics": run.last_metrics, "confusion": confusion})
+            saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
         # Of two equal values the one with the lower loss is the best.
         is_tie = run.best_metric.best.best == best_before
         progress.evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
         # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
         counters.epoch, counters.batch = counters.epoch + 1, 0
-    if saver.due(epoch_ended=True):
-        saver.periodic()
+    if saver.is_due(epoch_ended=True):
+        saver.save_periodically()
     reason = run.user_parts.callbacks.call(
         "on_epoch", collect_info(run, counters.epoch, metrics=dict(run.last_metrics), best=is_best)
     )

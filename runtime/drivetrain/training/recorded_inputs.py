@@ -61,7 +61,7 @@ def read(job: Job, folder: Path) -> Dataset:
         DataError: if it cannot be used.
         CheckpointError: if it has changed.
     """
-    recorded = read_stored(folder) if checkpoint.resumes(folder) else None
+    recorded = read_stored(folder) if checkpoint.can_resume(folder) else None
     if recorded is not None:
         _fix_commit(job, RunFiles(folder).read_json(RECORD))
     if os.environ.get(world.RANK, "0") != "0":

@@ -321,7 +321,7 @@ def _synchronize_start(
     ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
 ) -> dict[str, str]:
     """Check that all processes have the same data and plan, and copy rank 0's weights; returns `resume.identity`."""
-    identity = resume.identity(hardware, dataset)
+    identity = resume.collect_identity(hardware, dataset)
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
     start_checks.check_plan(ranks, plan)
     if sharing_note := one_copy.share(dataset, ranks):

@@ -32,14 +32,14 @@ from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
 
 
 def train(run: Run, *, trace: bool = False) -> str:
-    """Train an assembled run to its end, and write its records; returns why it ended.
+    """Train an assembled run to its end, and write its model and records; returns why it ended.
 
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
     folder = run.folder
     try:
-        saver = _begin(run)
+        saver = _prepare_run(run)
     except BaseException:
         # TensorBoard's thread would abort the process if it were still inside torch while the interpreter shuts down.
         if run.metrics:
@@ -47,48 +47,49 @@ def train(run: Run, *, trace: bool = False) -> str:
         raise
     assert run.metrics is not None
     progress = Progress(run.total_steps, run.counters.step)
-    profiler = _profiler(run) if trace and run.ranks.is_rank0 else None
-    with _monitor(run, run.metrics) as monitor:
+    profiler = _build_profiler(run) if trace and run.ranks.is_rank0 else None
+    with _build_monitor(run, run.metrics) as monitor:
         try:
-            reason = _fit(run, saver, progress, profiler)
-            # Rank 0 alone writes the model; a signal meanwhile stops the run after another save.
+            reason = _train_and_disconnect(run, saver, progress, profiler)
+            # Only rank 0 writes the model. A signal from here on stops the run after another save.
             if not run.ranks.is_rank0:
                 return reason
             try:
                 with stopping():
-                    saver.final()
+                    saver.save_final()
                     best = final_model.choose_weights(run)
                     save_model(run, best)
                     for line in final_model.describe_calibration(best):
                         say(line)
                     worst_mistakes.write(run, best.confusion)
                     effective_settings.record_changes(run, say)
-                    tested = final_model.test_model(run)
+                    test_results = final_model.test_model(run)
             except Stopped as stop:
-                raise _save_stopped(run, saver, stop) from None
+                raise _save_after_stop(run, saver, stop) from None
         finally:
             if profiler:
                 profiler.close()
             progress.close()
             run.metrics.close()
-    # What watching the run has cost, which the report shows.
-    watching = {"monitor": monitor.spent, "live view": progress.spent}
+    # CPU seconds, which the report shows as the cost of watching.
+    watching_seconds = {"monitor": monitor.spent, "live view": progress.spent}
     write_json(
         folder / "result.json",
-        _result(run, best, reason, monitor.peak, watching) | ({"test": tested} if tested else {}),
+        _build_result(run, best, reason, monitor.peak, watching_seconds)
+        | ({"test": test_results} if test_results else {}),
     )
     say(f"done: {reason}; {best.words()}; model in {folder}/model")
     return reason
 
 
-def _profiler(run: Run) -> Profiler:
+def _build_profiler(run: Run) -> Profiler:
     def report(text: str) -> None:
         run.events.add("trace", text, run.counters.step)
 
     return Profiler(run.folder, run.device.type, run.total_steps - run.counters.step, report)
 
 
-def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
+def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
     return Monitor(
         run.folder,
         duration_seconds(run.job.monitor.every),
@@ -99,8 +100,8 @@ def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
     )
 
 
-def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
-    """Train until the end; returns why it ended. Several processes stay connected until rank 0 has saved.
+def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
+    """Train until the end; returns why it ended. All processes stay connected until rank 0 has saved.
 
     Raises:
         Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
@@ -109,23 +110,23 @@ def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) 
         with stopping():
             reason = loop.fit(run, saver, progress, profiler)
     except Stopped as stop:
-        ended = _save_stopped(run, saver, stop)
+        stop_with_advice = _save_after_stop(run, saver, stop)
         run.ranks.barrier()
         run.ranks.leave()
-        raise ended from None
+        raise stop_with_advice from None
     except UserCodeError as error:
         raise UserCodeError(
-            error.given, f"saved as {saver.final()}", f"{error.action}; the same call resumes there"
+            error.given, f"saved as {saver.save_final()}", f"{error.action}; the same call resumes there"
         ) from (error.__cause__)
-    saver.end_together()
+    saver.save_end_together()
     run.ranks.leave()
     return reason
 
 
-def _begin(run: Run) -> Saver:
+def _prepare_run(run: Run) -> Saver:
     """Restore the last checkpoint, if there is one, and open the records; returns the saver."""
-    loaded, passed = rank_checkpoints.latest(run.ranks, run.checkpoints, run.model)
-    for line in passed:
+    loaded, damaged = rank_checkpoints.load_latest(run.ranks, run.checkpoints, run.model)
+    for line in damaged:
         say(line)
     if run.ranks.is_rank0:
         recorded_inputs.begin(run, say, resumes=loaded is not None)
@@ -134,18 +135,9 @@ def _begin(run: Run) -> Saver:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     solved_heads.announce(run)
-    samples = run.batches.samples
-    if run.job.train.batch > samples:
-        say(
-            f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
-        )
-    if run.total_steps < (run.job.train.steps or 0):
-        say(
-            f"train.steps: {run.job.train.steps:,} is more than the {run.total_steps:,} steps of train.epochs: "
-            f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,}, more epochs make it longer"
-        )
+    _warn_of_sizes(run)
     on_gpu = run.device.type == "cuda"
-    say(resume.promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
+    say(resume.describe_promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
     run.metrics = MetricsLog(
         run.folder,
         after=run.counters.step,
@@ -156,52 +148,68 @@ def _begin(run: Run) -> Saver:
         tensorboard_overview.show_overview(run)
     if run.ranks.heartbeat:
         run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.now}"
-    saver = _saver(run)
+    saver = _choose_saver(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:
-            saver.final()
+            saver.save_final()
         except NotFinite as problem:
             raise NumericsError(
                 f"the network's weights before the first step are {problem}",
                 "finite numbers in every parameter",
                 "initialize these parameters in the network, or look at the file that they were loaded from",
             ) from None
-    saver.foresee()
+    saver.warn_if_disk_small()
     profiling.split_step_time(run)
     return saver
 
 
-def _saver(run: Run) -> Saver:
-    """What saves: all processes together if they hold parts of the weights, else rank 0."""
+def _warn_of_sizes(run: Run) -> None:
+    """Print a line if the batch is larger than the data, or `train.steps` more than the epochs have."""
+    samples = run.batches.samples
+    if run.job.train.batch > samples:
+        say(
+            f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
+        )
+    if run.total_steps < (run.job.train.steps or 0):
+        say(
+            f"train.steps: {run.job.train.steps:,} is more than the {run.total_steps:,} steps of train.epochs: "
+            f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,}, more epochs make it longer"
+        )
+
+
+def _choose_saver(run: Run) -> Saver:
+    """The saver of this process: all save together if the weights are divided, else only rank 0 does."""
     if run.is_divided:
         return SaverTogether(run)
     return Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
 
 
-def _save_stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
-    """Save if there is progress; returns the error with advice on how to resume."""
-    command_text = "run the same command"
+def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
+    """Save if a step was trained; returns the error, with where it was saved and how to resume."""
+    action = "run the same command"
     if run.time_left() <= 0 and run.counters.samples == run.earlier_samples:
-        command_text = "raise train.max_time (it passed before this attempt finished a step), and run the command"
+        action = "raise train.max_time (it passed before this attempt finished a step), and run the command"
     if run.counters.step == 0:
-        return Stopped(f"{stop.given} before the first step finished", "", f"{command_text} again")
+        return Stopped(f"{stop.given} before the first step finished", "", f"{action} again")
     try:
-        saved = f"saved as {saver.final()}"
+        saved = f"saved as {saver.save_final()}"
     except NotFinite as problem:
         saved = f"not saved: {problem}; the last checkpoint is kept"
-    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{command_text} again to resume from there")
+    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{action} again to resume from there")
 
 
-def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict[str, float]) -> dict[str, object]:
+def _build_result(
+    run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching_seconds: dict[str, float]
+) -> dict[str, object]:
     phase_seconds = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
-    training = max(1e-9, sum(phase_seconds.get(name, 0.0) for name in (*profiling.STEP_PHASES, "input")))
+    training_seconds = max(1e-9, sum(phase_seconds.get(name, 0.0) for name in (*profiling.STEP_PHASES, "input")))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
         "seconds": seconds,
-        "samples_per_second": (run.counters.samples - run.earlier_samples) / training,
+        "samples_per_second": (run.counters.samples - run.earlier_samples) / training_seconds,
         "best": {
             "metric": best.metric,
             "value": best.value,
@@ -211,22 +219,22 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
         },
         "last": run.last_metrics,
         "confusion": best.confusion,
-        "peak_memory": peak,
+        "peak_memory": peak_bytes,
         "memory_limit": run.hardware.memory.limit,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
-        "watching": {name: round(value, 4) for name, value in watching.items()},
+        "watching": {name: round(value, 4) for name, value in watching_seconds.items()},
         "shards": run.readable.fetched.record() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.unfrozen(run), *trained_layers.rates(run)],
         "model": operations.note(run.network),
-        "facts": _facts(run),
+        "facts": _collect_facts(run),
     }
 
 
-def _facts(run: Run) -> dict[str, dict[str, object]]:
+def _collect_facts(run: Run) -> dict[str, dict[str, object]]:
     """Properties of data and network by key, which the report's advice reads."""
     stem = operations.stem_costs(run.network)
     return run.dataset.facts | ({"stem": stem} if stem else {})

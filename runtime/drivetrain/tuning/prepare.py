@@ -52,7 +52,7 @@ def assemble_run(
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
-    resumes = checkpoint.resumes(folder)
+    resumes = checkpoint.can_resume(folder)
     if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not is_measured and not resumes:

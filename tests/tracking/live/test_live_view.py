@@ -236,11 +236,11 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         folder=folder,
         counters=SimpleNamespace(epoch=epoch),
         time_left=lambda: 100.0,
-        last={"validation/loss": 0.5},
+        last_metrics={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
-        watch=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
+        best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
     )
     return cast(Run, made)
 
@@ -251,7 +251,7 @@ def test_many_columns_are_not_in_the_line_of_an_epoch(
 ) -> None:
     progress, run = Progress(40, 0), fake(tmp_path)
     scores = {f"validation/c{n}/{metric}": 1.0 for n in range(columns) for metric in ("mae", "rmse", "r2")}
-    run.last = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
+    run.last_metrics = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
     progress.evaluation(run, "")
     line = capsys.readouterr().out
     assert "validation/rmse 2.0000" in line
