@@ -38,7 +38,7 @@ DEFAULT = 300.0
 class Still:
     """Progress that shows nothing."""
 
-    def step(self, *given: Any) -> None:
+    def report_step(self, *given: Any) -> None:
         """Nothing."""
 
 

@@ -67,7 +67,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         return None
 
     made.model.register_forward_pre_hook(hook)
-    step, skipped = made.step.__class__.compute_gradients, made.numerics.skipped
+    step, skipped = made.step.__class__.compute_gradients, made.numerics.record_skipped
 
     def compute_gradients(self: Any, batch: Any, seed: int) -> Any:
         before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
@@ -82,7 +82,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
 
     watched = type("Watched", (made.step.__class__,), {"compute_gradients": compute_gradients})
     object.__setattr__(made.step, "__class__", watched)
-    made.numerics.skipped = unmoved  # type: ignore[method-assign]
+    made.numerics.record_skipped = unmoved  # type: ignore[method-assign]
 
 
 def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:

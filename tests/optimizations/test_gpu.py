@@ -235,12 +235,12 @@ def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
     device = torch.device("cuda:0")
-    torch_setup.begin(job(), gtx1080, device)
-    torch_setup.begin(job(limits="gpu_memory: 2g"), gtx1080, device)
+    torch_setup.apply_settings(job(), gtx1080, device)
+    torch_setup.apply_settings(job(limits="gpu_memory: 2g"), gtx1080, device)
     assert told == [(0.25, device)]
     # Under WSL2 the driver would spill into the host's memory instead of refusing.
     gpu = replace(gtx1080.gpu, memory=8 << 30, free=6 << 30)
-    torch_setup.begin(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
+    torch_setup.apply_settings(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
     assert told[1:] == [(pytest.approx(0.75 - 0.05), device)]
 
 

@@ -77,7 +77,7 @@ def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: i
         **state,
         **{f"moment {n}": value for n, value in enumerate(moments)},
         **{f"average {n}": value for n, value in enumerate(average)},
-        "scale": torch.tensor([scaler.scale, float(scaler.good)]),
+        "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
         "told": told,
     }
 

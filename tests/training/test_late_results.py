@@ -190,7 +190,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     if len(bad) == 3:
         assert (made.counters.step, steps) == (0, [])
-        assert made.numerics.skip == {(0, 3), (1, 0), (1, 1)}
+        assert made.numerics.skipped_batches == {(0, 3), (1, 0), (1, 1)}
     else:
         assert (made.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
 

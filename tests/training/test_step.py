@@ -135,7 +135,7 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
     torch.manual_seed(0)
     network = make().to(dtype)
     optimizer = Recorder(network.parameters(), lr=1.0)
-    terms = losses.terms(loss)
+    terms = losses.build_terms(loss)
     objective = losses.Objective(
         heads, {n: losses.HeadLoss(terms, WEIGHTS[h.outputs] if h.classes else None) for n, h in heads.items()}
     )
@@ -277,7 +277,7 @@ class Unpooled(nn.Module):
 def unpooled(strict: bool, told: list[str]) -> Step:
     torch.manual_seed(0)
     network = Unpooled()
-    goal = losses.objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
+    goal = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
     options = StepOptions(forward=network, report_numbers=told.append)
     step = Step(network, torch.optim.SGD(network.parameters(), 0.1), goal, None, torch.device("cpu"), options)
     step.state.deterministic_only = strict

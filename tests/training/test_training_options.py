@@ -288,7 +288,7 @@ def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> No
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
     assert train._save_after_stop(made, None, stop).action == "run the same command again"
-    made.clock.start -= 3600
+    made.clock.started -= 3600
     assert train._save_after_stop(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
     assert train._save_after_stop(made, Saver(made), stop).action == "run the same command again to resume from there"
@@ -302,7 +302,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 
     def slow(*inputs: Tensor) -> Any:
         if made.counters.step == 2:
-            made.clock.start -= 3601
+            made.clock.started -= 3601
         return forward(*inputs)
 
     made.configure_step(forward=slow)
@@ -320,7 +320,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gamma", "alpha", "smoothing"), [(2.0, None, 0.0), (0.7, None, 0.15), (2.0, 0.25, 0.1)])
 def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float, soft: bool) -> None:
     from drivetrain.job.train import Focal
-    from drivetrain.training.losses import terms
+    from drivetrain.training.losses import build_terms
 
     classes = 2 if alpha is not None else 4
     drawn = np.random.default_rng(1)
@@ -332,7 +332,7 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
     wanted = (-weight * smooth * (1 - p) ** gamma * np.log(p)).sum(1)
     spec = Focal(name="focal", gamma=gamma, alpha=alpha, label_smoothing=smoothing)
     targets = torch.from_numpy(goal) if soft else torch.from_numpy(hard)
-    np.testing.assert_allclose(terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
+    np.testing.assert_allclose(build_terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
 
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class FinalWeights:
     metrics: dict[str, float] = field(default_factory=dict)
     confusion: dict[str, Any] = field(default_factory=dict)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """A description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
@@ -55,14 +55,14 @@ def choose_weights(run: Run) -> FinalWeights:
     metric, wrong = run.best_metric.best.metric, []
     if run.best_metric.best.best is None:
         wrong.append(f"no evaluation gave {metric} a value that is a number")
-    for path in _candidates(run):
+    for path in _list_candidates(run):
         try:
-            final = _read(checkpoint.load(path), metric)
+            final = _read_final_weights(checkpoint.load(path), metric)
         except CheckpointError as error:
             wrong.append(error.given)
             continue
         if wrong:
-            which = f"an older best: {final.words()}" if final.value is not None else final.words()
+            which = f"an older best: {final.describe()}" if final.value is not None else final.describe()
             run.events.add("checkpoint", f"{'; '.join(wrong)}; the model has {which}", run.counters.step)
         return final
     raise CheckpointError(
@@ -72,7 +72,7 @@ def choose_weights(run: Run) -> FinalWeights:
     )
 
 
-def _candidates(run: Run) -> Iterator[Path]:
+def _list_candidates(run: Run) -> Iterator[Path]:
     """Checkpoints that may be used, best first."""
     best = run.best_metric.best
     if best.best is not None:
@@ -82,7 +82,7 @@ def _candidates(run: Run) -> Iterator[Path]:
     yield from reversed(checkpoint.list_checkpoints(run.checkpoints))
 
 
-def _read(loaded: Loaded, metric: str) -> FinalWeights:
+def _read_final_weights(loaded: Loaded, metric: str) -> FinalWeights:
     state = loaded.state
     if loaded.path.name.startswith("best-"):
         best = state["watch"]["best"]
@@ -107,7 +107,9 @@ def save_model(run: Run, final: FinalWeights) -> Path:
         "task": run.job.task,
         "builder": run.network.builder,
         "arguments": run.network.arguments,
-        "heads": [asdict(_with_temperature(_with_weights(run, head), final)) for head in run.dataset.heads.values()],
+        "heads": [
+            asdict(_add_temperature(_add_class_weights(run, head), final)) for head in run.dataset.heads.values()
+        ],
         "preprocessing": run.dataset.preprocessing,
         "trained": {"run": run.folder.name, "step": final.step, "epoch": final.epoch, final.metric: final.value},
     }
@@ -123,7 +125,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     return folder
 
 
-def _with_weights(run: Run, head: Head) -> Head:
+def _add_class_weights(run: Run, head: Head) -> Head:
     """The head with the class weights of the training as numbers: `balanced` would need the training data."""
     weights = run.step.objective.losses[head.name].class_weights
     return (
@@ -131,9 +133,9 @@ def _with_weights(run: Run, head: Head) -> Head:
     )
 
 
-def _with_temperature(head: Head, final: FinalWeights) -> Head:
+def _add_temperature(head: Head, final: FinalWeights) -> Head:
     """The head with the temperature that fits the validation samples of the chosen weights; unchanged without one."""
-    chosen = temperature.of_evaluation(final.confusion, head.name)
+    chosen = temperature.choose_for_head(final.confusion, head.name)
     return replace(head, temperature=chosen.value) if chosen else head
 
 
@@ -141,7 +143,7 @@ def describe_calibration(final: FinalWeights) -> list[str]:
     """What the temperatures change, for each head with classes."""
     lines = []
     for name in final.confusion:
-        if chosen := temperature.of_evaluation(final.confusion, name):
+        if chosen := temperature.choose_for_head(final.confusion, name):
             of_head = f" of {name}" if name else ""
             lines.append(
                 f"temperature: probabilities{of_head} are those of outputs / {chosen.value:.3g}"
@@ -162,7 +164,7 @@ def test_model(run: Run) -> dict[str, Any]:
     train, split = run.job.train, data.test.split
     saved = saved_model.load(run.folder, consent=True)
     heads = mark_partial(data.heads, [split.targets])
-    objective = losses.objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
+    objective = losses.build_objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
     tally = MetricAccumulator(saved.heads, objective)
     for ids, outputs in forward.outputs(saved.network, data.heads, split, data.test.prepare, run.device):
         index = torch.from_numpy(ids)

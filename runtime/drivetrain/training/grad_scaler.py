@@ -30,9 +30,9 @@ class Scaler:
     def __init__(self, spec: Fp16 | None = None) -> None:
         self.spec = spec
         self.scale = spec.initial_scale if spec else 1.0
-        self.good = 0
+        self.good_steps = 0
         """Good steps in a row since the last change of the scale."""
-        self.fallen = False
+        self.fell_back = False
         """Whether the run has switched to fp32."""
         self.on_device: tuple[Tensor, Tensor] | None = None
         """Scale (float32) and `good` (int32) on the device, tensors of shape (); None until a step needs them."""
@@ -40,9 +40,9 @@ class Scaler:
     @property
     def active(self) -> bool:
         """Whether gradients are scaled."""
-        return self.spec is not None and not self.fallen
+        return self.spec is not None and not self.fell_back
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss from which the backward pass starts."""
         return loss * self._factor() if self.active else loss
 
@@ -62,24 +62,27 @@ class Scaler:
 
     def update(self, finite: bool) -> None:
         """After a step: lower the scale if it was skipped, raise it after enough good ones."""
-        if self.spec is None or self.fallen:
+        if self.spec is None or self.fell_back:
             return
         if not finite:
-            self.scale, self.good = _float32(self.scale * self.spec.backoff_factor), 0
+            self.scale, self.good_steps = _round_to_float32(self.scale * self.spec.backoff_factor), 0
             return
-        self.good += 1
-        if self.good >= self.spec.growth_interval:
-            self.scale, self.good = _float32(min(self.scale * self.spec.growth_factor, self.spec.max_scale)), 0
+        self.good_steps += 1
+        if self.good_steps >= self.spec.growth_interval:
+            self.scale, self.good_steps = (
+                _round_to_float32(min(self.scale * self.spec.growth_factor, self.spec.max_scale)),
+                0,
+            )
 
     @torch.no_grad()
-    def update_if(self, finite: Tensor) -> None:
+    def update_on_device(self, finite: Tensor) -> None:
         """`update` on the device, for the next step; `update` follows once the host knows `finite`."""
-        if self.spec is None or self.fallen:
+        if self.spec is None or self.fell_back:
             return
         if self.on_device is None:
             self.on_device = (
                 onto(finite.device, [self.scale])[0],
-                onto(finite.device, [self.good], torch.int32)[0],
+                onto(finite.device, [self.good_steps], torch.int32)[0],
             )
         scale, good = self.on_device
         grows = good + 1 >= self.spec.growth_interval
@@ -93,14 +96,14 @@ class Scaler:
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
         if self.spec:
-            return {"scale": self.scale, "good": self.good, "fallen": self.fallen}
-        return {"fallen": True} if self.fallen else {}
+            return {"scale": self.scale, "good": self.good_steps, "fallen": self.fell_back}
+        return {"fallen": True} if self.fell_back else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore from a checkpoint; a switch to fp32 in this process stays."""
-        self.fallen |= bool(state.get("fallen", False))
+        self.fell_back |= bool(state.get("fallen", False))
         if self.spec and state:
-            self.scale, self.good = float(state["scale"]), int(state["good"])
+            self.scale, self.good_steps = float(state["scale"]), int(state["good"])
             self.leave_device()
 
     def leave_device(self) -> None:
@@ -108,6 +111,6 @@ class Scaler:
         self.on_device = None
 
 
-def _float32(number: float) -> float:
+def _round_to_float32(number: float) -> float:
     """A number as the device's copy of it."""
     return float(np.float32(number))

@@ -28,17 +28,17 @@ from drivetrain.training.checkpoints import checkpoint
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-FILES = ("plan.json", "data.json", "preprocessing.json", "extension.json")
+LEADER_FILES = ("plan.json", "data.json", "preprocessing.json", "extension.json")
 """What a process reads of the leader's folder before it trains."""
-REPORT_INTERVAL = 20
+REPORT_SECONDS = 20
 """Seconds between two lines that say who is missing."""
-CHECK_INTERVAL = 0.1
+POLL_SECONDS = 0.1
 """Seconds between two looks."""
-READ_WITHIN = 10.0
+READ_TIMEOUT_SECONDS = 10.0
 """Seconds that the leader waits until all others have read why the run does not begin."""
-MAX_LISTED = 3
+MAX_LISTED_KEYS = 3
 """Largest number of different keys that are listed."""
-ERRORS: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
+ERRORS_BY_EXIT_CODE: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
 
 
 def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
@@ -59,17 +59,18 @@ def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
         return
     rank, store = int(os.environ[RANK]), stores.meeting_store()
     if rank == 0:
-        _lead(folder, job, count, store, say)
+        _lead_processes(folder, job, count, store, say)
     else:
-        _follow(folder, job, rank, store, say)
+        _follow_leader(folder, job, rank, store, say)
 
 
-def _lead(folder: Path, job: Job, count: int, store: Store, say: Callable[[str], None]) -> None:
-    files = {name: (folder / name).read_text(encoding="utf-8") for name in FILES if (folder / name).exists()}
+def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Callable[[str], None]) -> None:
+    files = {name: (folder / name).read_text(encoding="utf-8") for name in LEADER_FILES if (folder / name).exists()}
     store.set(
         "leader",
         json.dumps(
-            _own(folder, job) | {"files": files, "resumes": bool(checkpoint.list_checkpoints(folder / "checkpoints"))}
+            _describe_process(folder, job)
+            | {"files": files, "resumes": bool(checkpoint.list_checkpoints(folder / "checkpoints"))}
         ),
     )
     problem = None
@@ -80,20 +81,20 @@ def _lead(folder: Path, job: Job, count: int, store: Store, say: Callable[[str],
     store.set("go", json.dumps(problem))
     if problem:
         # The store ends with this process, and the others must have read why.
-        end = time.monotonic() + READ_WITHIN
+        end = time.monotonic() + READ_TIMEOUT_SECONDS
         while not store.check([f"read/{rank}" for rank in range(1, count)]) and time.monotonic() < end:
-            time.sleep(CHECK_INTERVAL)
-    _raise(problem)
+            time.sleep(POLL_SECONDS)
+    _raise_problem(problem)
 
 
-def _follow(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str], None]) -> None:
+def _follow_leader(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str], None]) -> None:
     leader = json.loads(_wait_for_key(store, "leader", "the leader has not come yet", say))
-    store.set(f"hello/{rank}", json.dumps(_unlike(leader, _own(folder, job), rank)))
+    store.set(f"hello/{rank}", json.dumps(_find_difference(leader, _describe_process(folder, job), rank)))
     # The leader may be waiting for others for as long as we have waited for it.
     problem = json.loads(_wait_for_key(store, "go", "the leader waits for the others", say))
     store.set(f"read/{rank}", "")
-    _raise(problem)
-    for name in FILES:
+    _raise_problem(problem)
+    for name in LEADER_FILES:
         if name in leader["files"]:
             write_text(folder / name, leader["files"][name])
         else:
@@ -101,7 +102,7 @@ def _follow(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str]
     RunFiles(folder).write_json(checkpoint.LEADER_FILE, {"resumes": leader["resumes"]})
 
 
-def _own(folder: Path, job: Job) -> dict[str, Any]:
+def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
     machine = RunFiles(folder).read_json("hardware.json")
     gpus = sorted({gpu["name"] for gpu in machine["gpus"]})
     # Rounding depends on the processor's instructions where it computes.
@@ -118,12 +119,12 @@ def _own(folder: Path, job: Job) -> dict[str, Any]:
     }
 
 
-def _unlike(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
+def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
     """The parts of the error about how this process differs from the leader; None if it does not."""
     who = f"rank {rank} on node {follower['node']}"
-    if keys := list(_different(leader["spec"], follower["spec"])):
-        listed = "; ".join(keys[:MAX_LISTED]) + (
-            f"; and {len(keys) - MAX_LISTED} more" if len(keys) > MAX_LISTED else ""
+    if keys := list(_list_spec_differences(leader["spec"], follower["spec"])):
+        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + (
+            f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
         )
         return {
             "exit_code": SpecError.exit_code,
@@ -138,7 +139,7 @@ def _unlike(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -
         return {
             "exit_code": SpecError.exit_code,
             "parts": [
-                f"{who} has another {', '.join(other[:MAX_LISTED])} than the leader on node {leader['node']}",
+                f"{who} has another {', '.join(other[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
                 "the same code of the job on all nodes",
                 "copy the leader's files to that node, then start all nodes again",
             ],
@@ -167,13 +168,13 @@ def _unlike(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -
     return None
 
 
-def _different(one: Any, two: Any, key_path: str = "") -> list[str]:
+def _list_spec_differences(one: Any, two: Any, key_path: str = "") -> list[str]:
     """Keys in which two specs differ, with both values."""
     if isinstance(one, dict) and isinstance(two, dict):
         return [
             line
             for key in {**one, **two}
-            for line in _different(one.get(key), two.get(key), f"{key_path}.{key}".lstrip("."))
+            for line in _list_spec_differences(one.get(key), two.get(key), f"{key_path}.{key}".lstrip("."))
         ]
     return [] if one == two else [f"{key_path} is {json.dumps(two)}, there {json.dumps(one)}"]
 
@@ -181,7 +182,7 @@ def _different(one: Any, two: Any, key_path: str = "") -> list[str]:
 def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], None]) -> bytes:
     """The value of a key, as soon as it is there."""
     for second in range(int(stores.START_TIMEOUT.total_seconds())):
-        if second and second % REPORT_INTERVAL == 0:
+        if second and second % REPORT_SECONDS == 0:
             say(f"waiting for the other nodes: {missing}")
         # `store.wait` would print a warning each time, and let no signal in.
         end = time.monotonic() + 1
@@ -191,7 +192,7 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
                     return bytes(store.get(key))
             except RuntimeError as error:
                 raise _leader_lost_error(str(error)) from None
-            time.sleep(CHECK_INTERVAL)
+            time.sleep(POLL_SECONDS)
     raise PeerError(
         f"{missing}, after {stores.START_TIMEOUT.total_seconds() / 60:.0f} minutes",
         "all processes of the run",
@@ -205,7 +206,7 @@ def _leader_lost_error(reason: str) -> PeerError:
     )
 
 
-def _raise(problem: Mapping[str, Any] | None) -> None:
+def _raise_problem(problem: Mapping[str, Any] | None) -> None:
     """Raise what one of the processes has found, in all of them."""
     if problem:
-        raise ERRORS[problem["exit_code"]](*problem["parts"])
+        raise ERRORS_BY_EXIT_CODE[problem["exit_code"]](*problem["parts"])

@@ -25,7 +25,7 @@ from drivetrain.tracking import confusion_image
 from drivetrain.training import agreement, solved_heads, trained_layers
 from drivetrain.training.agreement import HalfUpdated
 from drivetrain.training.checkpoints import rank_checkpoints, run_state
-from drivetrain.training.evaluation.validation import check_format, evaluate
+from drivetrain.training.evaluation.validation import check_precision, evaluate
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
@@ -67,7 +67,7 @@ def _train_epochs(run: Run, saver: Saver, progress: Progress, profiler: Profiler
             _report_shards(run)
             with run.clock.phase("evaluate"):
                 run.last_metrics, confusion = evaluate(run)
-                check_format(run)
+                check_precision(run)
             agreement.raise_gravest(run.ranks, _catch_rollback(record_evaluation, run, saver, progress, confusion))
         # A signal in the middle of a rollback would leave weights and counters of two different steps.
         except NotFinite as error:
@@ -102,7 +102,7 @@ def _find_reason_to_end(run: Run) -> str | None:
         return f"ended by {run.stop_reason}"
     if run.counters.solved and run.ends_solved:
         return "the heads are solved"
-    return f"{run.counters.step} steps trained" if run.reached_step_limit() else run.best_metric.stop()
+    return f"{run.counters.step} steps trained" if run.reached_step_limit() else run.best_metric.reason_to_stop()
 
 
 def _train_epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
@@ -110,10 +110,10 @@ def _train_epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profile
     trained_layers.enter_stage(run)
     trained_layers.announce_stage(run)
     if run.solves_heads:
-        solved_heads.solve(run)
+        solved_heads.solve_heads(run)
         return
     run.train_mode()
-    batches = run.clock.waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
+    batches = run.clock.time_waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
     try:
         _train_batches(run, saver, records, profiler, batches)
     except ROLLBACK_ERRORS:
@@ -234,7 +234,7 @@ def _train_step(
     position, samples = (counters.epoch, counters.batch), run.batches.size(counters.batch)
     run.step_result = None
     with run.signals.held():
-        if position in run.numerics.skip:
+        if position in run.numerics.skipped_batches:
             _raise_agreed(run, records, problem)
         else:
             late_problem = _compute_and_update(run, batch, position, records, problem)
@@ -308,7 +308,7 @@ def _roll_back(run: Run, saver: Saver, records: StepRecords, kind: str, reason: 
 
 def _describe_skipped(run: Run) -> str:
     """A description of the batches that are skipped from now on."""
-    return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
+    return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skipped_batches)) or "none"
 
 
 def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, object]) -> None:
@@ -329,7 +329,7 @@ def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dic
             saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
         # Of two equal values the one with the lower loss is the best.
         is_tie = run.best_metric.best.best == best_before
-        progress.evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
+        progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
         # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
         counters.epoch, counters.batch = counters.epoch + 1, 0
     if saver.is_due(epoch_ended=True):

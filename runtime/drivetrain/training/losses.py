@@ -44,7 +44,7 @@ class HeadLoss:
     custom: CustomTerms | None = None
     """The user's loss, if these are its terms."""
 
-    def weigh(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weighted term of each sample, 0 without a label; shape (N,)."""
         weights = () if self.class_weights is None else (onto(outputs.device, self.class_weights).to(outputs.dtype),)
         if not self.partial:
@@ -105,16 +105,16 @@ class Objective:
             for name, loss in self.losses.items()
         }
 
-    def shared(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    def share_denominators(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
         """The denominators of a process that computes this share of a batch: over all processes, those of a sum are 1."""
         return {name: over * share if self.losses[name].is_summed else over for name, over in denominators.items()}
 
     @property
-    def indivisible(self) -> str:
+    def split_obstacle(self) -> str:
         """Why the loss of a batch cannot be put together from those of its parts; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
-    def no_denominators(self) -> dict[str, Tensor]:
+    def zero_denominators(self) -> dict[str, Tensor]:
         """Those of no samples."""
         return {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
 
@@ -138,7 +138,7 @@ class Objective:
             below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial or loss.custom else over[name]
             # Half precision has too few digits for the sum of a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
-            terms = loss.weigh(scores, targets[name]).sum()
+            terms = loss.weighted_terms(scores, targets[name]).sum()
             weight = self.heads[name].weight
             share = (terms if weight == 1 else weight * terms) / below.to(scores.dtype)
             total = share if total is None else total + share
@@ -146,15 +146,15 @@ class Objective:
         return total
 
 
-def terms(spec: Spec) -> Terms:
+def build_terms(spec: Spec) -> Terms:
     """The per-sample terms of a loss in the spec."""
     match spec:
         case CrossEntropy():
             return partial(_cross_entropy, smoothing=spec.label_smoothing)
         case Focal():
-            return partial(_focal, spec=spec)
+            return partial(_focal_terms, spec=spec)
         case BinaryCrossEntropy():
-            return partial(_binary, smoothing=spec.label_smoothing)
+            return partial(_binary_cross_entropy, smoothing=spec.label_smoothing)
         case MeanSquaredError():
             return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
         case Huber():
@@ -163,7 +163,7 @@ def terms(spec: Spec) -> Terms:
             )
 
 
-def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def to_probabilities(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """Class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
     return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
 
@@ -174,10 +174,10 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = No
     return F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
 
 
-def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
+def _focal_terms(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
     """Focal loss (Lin et al. 2017); for soft targets, the expectation over classes."""
     classes = outputs.shape[1]
-    expected = soft(targets, classes, outputs.dtype)
+    expected = to_probabilities(targets, classes, outputs.dtype)
     expected = expected * (1 - spec.label_smoothing) + spec.label_smoothing / classes
     log_p = F.log_softmax(outputs, dim=1)
     # With gamma below 1 the slope at 0, for a certain prediction, is infinite; times 0 it would be NaN.
@@ -188,12 +188,14 @@ def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, s
     return (terms if weights is None else terms * weights).sum(dim=1)
 
 
-def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
-    expected = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
+def _binary_cross_entropy(
+    outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float
+) -> Tensor:
+    expected = to_probabilities(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
     return F.binary_cross_entropy_with_logits(outputs, expected, reduction="none", pos_weight=weights).mean(dim=1)
 
 
-def class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
+def compute_class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
     """The weights of a head's classes, shape (C,); None for equal weights and for regression.
 
     Args:
@@ -224,12 +226,12 @@ def balance_classes(targets: Tensor, classes: int) -> Tensor:
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
 
 
-def weighs(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
+def need_targets(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
     """Whether class weights are computed from the targets."""
     return any((head.class_weights or weighting) == "balanced" for head in heads.values())
 
 
-def objective(
+def build_objective(
     spec: Spec | None,
     heads: Mapping[str, Head],
     targets: Targets,
@@ -253,6 +255,6 @@ def objective(
         head_spec = spec or (plain if head.classes else MeanSquaredError(name="mse"))
         if head.label_smoothing is not None:
             head_spec = head_spec.model_copy(update={"label_smoothing": head.label_smoothing})
-        weights = class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
-        losses[name] = HeadLoss(terms(head_spec), weights, head.several, head.partial)
+        weights = compute_class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
+        losses[name] = HeadLoss(build_terms(head_spec), weights, head.several, head.partial)
     return Objective(heads, losses)

@@ -300,7 +300,7 @@ def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], N
     for warning in library_variables.overriding(os.environ):
         report("precision", warning)
     ranks = join_ranks(device)
-    torch_setup.begin(job, hardware, device)
+    torch_setup.apply_settings(job, hardware, device)
     return device, ranks
 
 
@@ -376,8 +376,8 @@ def _build_objective(job: Job, dataset: Dataset) -> Objective:
     """The loss of all heads."""
     weighting = job.train.class_weights
     # Only where class weights need them: some datasets read every sample to get the targets.
-    targets = dataset.train.targets if losses.weighs(dataset.heads, weighting) else {}
-    return losses.objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
+    targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}
+    return losses.build_objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
 
 
 def _report_event(events: EventLog, counters: Counters, kind: str, text: str) -> None:

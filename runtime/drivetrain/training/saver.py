@@ -28,7 +28,7 @@ from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.units import format_bytes
 from drivetrain.training import agreement
 from drivetrain.training.checkpoints import checkpoint, rank_checkpoints, run_state
-from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, not_finite
+from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, list_nonfinite
 from drivetrain.training.run import Run
 
 MAX_SAVE_SHARE = 0.02
@@ -66,7 +66,7 @@ class Saver:
         self.unsaved_best: PendingCheckpoint | None = None
         self.save_seconds = 0.0
         self.saved_at = time.monotonic()
-        self.infinite_buffers = set(not_finite(run.model.named_buffers(remove_duplicate=False)))
+        self.infinite_buffers = set(list_nonfinite(run.model.named_buffers(remove_duplicate=False)))
         """Names of buffers that are infinite from the start, such as a mask; all others must stay finite."""
 
     def is_due(self, *, epoch_ended: bool = False) -> bool:
@@ -86,7 +86,7 @@ class Saver:
             NotFinite: if one of them is not finite.
         """
         state = local_state(self.run.model)
-        nonfinite = not_finite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
+        nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
         if nonfinite:
             raise NotFinite(f"not finite: {', '.join(nonfinite[:5])}")
 

@@ -25,7 +25,7 @@ from drivetrain.job import Job
 from drivetrain.plan.plan import Plan
 from drivetrain.training.step import Step
 
-SEED = (
+SEED_ADVICE = (
     "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
 )
 
@@ -42,22 +42,28 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
     """
     if ranks.count == 1:
         return
-    wrong = _differs(
+    wrong = _find_difference(
         ranks,
         {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
         | {"classes": repr(dataset.heads)},
     )
     if wrong:
-        raise DataError(f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED)
+        raise DataError(
+            f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED_ADVICE
+        )
     shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
-    wrong = _differs(ranks, {"weights or buffers": repr(shapes)})
+    wrong = _find_difference(ranks, {"weights or buffers": repr(shapes)})
     if wrong:
         raise SpecError(
-            [job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike", SEED)]
+            [
+                job.problem(
+                    ("model",), f"{wrong} than process 1", "a network that every process builds alike", SEED_ADVICE
+                )
+            ]
         )
 
 
-def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
+def _find_difference(ranks: Ranks, things: Mapping[str, str]) -> str | None:
     """The first of these things in which a process differs from rank 0, and which process."""
     # Six bytes of a digest fit into a float64 exactly.
     digests = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]

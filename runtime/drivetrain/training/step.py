@@ -94,7 +94,7 @@ class Step(StepForward):
     def fall_back_to_fp32(self) -> None:
         """Compute in fp32 without scaling from now on."""
         self._drop_recordings()
-        self.state.fell_back = self.scaler.fallen = True
+        self.state.fell_back = self.scaler.fell_back = True
 
     def _drop_recordings(self) -> None:
         if self.options.captured:
@@ -136,7 +136,7 @@ class Step(StepForward):
         self.scaler.unscale(self.parameters)
         norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.ranks, divided=False)
         values, finite = stack_loss_and_norm(loss, norm)
-        with weight_update.with_rates(self.optimizer, rates):
+        with weight_update.rates_from_device(self.optimizer, rates):
             self._update_on_device(finite)
         self.optimizer.zero_grad(set_to_none=True)
         return values, finite
@@ -186,7 +186,7 @@ class Step(StepForward):
             raise problem
         self.buffers.remember()
         if not self._knows_denominators:
-            self._start_sums(self.objective.no_denominators())
+            self._start_sums(self.objective.zero_denominators())
         exchange = self.options.exchange
         exchange.begin(self.model, self.parameters)
         _, notes = exchange.finish(None, [agreement.rate_gravity(problem), 0, 0])
@@ -269,7 +269,7 @@ class Step(StepForward):
             return lambda: by_head
         local_sums = self.objective.denominators(batch.targets)
         if self.state.loss_share != 1:
-            local_sums = self.objective.shared(local_sums, self.state.loss_share)
+            local_sums = self.objective.share_denominators(local_sums, self.state.loss_share)
         return self._start_sums(local_sums)
 
     @property
@@ -330,7 +330,7 @@ class Step(StepForward):
         """Accumulate the gradients of a micro-batch on the parameters; returns its share of the loss, a scalar."""
         outputs = self.outputs(micro_batch.inputs)
         share = self.objective(outputs, micro_batch.targets, denominators())
-        self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale_loss(share).backward()  # type: ignore[no-untyped-call]
         return share.detach()
 
     def _update_weights(self, loss: Tensor) -> StepResult:
@@ -359,12 +359,12 @@ class Step(StepForward):
 
     def _run_optimizer(self) -> None:
         with self.options.phase("optimizer"):
-            weight_update.begin_late(self.optimizer)
+            weight_update.create_missing_momentum(self.optimizer)
             if self.options.captured is None or isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
                 self.optimizer.step()
                 return
             # Recorded steps round the learning rates to float32, and so must all others.
-            with weight_update.with_rates(self.optimizer, self.rates_on_device()):
+            with weight_update.rates_from_device(self.optimizer, self.rates_on_device()):
                 self.optimizer.step()
 
     def can_update_on_device(self) -> bool:
@@ -372,16 +372,16 @@ class Step(StepForward):
         return (
             not self.options.divided
             and self.state.prefers_device
-            and weight_update.is_possible(self.optimizer)
+            and weight_update.can_skip_update(self.optimizer)
             and self.buffers.are_in_place()
         )
 
     def _update_on_device(self, finite: Tensor) -> None:
         """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
-        with weight_update.only_if(self.optimizer, finite):
+        with weight_update.skip_unless(self.optimizer, finite):
             self._run_optimizer()
         self.buffers.keep_if(finite)
-        self.scaler.update_if(finite)
+        self.scaler.update_on_device(finite)
 
     def _discard_step(self) -> None:
         self.buffers.rewind()
@@ -389,7 +389,7 @@ class Step(StepForward):
 
     def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
         samples = min(self.micro_batch or largest_part, largest_part)
-        if obstacle := self.objective.indivisible:
+        if obstacle := self.objective.split_obstacle:
             raise too_large(f"out of memory with {samples} samples at once", obstacle) from None
         if samples <= self.options.min_samples:
             raise torch_errors.out_of_memory_error(error, samples) from None

@@ -80,17 +80,17 @@ class StepRecords:
         if run.ema:
             run.ema.count(step.result.finite)
         self._check_numbers(step)
-        self.progress.step(run, step.number, loss)
+        self.progress.report_step(run, step.number, loss)
 
     def _check_numbers(self, step: TrainedStep) -> None:
         """Record a jump of the loss, or numbers that are not finite; raises as `add`."""
         run, result = self.run, step.result
         if result.finite:
-            message = run.numerics.good(result.loss, step.position, lambda: run.batches.order(*step.position)[0])
+            message = run.numerics.record_good(result.loss, step.position, lambda: run.batches.order(*step.position)[0])
             if message:
                 run.events.add("loss", message, step.number)
             return
         text = f"step {step.number} skipped: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}"
         run.events.add("numbers", text, step.number)
         ids, scaler = run.batches.order(*step.position)[0], run.step.scaler
-        run.numerics.skipped(step.position, ids, scaler.scale if scaler.active else None)
+        run.numerics.record_skipped(step.position, ids, scaler.scale if scaler.active else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from drivetrain.errors import NumericsError, Stopped, UserCodeError
 from drivetrain.job.values import duration_seconds
 from drivetrain.models import operations
@@ -25,7 +27,7 @@ from drivetrain.training.evaluation import worst_mistakes
 from drivetrain.training.final_model import FinalWeights, save_model
 from drivetrain.training.nonfinite import NotFinite
 from drivetrain.training.profiling import Profiler
-from drivetrain.training.progress import Progress, since_last_sample
+from drivetrain.training.progress import Progress, measure_since_last_call
 from drivetrain.training.rank_sampler import RankSampler
 from drivetrain.training.run import Run
 from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
@@ -54,32 +56,34 @@ def train(run: Run, *, trace: bool = False) -> str:
             # Only rank 0 writes the model. A signal from here on stops the run after another save.
             if not run.ranks.is_rank0:
                 return reason
-            try:
-                with stopping():
-                    saver.save_final()
-                    best = final_model.choose_weights(run)
-                    save_model(run, best)
-                    for line in final_model.describe_calibration(best):
-                        say(line)
-                    worst_mistakes.write(run, best.confusion)
-                    effective_settings.record_changes(run, say)
-                    test_results = final_model.test_model(run)
-            except Stopped as stop:
-                raise _save_after_stop(run, saver, stop) from None
+            best, test_results = _write_model(run, saver)
         finally:
             if profiler:
                 profiler.close()
             progress.close()
             run.metrics.close()
     # CPU seconds, which the report shows as the cost of watching.
-    watching_seconds = {"monitor": monitor.spent, "live view": progress.spent}
-    write_json(
-        folder / "result.json",
-        _build_result(run, best, reason, monitor.peak, watching_seconds)
-        | ({"test": test_results} if test_results else {}),
-    )
-    say(f"done: {reason}; {best.words()}; model in {folder}/model")
+    watching_seconds = {"monitor": monitor.spent, "live view": progress.cpu_seconds}
+    result = _build_result(run, best, reason, monitor.peak, watching_seconds)
+    write_json(folder / "result.json", result | ({"test": test_results} if test_results else {}))
+    say(f"done: {reason}; {best.describe()}; model in {folder}/model")
     return reason
+
+
+def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
+    """Save, write the best weights and the records about them; returns them, and the results on the test data."""
+    try:
+        with stopping():
+            saver.save_final()
+            best = final_model.choose_weights(run)
+            save_model(run, best)
+            for line in final_model.describe_calibration(best):
+                say(line)
+            worst_mistakes.write(run, best.confusion)
+            effective_settings.record_changes(run, say)
+            return best, final_model.test_model(run)
+    except Stopped as stop:
+        raise _save_after_stop(run, saver, stop) from None
 
 
 def _build_profiler(run: Run) -> Profiler:
@@ -94,9 +98,9 @@ def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
         run.folder,
         duration_seconds(run.job.monitor.every),
         run.hardware.gpus,
-        progress=since_last_sample(run),
+        progress=measure_since_last_call(run),
         show=lambda values: metrics.board.put(run.counters.step, values),
-        sampled=RankSampler(run).sampled if run.ranks.count > 1 else None,
+        sampled=RankSampler(run).take_sample if run.ranks.count > 1 else None,
     )
 
 
@@ -129,12 +133,12 @@ def _prepare_run(run: Run) -> Saver:
     for line in damaged:
         say(line)
     if run.ranks.is_rank0:
-        recorded_inputs.begin(run, say, resumes=loaded is not None)
-    recorded_inputs.check_data(run)
+        recorded_inputs.record_inputs(run, say, resumes=loaded is not None)
+    recorded_inputs.check_data_of_nodes(run)
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
-    solved_heads.announce(run)
+    solved_heads.announce_solving(run)
     _warn_of_sizes(run)
     on_gpu = run.device.type == "cuda"
     say(resume.describe_promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
@@ -147,7 +151,7 @@ def _prepare_run(run: Run) -> Saver:
     if run.ranks.is_rank0:
         tensorboard_overview.show_overview(run)
     if run.ranks.heartbeat:
-        run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.now}"
+        run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.current_phase}"
     saver = _choose_saver(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
@@ -228,7 +232,7 @@ def _build_result(
         "watching": {name: round(value, 4) for name, value in watching_seconds.items()},
         "shards": run.readable.fetched.record() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
-        "data": [*run.dataset.notes, *trained_layers.unfrozen(run), *trained_layers.rates(run)],
+        "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.note(run.network),
         "facts": _collect_facts(run),
     }

@@ -47,30 +47,32 @@ def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks
     return norm
 
 
-KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+SKIPPING_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
 
 
-def is_possible(optimizer: torch.optim.Optimizer) -> bool:
+def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the device can skip an update by itself.
 
     Not before the first update: the kernel would leave momentum that it creates uninitialized.
     """
-    if not isinstance(optimizer, KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
+    if not isinstance(optimizer, SKIPPING_OPTIMIZERS) or not all(
+        group.get("fused") for group in optimizer.param_groups
+    ):
         return False
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return True
-    return all(_is_begun(optimizer, group) for group in optimizer.param_groups)
+    return all(_has_state(optimizer, group) for group in optimizer.param_groups)
 
 
-def _is_begun(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
         return True
     return all(p in optimizer.state for p in group["params"] if p.grad is not None)
 
 
 @torch.no_grad()
-def begin_late(optimizer: torch.optim.Optimizer) -> None:
+def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
     were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
 
@@ -89,7 +91,7 @@ def begin_late(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def with_rates(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
+def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
     """A block in which an update takes its learning rates from the device: `rates` by group, float32."""
     before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
@@ -106,7 +108,7 @@ def with_rates(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None
 
 
 @contextlib.contextmanager
-def only_if(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
+def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
     """A block in which an update changes nothing unless `finite`, a boolean tensor of shape () on the device."""
     optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
     try:

@@ -84,7 +84,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
     device_check.check_build(machine)
     with clock.phase("data"), report_if_slow("reading the data"):
-        dataset = recorded_inputs.read(job, folder)
+        dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
         say(notes.line(note))
     with clock.phase("model"), report_if_slow("building the network"):

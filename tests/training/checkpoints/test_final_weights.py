@@ -125,4 +125,4 @@ def test_a_metric_that_is_always_nan_stops_early() -> None:
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
     for epoch in range(2):
         assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
-    assert watch.stop() == "validation/loss has not improved for 2 evaluations (never a number)"
+    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (never a number)"

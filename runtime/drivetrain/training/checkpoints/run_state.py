@@ -67,7 +67,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     run.best_metric.load(state["watch"])
     run.step.forget_last_step()
     run.step.scaler.load(state["scaler"])
-    if run.step.scaler.fallen:
+    if run.step.scaler.fell_back:
         run.step.fall_back_to_fp32()
     if run.ema:
         average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}

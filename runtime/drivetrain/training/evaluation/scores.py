@@ -25,36 +25,36 @@ class LabelScores:
 
     def __init__(self, head: Head) -> None:
         self.labels = len(head.classes)
-        self.marks = torch.zeros(3, self.labels, dtype=torch.float64)
-        self.exact, self.total = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        self.rows: list[Tensor] = [torch.zeros(2, 0, self.labels)]
+        self.label_counts = torch.zeros(3, self.labels, dtype=torch.float64)
+        self.exact_matches, self.samples = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        self.kept_rows: list[Tensor] = [torch.zeros(2, 0, self.labels)]
         """Outputs, and 1 where the sample has the label, each (2, N, labels) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
         outputs, truth = outputs.cpu(), targets.cpu() > 0.5
         guess = outputs > 0
-        self.marks += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
-        self.exact += int((guess == truth).all(dim=1).sum())
-        self.total += len(guess)
-        self.rows.append(torch.stack([outputs.float(), truth.float()]))
+        self.label_counts += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
+        self.exact_matches += int((guess == truth).all(dim=1).sum())
+        self.samples += len(guess)
+        self.kept_rows.append(torch.stack([outputs.float(), truth.float()]))
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""
-        return [self.marks, self.exact, self.total]
+        return [self.label_counts, self.exact_matches, self.samples]
 
     def gather(self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
         """Take the rows of all processes, by sums over them; `rank_of_count` is (i, n) for the i-th of n."""
-        self.rows = _gather_rows(self.rows, total, rank_of_count)
+        self.kept_rows = _gather_rows(self.kept_rows, total, rank_of_count)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        both, guessed, true = self.marks
+        both, guessed, true = self.label_counts
         occurs = guessed + true > 0
         f1 = 2 * both / (guessed + true).clamp_min(1)
         precision = self.average_precision()
         return {
-            "accuracy": float(self.exact / self.total.clamp_min(1)),
+            "accuracy": float(self.exact_matches / self.samples.clamp_min(1)),
             "f1": float(f1[occurs].mean()) if occurs.any() else 0.0,
             "micro_f1": float(2 * both.sum() / (guessed + true).sum().clamp_min(1)),
             "map": float(precision[true > 0].mean()) if (true > 0).any() else 0.0,
@@ -64,15 +64,15 @@ class LabelScores:
         """The area below the curve of precision over recall, as a sum of steps, of each label, shape (labels,); 0 for a
         label without samples. Equal outputs are one step.
         """
-        self.rows = [torch.cat(self.rows, dim=1)]
-        outputs, truth = self.rows[0]
-        return torch.stack([_area(outputs[:, label], truth[:, label]) for label in range(self.labels)])
+        self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
+        outputs, truth = self.kept_rows[0]
+        return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self) -> dict[str, object]:
         """Samples, and by label those that have it, that were predicted to, both, and the average precision."""
-        both, guessed, true = self.marks.long().tolist()
+        both, guessed, true = self.label_counts.long().tolist()
         rows = zip(true, guessed, both, self.average_precision().tolist(), strict=True)
-        return {"samples": int(self.total), "labels": [list(row) for row in rows]}
+        return {"samples": int(self.samples), "labels": [list(row) for row in rows]}
 
 
 def _gather_rows(
@@ -92,7 +92,7 @@ def _gather_rows(
     return total([all_rows])
 
 
-def _area(outputs: Tensor, truth: Tensor) -> Tensor:
+def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
     """The average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
     ranked, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
@@ -123,7 +123,7 @@ class ClassScores:
         """Sums of log loss and squared distance."""
         self.bins = torch.zeros(self.BINS, 2, dtype=torch.float64)
         """Sums of confidence and of right answers."""
-        self.rows: list[Tensor] = [torch.zeros(2, 0, 1)]
+        self.kept_rows: list[Tensor] = [torch.zeros(2, 0, 1)]
         """Of two classes: the outputs' difference, and 1 where the second is true, each (2, N, 1) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -133,7 +133,7 @@ class ClassScores:
         self.matrix += torch.bincount(flat, minlength=self.classes**2).view(self.classes, self.classes)
         self._add_probabilities(outputs.float(), truth)
         if self.classes == 2:
-            self.rows.append(
+            self.kept_rows.append(
                 torch.stack([outputs[:, 1:] - outputs[:, :1], truth[:, None].to(outputs.dtype)]).float().cpu()
             )
 
@@ -159,7 +159,7 @@ class ClassScores:
     def gather(self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
         """Take the rows of all processes, by sums over them; `rank_of_count` is (i, n) for the i-th of n."""
         if self.classes == 2:
-            self.rows = _gather_rows(self.rows, total, rank_of_count)
+            self.kept_rows = _gather_rows(self.kept_rows, total, rank_of_count)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
@@ -185,9 +185,9 @@ class ClassScores:
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
 
     def _compute_rankings(self) -> dict[str, float]:
-        self.rows = [torch.cat(self.rows, dim=1)]
-        outputs, truth = self.rows[0][0, :, 0], self.rows[0][1, :, 0]
-        precisions = [_area(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
+        self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
+        outputs, truth = self.kept_rows[0][0, :, 0], self.kept_rows[0][1, :, 0]
+        precisions = [_average_precision(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
         return {"auc": _area_below_roc(outputs, truth), "average_precision": float(sum(precisions)) / 2}
 
 
@@ -217,7 +217,7 @@ class NumberScores:
         self.columns = head.columns
         self.std = torch.tensor(head.std, dtype=torch.float64)
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
-        self.total = torch.zeros(1, dtype=torch.int64)
+        self.samples = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: both (N, columns), scaled.
@@ -227,15 +227,15 @@ class NumberScores:
         truth = targets.cpu().double()
         error = outputs.cpu().double() - truth
         self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
-        self.total += len(truth)
+        self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""
-        return [self.sums, self.total]
+        return [self.sums, self.samples]
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        count = self.total.clamp_min(1)
+        count = self.samples.clamp_min(1)
         absolute, squared, truth, truth2 = self.sums / count
         spread = (truth2 - truth**2).clamp_min(1e-12)
         mae, mse, r2 = absolute * self.std, squared * self.std**2, 1 - squared / spread
@@ -267,7 +267,7 @@ class NoScores:
 Scores = ClassScores | LabelScores | NumberScores | NoScores
 
 
-def scores(head: Head) -> Scores:
+def build_scores(head: Head) -> Scores:
     """The scores for a head's kind of output."""
     if not head.outputs:
         return NoScores()

@@ -18,7 +18,7 @@ TEMPERATURES = tuple(2 ** (step / 4) for step in range(-8, 13))
 """From 0.25 to 8, a factor of 1.19 apart; between them the loss is nearly a parabola."""
 PRIOR_DEVIATION = 0.5
 """Of the logarithm of the temperature: few samples without a mistake must not make a model infinitely sure."""
-MOST_VALUES = 1 << 22
+MAX_VALUES_AT_ONCE = 1 << 22
 """Outputs times temperatures that are computed at once."""
 
 
@@ -40,7 +40,7 @@ def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
     """The sum of the log loss of outputs (N, classes) at each temperature, float64 on the CPU; `truth` is (N,)."""
     divisors = torch.tensor(TEMPERATURES, device=outputs.device)[:, None, None]
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-    rows = max(1, MOST_VALUES // (len(TEMPERATURES) * max(1, outputs.shape[1])))
+    rows = max(1, MAX_VALUES_AT_ONCE // (len(TEMPERATURES) * max(1, outputs.shape[1])))
     for start in range(0, len(outputs), rows):
         logarithms = (outputs[start : start + rows] / divisors).log_softmax(dim=2)
         places = truth[start : start + rows].expand(len(TEMPERATURES), -1).unsqueeze(2)
@@ -48,7 +48,7 @@ def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
     return sums
 
 
-def choose(log_losses: Sequence[float], samples: int) -> Temperature | None:
+def choose_temperature(log_losses: Sequence[float], samples: int) -> Temperature | None:
     """The most probable temperature, by the mean log loss at each of `TEMPERATURES`; None without samples or numbers.
 
     The smallest value of a parabola through the best temperature and its neighbors, over the logarithm.
@@ -62,17 +62,17 @@ def choose(log_losses: Sequence[float], samples: int) -> Temperature | None:
     best = min(range(len(penalized)), key=penalized.__getitem__)
     place = logarithms[best]
     if 0 < best < len(penalized) - 1:
-        place += _vertex(penalized[best - 1 : best + 2]) * (logarithms[1] - logarithms[0])
+        place += _find_vertex(penalized[best - 1 : best + 2]) * (logarithms[1] - logarithms[0])
     return Temperature(exp(place), log_losses[TEMPERATURES.index(1.0)], _interpolate(log_losses, logarithms, place))
 
 
-def of_evaluation(confusion: Mapping[str, Any], head: str) -> Temperature | None:
+def choose_for_head(confusion: Mapping[str, Any], head: str) -> Temperature | None:
     """The temperature of a head by an evaluation's record; None for records and heads without probabilities."""
     record = (confusion.get(head) or {}).get("calibration") or {}
-    return choose(record.get("log_loss", ()), record.get("samples", 0))
+    return choose_temperature(record.get("log_loss", ()), record.get("samples", 0))
 
 
-def _vertex(values: Sequence[float]) -> float:
+def _find_vertex(values: Sequence[float]) -> float:
     """Where the parabola through three values at -1, 0 and 1 is smallest, if the middle one is the least."""
     left, middle, right = values
     curvature = left - 2 * middle + right

@@ -21,9 +21,9 @@ from drivetrain.training.run import Run
 
 Result = TypeVar("Result")
 
-FORMAT_GAP = 0.05
+MAX_FORMAT_GAP = 0.05
 """Relative difference of the loss from fp32 from which on a shorter format is left: the tuner allows as much."""
-LEAST_OF_CLASSES = 0.1
+MIN_CLASS_LOSS = 0.1
 """A loss of classes below this is that of answers which are nearly sure: its rounding changes none of them."""
 FORMAT_BATCHES = 4
 """Validation batches of each process over which it is looked at."""
@@ -39,15 +39,15 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     run.model.eval()
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
     with run.signals.held(), weights, run.step.buffers.keep_unchanged():
-        tally = _count(run)
+        tally = _evaluate_shards(run)
     with torch.inference_mode():
-        tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+        tally.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     metrics = tally.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
     return dict(zip(metrics, run.ranks.from_rank0(list(metrics.values())), strict=True)), tally.confusion()
 
 
-def check_format(run: Run) -> None:
+def check_precision(run: Run) -> None:
     """Go back to fp32 if the shorter format of the training changes the loss of the trained network.
 
     The first steps say little: rounding hurts a network that has learned details. So the loss of a few validation batches
@@ -56,10 +56,10 @@ def check_format(run: Run) -> None:
     epoch, row = run.counters.epoch, run.plan.row("precision")
     if run.step.dtype is None or run.is_divided or epoch & (epoch - 1):
         return
-    losses, exact = _losses(run)
+    losses, exact = _measure_losses(run)
     classes = all(head.classes for head in run.dataset.heads.values())
-    gap = abs(losses - exact) / max(abs(exact), LEAST_OF_CLASSES if classes else 1e-6)
-    if gap <= FORMAT_GAP:
+    gap = abs(losses - exact) / max(abs(exact), MIN_CLASS_LOSS if classes else 1e-6)
+    if gap <= MAX_FORMAT_GAP:
         return
     is_requested = row.source == "job"
     run.events.add(
@@ -72,34 +72,34 @@ def check_format(run: Run) -> None:
         run.step.fall_back_to_fp32()
 
 
-def _losses(run: Run) -> tuple[float, float]:
+def _measure_losses(run: Run) -> tuple[float, float]:
     """The loss of the first validation batches of each process, in the format of the training and in fp32."""
     tallies = [MetricAccumulator(run.dataset.heads, run.step.objective) for _ in range(2)]
-    size = run.step.micro_batch or usual_size(run)
+    size = run.step.micro_batch or default_batch_size(run)
     run.model.eval()
     with forward.without_gradients(run.model), run.signals.held(), run.step.buffers.keep_unchanged():
         for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, size), FORMAT_BATCHES):
             for tally, outputs in zip(tallies, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 tally.add(outputs(batch.inputs), batch.targets, batch.ids)
         for tally in tallies:
-            tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+            tally.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     losses, exact = run.ranks.from_rank0([tally.metrics()["validation/loss"] for tally in tallies])
     return losses, exact
 
 
-def usual_size(run: Run) -> int:
+def default_batch_size(run: Run) -> int:
     """Samples per evaluation batch if training batches are not split; larger, since no activations are saved."""
     usual = run.job.train.batch
     return max(usual, min(256, 4 * usual))
 
 
-def _count(run: Run) -> MetricAccumulator:
+def _evaluate_shards(run: Run) -> MetricAccumulator:
     """The counts of all processes, after each has evaluated its shard of the samples."""
     # An interrupted process would leave the others waiting for its part of divided weights.
     released = contextlib.nullcontext if run.is_divided else run.signals.released
     try:
         with released():
-            tally, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate, run)), None
+            tally, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run)), None
     except KeyboardInterrupt as interrupt:
         tally, problem = None, interrupt
     agreement.raise_gravest(run.ranks, problem)
@@ -109,7 +109,7 @@ def _count(run: Run) -> MetricAccumulator:
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
     """Compute in batches of the usual size; if memory runs out, start over with half as many samples per batch."""
-    size = run.step.micro_batch or usual_size(run)
+    size = run.step.micro_batch or default_batch_size(run)
     while True:
         try:
             return compute(size)
@@ -124,7 +124,7 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
         size //= 2
 
 
-def _evaluate(run: Run, size: int) -> MetricAccumulator:
+def _evaluate_in_batches(run: Run, size: int) -> MetricAccumulator:
     tally = MetricAccumulator(run.dataset.heads, run.step.objective)
     run.user_parts.metrics.begin()
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
@@ -148,10 +148,12 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bo
     cut = (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
     if not run.is_divided:
         return ((micro_batch, True) for micro_batch in cut)
-    return batches_together(run.ranks, cut, lambda: run.preprocess(next(iter(batches.in_order(split, 1))), None))
+    return pad_with_uncounted_batches(
+        run.ranks, cut, lambda: run.preprocess(next(iter(batches.in_order(split, 1))), None)
+    )
 
 
-def batches_together(
+def pad_with_uncounted_batches(
     ranks: Ranks, local_batches: Iterator[Batch], spare: Callable[[], Batch]
 ) -> Iterator[tuple[Batch, bool]]:
     """The batches of this process, and others that count nothing until all processes have computed theirs.

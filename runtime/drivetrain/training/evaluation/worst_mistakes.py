@@ -50,7 +50,7 @@ class WorstMistakes:
         # Ties are broken by sample id, so that the batch size does not matter.
         self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MAX_MISTAKES]
 
-    def table(self, number: int, count: int) -> Tensor:
+    def to_table(self, number: int, count: int) -> Tensor:
         """The rows as one of `count` slices, (count, MAX_MISTAKES, 5) float64, zero elsewhere; the sum over all processes has
         all rows.
         """
@@ -59,7 +59,7 @@ class WorstMistakes:
             slices[number, index] = torch.tensor([1.0, *row], dtype=torch.float64)
         return slices
 
-    def read(self, table: Tensor) -> None:
+    def read_table(self, table: Tensor) -> None:
         """Read the rows from such a sum."""
         rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
         self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
@@ -91,11 +91,11 @@ def _describe_mistake(run: Run, classes: list[str], row: dict[str, Any]) -> dict
     names = {key: classes[row[key]] for key in ("truth", "answer")}
     mistake = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
     if run.job.task.startswith("image"):
-        mistake["picture"] = picture(split, row["sample"])
+        mistake["picture"] = encode_picture(split, row["sample"])
     return mistake
 
 
-def picture(split: Split, sample: int) -> str:
+def encode_picture(split: Split, sample: int) -> str:
     """A validation image as a small PNG or JPEG, whichever is shorter, in base64."""
     from PIL import Image
 
