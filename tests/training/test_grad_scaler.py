@@ -43,7 +43,9 @@ def test_the_scale_moves_like_that_of_torch(spec: Fp16) -> None:
     for number in (1.0, 2.0, 3.0, float("inf"), 1.0, float("nan"), 5.0, 6.0, 7.0, 8.0):
         mine, other = parameter(number * ours.scale), parameter(number * ours.scale)
         optimizer = torch.optim.SGD([other], lr=0.0)
-        assert torch.equal(ours.scale_loss(torch.tensor(number)), theirs.scale(torch.tensor(number))) or number != number
+        assert (
+            torch.equal(ours.scale_loss(torch.tensor(number)), theirs.scale(torch.tensor(number))) or number != number
+        )
         ours.unscale([mine])
         theirs.unscale_(optimizer)
         assert mine.grad is not None

@@ -160,7 +160,9 @@ class PreparedStep:
         say(f"numbers: update skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}")
         try:
             nothing = torch.empty(0, dtype=torch.int64).numpy()
-            self._guard.record_skipped((0, self.updates + self.skipped), nothing, scaler.scale if scaler.active else None)
+            self._guard.record_skipped(
+                (0, self.updates + self.skipped), nothing, scaler.scale if scaler.active else None
+            )
         except NotFinite:
             raise NumericsError(
                 "three updates in a row had a loss or gradient that is not finite",

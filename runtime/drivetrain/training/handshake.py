@@ -1,4 +1,4 @@
-"""The first words between the processes of a run: all train the same job, in the same image, from the leader's records.
+"""Makes sure at the start that all processes of a run train the same job on the same software and leader's records.
 
 The leader's run folder is the truth. Every other process has a folder of its own, perhaps on another machine, and gets
 from the leader what its training depends on: the plan, what was computed from the data, and whether the run resumes.
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LEADER_FILES = ("plan.json", "data.json", "preprocessing.json", "extension.json")
-"""What a process reads of the leader's folder before it trains."""
+"""Files of the leader's folder that every process gets before it trains."""
 REPORT_SECONDS = 20
-"""Seconds between two lines that say who is missing."""
+"""Time between two lines that say which process is missing."""
 POLL_SECONDS = 0.1
-"""Seconds between two looks."""
+"""Time between two looks at the store."""
 READ_TIMEOUT_SECONDS = 10.0
-"""Seconds that the leader waits until all others have read why the run does not begin."""
+"""Time that the leader waits until all others have read why the run does not begin."""
 MAX_LISTED_KEYS = 3
-"""Largest number of different keys that are listed."""
+"""Largest number of different keys or files in an error."""
 ERRORS_BY_EXIT_CODE: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
 
 
 def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
-    """Wait until all processes of the run are there, and give each the leader's records; nothing with one process.
+    """Wait for all processes of the run, and give each the leader's records; nothing to do with one process.
 
     Args:
-        folder: of this process.
+        folder: the run folder of this process.
         job: the spec as this process has read it.
-        say: prints a line while others are missing.
+        say: prints a line.
 
     Raises:
         SpecError: if a process has another spec or another number of processes.
         DeviceError: if a process has another image, torch, GPU or CPU.
-        PeerError: if a process does not come.
+        PeerError: if a process does not connect in time.
     """
     count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:
@@ -75,12 +75,12 @@ def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Calla
     )
     problem = None
     for rank in range(1, count):
-        where = f"rank {rank} of {count}"
-        answer = json.loads(_wait_for_key(store, f"hello/{rank}", f"{where} has not come yet", say))
-        problem = problem or answer
+        process = f"rank {rank} of {count}"
+        difference = json.loads(_wait_for_key(store, f"hello/{rank}", f"{process} has not come yet", say))
+        problem = problem or difference
     store.set("go", json.dumps(problem))
     if problem:
-        # The store ends with this process, and the others must have read why.
+        # The store ends with this process, so the others must read the problem first.
         end = time.monotonic() + READ_TIMEOUT_SECONDS
         while not store.check([f"read/{rank}" for rank in range(1, count)]) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
@@ -90,7 +90,7 @@ def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Calla
 def _follow_leader(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str], None]) -> None:
     leader = json.loads(_wait_for_key(store, "leader", "the leader has not come yet", say))
     store.set(f"hello/{rank}", json.dumps(_find_difference(leader, _describe_process(folder, job), rank)))
-    # The leader may be waiting for others for as long as we have waited for it.
+    # The leader may wait for other processes as long as this one has waited for it.
     problem = json.loads(_wait_for_key(store, "go", "the leader waits for the others", say))
     store.set(f"read/{rank}", "")
     _raise_problem(problem)
@@ -120,8 +120,8 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-    """The parts of the error about how this process differs from the leader; None if it does not."""
-    who = f"rank {rank} on node {follower['node']}"
+    """Exit code and parts of the error about how this process differs from the leader; None if it does not."""
+    this_process = f"rank {rank} on node {follower['node']}"
     if keys := list(_list_spec_differences(leader["spec"], follower["spec"])):
         listed = "; ".join(keys[:MAX_LISTED_KEYS]) + (
             f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
@@ -129,17 +129,19 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
         return {
             "exit_code": SpecError.exit_code,
             "parts": [
-                f"{who} has another job than the leader on node {leader['node']}: {listed}",
+                f"{this_process} has another job than the leader on node {leader['node']}: {listed}",
                 "one job file for all nodes, with the same --set",
                 "copy the leader's job file to that node",
             ],
         }
-    code, theirs = follower["code"], leader.get("code", {})
-    if other := sorted(name for name in code.keys() | theirs.keys() if code.get(name) != theirs.get(name)):
+    code, leader_code = follower["code"], leader.get("code", {})
+    if other_files := sorted(
+        name for name in code.keys() | leader_code.keys() if code.get(name) != leader_code.get(name)
+    ):
         return {
             "exit_code": SpecError.exit_code,
             "parts": [
-                f"{who} has another {', '.join(other[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
+                f"{this_process} has another {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
                 "the same code of the job on all nodes",
                 "copy the leader's files to that node, then start all nodes again",
             ],
@@ -148,19 +150,19 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
         return {
             "exit_code": SpecError.exit_code,
             "parts": [
-                f"{who} expects {follower['processes']} nodes in all, and the leader on node {leader['node']} "
+                f"{this_process} expects {follower['processes']} nodes in all, and the leader on node {leader['node']} "
                 f"{leader['processes']}",
                 "the same number of nodes and of processes on each of them",
                 "use nodes with as many GPUs, or set limits.gpus or limits.processes",
             ],
         }
     for key in ("drivetrain", "image", "torch", "GPU", "CPU"):
-        one, two = leader.get(key, "none"), follower.get(key, "none")
-        if one != two:
+        leader_value, local_value = leader.get(key, "none"), follower.get(key, "none")
+        if leader_value != local_value:
             return {
                 "exit_code": DeviceError.exit_code,
                 "parts": [
-                    f"{key} on node {follower['node']} (rank {rank}) is {two}, and {one} on node {leader['node']}, which leads",
+                    f"{key} on node {follower['node']} (rank {rank}) is {local_value}, and {leader_value} on node {leader['node']}, which leads",
                     "the same software on the same kind of chip on all nodes: results round alike there",
                     "start that node with the leader's image, or leave it out",
                 ],
@@ -168,19 +170,25 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
     return None
 
 
-def _list_spec_differences(one: Any, two: Any, key_path: str = "") -> list[str]:
-    """Keys in which two specs differ, with both values."""
-    if isinstance(one, dict) and isinstance(two, dict):
+def _list_spec_differences(leader_value: Any, local_value: Any, key_path: str = "") -> list[str]:
+    """A text for each key in which two specs differ, with both values."""
+    if isinstance(leader_value, dict) and isinstance(local_value, dict):
         return [
             line
-            for key in {**one, **two}
-            for line in _list_spec_differences(one.get(key), two.get(key), f"{key_path}.{key}".lstrip("."))
+            for key in {**leader_value, **local_value}
+            for line in _list_spec_differences(
+                leader_value.get(key), local_value.get(key), f"{key_path}.{key}".lstrip(".")
+            )
         ]
-    return [] if one == two else [f"{key_path} is {json.dumps(two)}, there {json.dumps(one)}"]
+    return (
+        []
+        if leader_value == local_value
+        else [f"{key_path} is {json.dumps(local_value)}, there {json.dumps(leader_value)}"]
+    )
 
 
 def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], None]) -> bytes:
-    """The value of a key, as soon as it is there."""
+    """The value of a key of the store, once another process has set it."""
     for second in range(int(stores.START_TIMEOUT.total_seconds())):
         if second and second % REPORT_SECONDS == 0:
             say(f"waiting for the other nodes: {missing}")
@@ -207,6 +215,6 @@ def _leader_lost_error(reason: str) -> PeerError:
 
 
 def _raise_problem(problem: Mapping[str, Any] | None) -> None:
-    """Raise what one of the processes has found, in all of them."""
+    """Raise the difference that one process has found, in every process; return if there is none."""
     if problem:
         raise ERRORS_BY_EXIT_CODE[problem["exit_code"]](*problem["parts"])
