@@ -54,7 +54,7 @@ def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saver(tmp_path)
-    monkeypatch.setattr(saving, "COPY_MEMORY_FACTOR", 1e12)
+    monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
     kept.save_periodically()
     assert kept.background_save is None
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]

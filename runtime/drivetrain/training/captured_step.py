@@ -30,7 +30,7 @@ class Recorder(Protocol):
     """Records work of a device."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What does the work again, on the same tensors; the work itself may not have been done when this returns."""
+        """Record work; returns a function that repeats it on the same tensors. The work may not be done before that."""
         ...
 
 
@@ -69,14 +69,16 @@ class CapturedStep:
 
     Args:
         recorder: records work of the device.
-        follow: called within a step with whether its update was made: the average of the weights follows.
-        report: says, once, that recording has failed.
+        update_average: updates the average of the weights if its argument says that the update was made.
+        report: called once if recording has failed.
     """
 
-    def __init__(self, recorder: Recorder, follow: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
-        self.recorder, self.update_average, self.report = recorder, follow, report
+    def __init__(
+        self, recorder: Recorder, update_average: Callable[[Tensor], None], report: Callable[[str], None]
+    ) -> None:
+        self.recorder, self.update_average, self.report = recorder, update_average, report
         self.failure: str | None = None
-        """Why nothing is recorded any more."""
+        """Why nothing is recorded any more; None while recording works."""
         self.recordings: dict[object, _Recording] = {}
         self.step_counts: dict[object, int] = {}
         """Steps that were computed as usual, by shape."""
@@ -96,8 +98,8 @@ class CapturedStep:
                 return None
             self.recordings[key] = _prepare_recording(step, batch)
         recording = self.recordings[key]
-        for fixed, present in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
-            fixed.copy_(present)
+        for recorded, current in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
+            recorded.copy_(current)
         recording.rates.copy_(step.rates_on_device())
         step.seed_generators(parts[0].seed)
         if recording.replay is None and not self._try_recording(step, recording):
@@ -105,12 +107,11 @@ class CapturedStep:
         assert recording.replay is not None, "it has been recorded"
         recording.replay()
         # The next replay overwrites them.
-        return StepResult(
-            recording.values.clone(), recording.finite.clone(), on_device=True, on_read=step.scaler.update
-        )
+        values, finite = recording.values.clone(), recording.finite.clone()
+        return StepResult(values, finite, on_device=True, on_read=step.scaler.update)
 
     def _can_replay(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
-        """Whether a step has the usual size, and no decision of the host."""
+        """Whether a step has the usual size, and the host decides nothing in it."""
         last = step.state.last_result
         if last is None or not last.on_device:
             self.drop()

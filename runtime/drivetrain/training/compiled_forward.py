@@ -1,4 +1,4 @@
-"""The forward pass under torch.compile, with a fallback to the plain one that is reported once.
+"""Compiles the forward pass with torch.compile, and falls back to the uncompiled one if that fails.
 
 By default torch recompiles a network for new shapes and modes eight times, and then silently stops. Here the limit is
 higher, and reaching it is reported like any other failure.
@@ -21,20 +21,20 @@ _original_settings: dict[str, Any] = {}
 
 
 class CompiledForward:
-    """A compiled forward pass; if the compiler fails, the plain one continues, and that is reported once.
+    """A compiled forward pass; if the compiler fails, the uncompiled one is used, and that is reported once.
 
     Args:
-        plain: the forward pass to compile.
+        uncompiled: the forward pass to compile.
         graphs: whether to record CUDA graphs.
         report: called with what has failed.
     """
 
-    def __init__(self, plain: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
-        self.uncompiled, self.graphs, self.report = plain, graphs, report
+    def __init__(self, uncompiled: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
+        self.uncompiled, self.graphs, self.report = uncompiled, graphs, report
         self.failure: str | None = None
-        """Why the plain forward pass is used instead."""
-        self.compiled = torch.compile(plain)
-        self.compiled_with_graphs = torch.compile(plain, mode="reduce-overhead") if graphs else None
+        """Why the uncompiled forward pass is used instead; None while compilation works."""
+        self.compiled = torch.compile(uncompiled)
+        self.compiled_with_graphs = torch.compile(uncompiled, mode="reduce-overhead") if graphs else None
         _raise_recompile_limit()
         self.compiler_errors = (
             torch._dynamo.exc.TorchDynamoException,

@@ -74,9 +74,8 @@ def record_changes(run: Run, say: Callable[[str], None]) -> None:
 
 
 def _write_plan(run: Run) -> None:
-    RunFiles(run.folder).write_json(
-        "plan.json", run.plan.to_json() | {"seen": run.effective_settings | {"libraries": list_libraries()}}
-    )
+    settings = run.effective_settings | {"libraries": list_libraries()}
+    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": settings})
 
 
 def _print_warnings(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:

@@ -25,9 +25,9 @@ class Ema:
         self.updates_on_device: Tensor | None = None
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
         self.average = {name: value.detach().clone() for name, value in local_state(model).items()}
-        """By name; of a divided network the parts of this process."""
+        """The averaged tensors by name; of a divided network the parts of this process."""
         self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
-        """What is averaged. A mask of minus infinity is copied: between two infinities lies NaN."""
+        """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
 
     @torch.no_grad()
     def update(self, model: nn.Module, finite: Tensor) -> None:

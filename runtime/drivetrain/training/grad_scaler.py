@@ -31,11 +31,11 @@ class Scaler:
         self.spec = spec
         self.scale = spec.initial_scale if spec else 1.0
         self.good_steps = 0
-        """Good steps in a row since the last change of the scale."""
+        """Steps with finite gradients in a row since the last change of the scale."""
         self.fell_back = False
         """Whether the run has switched to fp32."""
         self.on_device: tuple[Tensor, Tensor] | None = None
-        """Scale (float32) and `good` (int32) on the device, tensors of shape (); None until a step needs them."""
+        """`scale` (float32) and `good_steps` (int32) on the device, shape (); None until a step needs them."""
 
     @property
     def active(self) -> bool:
@@ -43,7 +43,7 @@ class Scaler:
         return self.spec is not None and not self.fell_back
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss from which the backward pass starts."""
+        """The loss times the scale, from which the backward pass starts."""
         return loss * self._factor() if self.active else loss
 
     def _factor(self) -> Tensor | float:
@@ -69,10 +69,8 @@ class Scaler:
             return
         self.good_steps += 1
         if self.good_steps >= self.spec.growth_interval:
-            self.scale, self.good_steps = (
-                _round_to_float32(min(self.scale * self.spec.growth_factor, self.spec.max_scale)),
-                0,
-            )
+            grown = min(self.scale * self.spec.growth_factor, self.spec.max_scale)
+            self.scale, self.good_steps = _round_to_float32(grown), 0
 
     @torch.no_grad()
     def update_on_device(self, finite: Tensor) -> None:
@@ -84,14 +82,16 @@ class Scaler:
                 onto(finite.device, [self.scale])[0],
                 onto(finite.device, [self.good_steps], torch.int32)[0],
             )
-        scale, good = self.on_device
-        grows = good + 1 >= self.spec.growth_interval
+        scale, good_steps = self.on_device
+        grows = good_steps + 1 >= self.spec.growth_interval
         # In float64, as the host computes it.
-        wide = scale.double()
-        grown = torch.where(grows, (wide * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide)
+        wide_scale = scale.double()
+        grown_scale = torch.where(
+            grows, (wide_scale * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide_scale
+        )
         # In place: a recorded step knows these tensors.
-        good.copy_(torch.where(finite & ~grows, good + 1, torch.zeros_like(good)))
-        scale.copy_(torch.where(finite, grown, wide * self.spec.backoff_factor))
+        good_steps.copy_(torch.where(finite & ~grows, good_steps + 1, torch.zeros_like(good_steps)))
+        scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
@@ -112,5 +112,5 @@ class Scaler:
 
 
 def _round_to_float32(number: float) -> float:
-    """A number as the device's copy of it."""
+    """The number that the device's float32 copy holds."""
     return float(np.float32(number))

@@ -66,12 +66,10 @@ def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
 
 def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Callable[[str], None]) -> None:
     files = {name: (folder / name).read_text(encoding="utf-8") for name in LEADER_FILES if (folder / name).exists()}
+    resumes = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
     store.set(
         "leader",
-        json.dumps(
-            _describe_process(folder, job)
-            | {"files": files, "resumes": bool(checkpoint.list_checkpoints(folder / "checkpoints"))}
-        ),
+        json.dumps(_describe_process(folder, job) | {"files": files, "resumes": resumes}),
     )
     problem = None
     for rank in range(1, count):
@@ -135,9 +133,8 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
             ],
         }
     code, leader_code = follower["code"], leader.get("code", {})
-    if other_files := sorted(
-        name for name in code.keys() | leader_code.keys() if code.get(name) != leader_code.get(name)
-    ):
+    names = code.keys() | leader_code.keys()
+    if other_files := sorted(name for name in names if code.get(name) != leader_code.get(name)):
         return {
             "exit_code": SpecError.exit_code,
             "parts": [
@@ -170,21 +167,15 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
     return None
 
 
-def _list_spec_differences(leader_value: Any, local_value: Any, key_path: str = "") -> list[str]:
+def _list_spec_differences(leader: Any, follower: Any, key_path: str = "") -> list[str]:
     """A text for each key in which two specs differ, with both values."""
-    if isinstance(leader_value, dict) and isinstance(local_value, dict):
-        return [
-            line
-            for key in {**leader_value, **local_value}
-            for line in _list_spec_differences(
-                leader_value.get(key), local_value.get(key), f"{key_path}.{key}".lstrip(".")
-            )
-        ]
-    return (
-        []
-        if leader_value == local_value
-        else [f"{key_path} is {json.dumps(local_value)}, there {json.dumps(leader_value)}"]
-    )
+    if isinstance(leader, dict) and isinstance(follower, dict):
+        paths = {key: f"{key_path}.{key}".lstrip(".") for key in {**leader, **follower}}
+        differences = [_list_spec_differences(leader.get(key), follower.get(key), paths[key]) for key in paths]
+        return [line for lines in differences for line in lines]
+    if leader == follower:
+        return []
+    return [f"{key_path} is {json.dumps(follower)}, there {json.dumps(leader)}"]
 
 
 def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], None]) -> bytes:

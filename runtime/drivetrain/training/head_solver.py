@@ -73,20 +73,20 @@ def solve_head(
     weight = torch.zeros(outputs, len(scale), device=scale.device, requires_grad=True)
     bias = torch.zeros(outputs, device=scale.device, requires_grad=has_bias)
     best: Solution | None = None
-    worse = tried = 0
+    worse_in_a_row = tried = 0
     # From the strongest penalty to the weakest, so that each solution is near the one before.
     for penalty in PENALTIES:
         training_loss = _minimize(fitted, loss, weight, bias, penalty)
         with torch.no_grad():
             validation_loss = sum(float(part) for part in _loss_parts(validated, loss, weight, bias))
         tried += 1
-        worse += 1
+        worse_in_a_row += 1
         # Without labelled validation samples the strongest penalty is kept.
         if best is None or validation_loss < best.validation_loss:
-            original = weight.detach() / scale
-            shifted = bias.detach() - original @ mean if has_bias else None
-            best, worse = Solution(original, shifted, penalty, training_loss, validation_loss), 0
-        if worse == MAX_WORSE_IN_A_ROW:
+            original_weight = weight.detach() / scale
+            original_bias = bias.detach() - original_weight @ mean if has_bias else None
+            best, worse_in_a_row = Solution(original_weight, original_bias, penalty, training_loss, validation_loss), 0
+        if worse_in_a_row == MAX_WORSE_IN_A_ROW:
             break
     assert best is not None
     return replace(best, tried_penalties=tried)

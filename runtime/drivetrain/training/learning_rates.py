@@ -24,8 +24,8 @@ Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
 Schedule = Callable[[int], float]
 """Step (0 for the first) -> factor on the learning rate."""
 
-ONE_CYCLE_START_FACTOR = 1 / 25
-ONE_CYCLE_END_FACTOR = 1e-4
+ONE_CYCLE_START = 1 / 25
+ONE_CYCLE_END = 1e-4
 
 
 def build_job_schedule(train: Train, steps_per_epoch: int, start_step: int = 0) -> Schedule:
@@ -51,7 +51,7 @@ def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int
             return lambda step: _one_cycle(step, steps, spec.warmup)
         case Cosine():
             return lambda step: _apply_warmup(
-                step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _cosine_decay(x)
+                step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _decay(x)
             )
         case Linear():
             return lambda step: _apply_warmup(step, steps, spec.warmup, lambda x: 1 - x)
@@ -62,8 +62,9 @@ def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int
             return lambda step: 1.0
 
 
-def _cosine_decay(x: float) -> float:
-    return (1 + math.cos(math.pi * x)) / 2
+def _decay(share: float) -> float:
+    """Half a cosine, from 1 at 0 to 0 at 1."""
+    return (1 + math.cos(math.pi * share)) / 2
 
 
 def _apply_warmup(step: int, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
@@ -78,10 +79,8 @@ def _one_cycle(step: int, steps: int, warmup: float) -> float:
     """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
     warmup_steps = max(1.0, warmup * steps) if warmup else 0.0
     if step < warmup_steps:
-        return 1 - (1 - ONE_CYCLE_START_FACTOR) * _cosine_decay(step / warmup_steps)
-    return ONE_CYCLE_END_FACTOR + (1 - ONE_CYCLE_END_FACTOR) * _cosine_decay(
-        (step - warmup_steps) / max(1.0, steps - 1 - warmup_steps)
-    )
+        return 1 - (1 - ONE_CYCLE_START) * _decay(step / warmup_steps)
+    return ONE_CYCLE_END + (1 - ONE_CYCLE_END) * _decay((step - warmup_steps) / max(1.0, steps - 1 - warmup_steps))
 
 
 SCHEDULED_KEYS = ("lr", "momentum", "betas")
@@ -137,10 +136,8 @@ class ScheduledRates:
         if self.base_rates is None:
             set_rate(self.optimizer, rate)
             return rate
-        if (
-            self.last_rates not in (None, [group["lr"] for group in self.optimizer.param_groups])
-            and not self.has_warned
-        ):
+        current_rates = [group["lr"] for group in self.optimizer.param_groups]
+        if self.last_rates not in (None, current_rates) and not self.has_warned:
             self.has_warned = True
             self.report(
                 'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
@@ -181,9 +178,8 @@ class SchedulerRates:
     def __init__(self, optimizer: Optimizer, scheduler: LRScheduler, every: str) -> None:
         self.optimizer, self.scheduler, self.every = optimizer, scheduler, every
         self.initial_state = copy.deepcopy(scheduler.state_dict())
-        self.initial_groups = [
-            {key: group[key] for key in SCHEDULED_KEYS if key in group} for group in read_group_settings(optimizer)
-        ]
+        settings = read_group_settings(optimizer)
+        self.initial_groups = [{key: group[key] for key in SCHEDULED_KEYS if key in group} for group in settings]
         self.scheduler_steps = 0
 
     def set(self, counters: Counters, factor: float) -> float:
@@ -213,12 +209,7 @@ def build_rates(
     start_step: int,
     report: Callable[[str, str], None],
 ) -> LearningRates:
-    """The object that sets the rates: by the program's scheduler, or by the schedule of the spec.
-
-    Args:
-        start_step: as in `build_schedule`.
-        report: called with the kind of an event and its text.
-    """
+    """The object that sets the rates, by the program's scheduler or the spec's schedule; `report` records an event."""
     if user_parts.schedule:
         return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
     if user_parts.optimizer and train.schedule == Constant(name="constant"):

@@ -80,23 +80,17 @@ class UserBatches:
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model, called with the inputs of a batch."""
-        return (
-            self.model(**dict(zip(self.argument_names, inputs, strict=True)))
-            if self.argument_names
-            else self.model(*inputs)
-        )
+        if self.argument_names:
+            return self.model(**dict(zip(self.argument_names, inputs, strict=True)))
+        return self.model(*inputs)
 
     def weighted_values(self, inputs: Inputs, targets: Targets) -> Any:
         """The argument of `weight_of` for some samples: their targets, or the model's inputs if it computes the loss."""
         if self.loss is not None:
             return targets if self.argument_names else targets[""]
-        return (
-            dict(zip(self.argument_names, inputs, strict=True))
-            if self.argument_names
-            else inputs
-            if len(inputs) > 1
-            else inputs[0]
-        )
+        if self.argument_names:
+            return dict(zip(self.argument_names, inputs, strict=True))
+        return inputs if len(inputs) > 1 else inputs[0]
 
     def mean_loss(self, outputs: Any, targets: Targets) -> Tensor:
         """The mean loss of some samples; a float32 scalar.
@@ -191,10 +185,7 @@ class LoopLoss:
         return division or Division(self.weight_of, obstacle=obstacle)
 
     def _mask_labels(self, batch: Batch) -> Batch:
-        """The batch with half of its first sample's labels masked, as models ignore padding in a loss of their own.
-
-        Otherwise a loss that divides by the number of labels would look like one that divides by that of samples.
-        """
+        """The batch with half of its first sample's labels masked, so that a loss per label differs from one per sample."""
         names = self.user_batches.argument_names
         if self.user_batches.loss is not None or "labels" not in names:
             return batch
@@ -213,12 +204,9 @@ class LoopLoss:
             return 1.0
         if self.division is None or self.division.count is None:
             return len(user_batches.micro_batch_inputs[0]) / len(batch)
-        micro_batch_weight = total(
-            self.division.count, user_batches.weighted_values(user_batches.micro_batch_inputs, targets)
-        )
-        return float(
-            micro_batch_weight / total(self.division.count, user_batches.weighted_values(batch.inputs, batch.targets))
-        )
+        micro_batch_values = user_batches.weighted_values(user_batches.micro_batch_inputs, targets)
+        batch_values = user_batches.weighted_values(batch.inputs, batch.targets)
+        return float(total(self.division.count, micro_batch_values) / total(self.division.count, batch_values))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """Empty: the size of the batch is known."""

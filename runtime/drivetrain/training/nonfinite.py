@@ -72,23 +72,25 @@ class NonfiniteGuard:
             NotFinite: if the loss jumped and the job requests a rollback.
         """
         self.bad_steps, self.bad_ids, self.scaler_skips = [], [], 0
-        word = self._describe_jump(loss)
+        message = self._describe_jump(loss)
         self.recent_losses.append(loss)
-        if word is None or self.on_spike != "rollback":
-            return word
+        if message is None or self.on_spike != "rollback":
+            return message
         self.bad_steps = [position]
-        raise NotFinite(f"{word}; samples {ids().tolist()}")
+        raise NotFinite(f"{message}; samples {ids().tolist()}")
 
     def _describe_jump(self, loss: float) -> str | None:
         """The message about a loss that jumped; None if it did not."""
         if len(self.recent_losses) < SPIKE_WINDOW_STEPS or self.on_spike == "ignore":
             return None
-        usual = statistics.median(self.recent_losses)
-        self.first_median = usual if self.first_median is None else self.first_median
-        if loss <= max(SPIKE_FACTOR * abs(usual), MIN_SPIKE_SHARE * abs(self.first_median)):
+        usual_loss = statistics.median(self.recent_losses)
+        self.first_median = usual_loss if self.first_median is None else self.first_median
+        if loss <= max(SPIKE_FACTOR * abs(usual_loss), MIN_SPIKE_SHARE * abs(self.first_median)):
             return None
-        times = f"{loss / usual:.0f} times its median" if usual > 0 else f"from a median of {usual:.4g}"
-        return f"the loss jumped to {loss:.4g}, {times} of the last {SPIKE_WINDOW_STEPS} steps"
+        increase = (
+            f"{loss / usual_loss:.0f} times its median" if usual_loss > 0 else f"from a median of {usual_loss:.4g}"
+        )
+        return f"the loss jumped to {loss:.4g}, {increase} of the last {SPIKE_WINDOW_STEPS} steps"
 
     def record_skipped(self, position: tuple[int, int], ids: Ids, scale: float | None) -> None:
         """Record a skipped step.
@@ -113,9 +115,8 @@ class NonfiniteGuard:
         self.bad_steps.append(position)
         self.bad_ids += ids.tolist()
         if len(self.bad_steps) >= MAX_BAD_IN_A_ROW:
-            raise NotFinite(
-                f"{MAX_BAD_IN_A_ROW} steps in a row had a loss or gradient that is not finite; samples {self.bad_ids}"
-            )
+            steps = f"{MAX_BAD_IN_A_ROW} steps in a row"
+            raise NotFinite(f"{steps} had a loss or gradient that is not finite; samples {self.bad_ids}")
 
     def _raise_collapse(self, text: str) -> None:
         self.scaler_skips = 0
@@ -167,15 +168,15 @@ class NonfiniteGuard:
 
 def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Names of the tensors that contain NaN or infinity."""
-    numbers = [(name, value) for name, value in tensors if value.is_floating_point()]
-    if not numbers:
+    floats = [(name, value) for name, value in tensors if value.is_floating_point()]
+    if not floats:
         return []
     # A sum is not finite if any element is not; only then all elements are checked, which is slower. All sums are read
     # at once, because each reading waits for a GPU.
-    device = numbers[0][1].device
-    finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in numbers])).tolist()
+    device = floats[0][1].device
+    finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in floats])).tolist()
     return [
         name
-        for (name, value), fine in zip(numbers, finite, strict=True)
-        if not fine and not torch.isfinite(value).all()
+        for (name, value), is_finite in zip(floats, finite, strict=True)
+        if not is_finite and not torch.isfinite(value).all()
     ]

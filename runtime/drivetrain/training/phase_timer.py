@@ -51,7 +51,7 @@ class PhaseTimer:
         self.last_switch = now
 
     def time_waiting(self, name: str, items: Iterable[Item]) -> Generator[Item]:
-        """Pass items through, and count the time of waiting for each; the source is closed with it."""
+        """Pass items through, and count the time of waiting for each as phase `name`; closes a generator with itself."""
         source = iter(items)
         try:
             while True:

@@ -66,12 +66,12 @@ class Profiler:
         if self.profile is None:
             return
         seconds = time.perf_counter() - self.started
-        ended, self.profile = self.profile, None
-        ended.stop()
+        profile, self.profile = self.profile, None
+        profile.stop()
         steps = self.steps_done - self.warmup_steps
         try:
-            ended.export_chrome_trace(str(self.folder / TRACE_FILE))
-            write_json(self.folder / OPERATORS_FILE, _rank_operators(ended, steps, seconds, self.device))
+            profile.export_chrome_trace(str(self.folder / TRACE_FILE))
+            write_json(self.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
         except (OSError, DrivetrainError) as error:
             self.report(f"the trace is incomplete: {error}")
             return

@@ -54,11 +54,10 @@ class Progress:
             return
         self.line_printed_at = now
         seconds = self.estimate.step_seconds()
-        head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
+        epoch_text = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
-        say(
-            f"{head}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}  {self._format_time_left(run, now)}"
-        )
+        progress = f"{epoch_text}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}"
+        say(f"{progress}  {self._format_time_left(run, now)}")
 
     def _start_estimate(self, run: Run) -> TimeLeft:
         """Write what `watch` needs to the run folder, and start the live view."""
@@ -80,9 +79,11 @@ class Progress:
 
     def _format_time_left(self, run: Run, now: float) -> str:
         assert self.estimate is not None
-        seconds_left, most = self.estimate.left(now), run.time_left()
-        at_most = run.job.train.early_stopping is not None or (seconds_left is not None and most < seconds_left)
-        return format_time_left(None if seconds_left is None else min(seconds_left, most), at_most)
+        seconds_left, seconds_allowed = self.estimate.left(now), run.time_left()
+        at_most = run.job.train.early_stopping is not None or (
+            seconds_left is not None and seconds_allowed < seconds_left
+        )
+        return format_time_left(None if seconds_left is None else min(seconds_left, seconds_allowed), at_most)
 
     def report_evaluation(self, run: Run, best: str) -> None:
         """Report an evaluation; `best` says that it is the best so far, and why if that does not show.

@@ -38,7 +38,7 @@ class RankSampler:
             self.heartbeat.record = lambda: rank_record.to_text(self.measure())
 
     def measure(self) -> RankRecord:
-        """What this process has done."""
+        """The record of this process: its samples, seconds and memory so far."""
         run, phase_seconds = self.run, self.run.clock.phases
         waited = self.heartbeat.waited if self.heartbeat else {}
         waiting_for_others = sum(waited.get(name, 0.0) for name in profiling.STEP_PHASES)
@@ -60,7 +60,7 @@ class RankSampler:
         )
 
     def take_sample(self, sample: Sample) -> None:
-        """Take the memory of a sample of the monitor; in rank 0, write what all have done."""
+        """Take the memory from a sample of the monitor; in rank 0, write the records of all processes."""
         self.memory_bytes = int(sample["rss"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
         if self.heartbeat and self.run.ranks.is_rank0:

@@ -49,9 +49,7 @@ MAX_LISTED_CHANGES = 5
 """Largest number of changes that are listed."""
 SLOW_SECONDS = 1.0
 """Seconds; if recording takes longer, a line is printed."""
-UNRECORDED_DATA = (
-    "this run was started by a version that did not record its data, so changes of the data cannot be detected"
-)
+UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
 MakeError = Callable[[str], DrivetrainError]
 """Makes the error for a change, given what has changed."""
 
@@ -96,9 +94,8 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
     _refuse_changes(_list_changed(record["files"], places), refuse)
     dataset = load(job, recorded)
     check_shards(record.get("shards", {}), dataset.shards)
-    _refuse_changes(
-        [*_list_added(record["files"], places, dataset), *_list_other_changes(record, recorded, dataset)], refuse
-    )
+    changes = [*_list_added(record["files"], places, dataset), *_list_other_changes(record, recorded, dataset)]
+    _refuse_changes(changes, refuse)
     return dataset
 
 
@@ -166,7 +163,7 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
                 lambda changed: _changed_data_error(run.folder, changed, "new=True"),
             )
     if recorded is None and resumes:
-        say(f"data: {UNRECORDED_DATA}")
+        say(f"data: {UNRECORDED}")
 
 
 def _write_records(run: Run, say: Callable[[str], None]) -> None:

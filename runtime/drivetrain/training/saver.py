@@ -35,7 +35,7 @@ MAX_SAVE_SHARE = 0.02
 """Largest share of the training time for saving; if saves take longer, the interval is made longer."""
 RETRY_SECONDS = 10.0
 """Seconds before a failed save is tried again."""
-COPY_MEMORY_FACTOR = 1.5
+COPY_FACTOR = 1.5
 """Free memory that a copy in memory requires, as a multiple of its size."""
 
 
@@ -156,9 +156,8 @@ class Saver:
 
     def _take_step_snapshot(self) -> PendingCheckpoint:
         run = self.run
-        return self._take_snapshot(
-            f"step-{run.counters.step}", {}, run_state.collect_optimizer_tensors(run.model, run.optimizer)
-        )
+        optimizer = run_state.collect_optimizer_tensors(run.model, run.optimizer)
+        return self._take_snapshot(f"step-{run.counters.step}", {}, optimizer)
 
     def _take_snapshot(
         self, name: str, notes: Mapping[str, object], optimizer: Mapping[str, torch.Tensor] | None = None
@@ -175,20 +174,19 @@ class Saver:
         best_step = run.best_metric.best.step if run.best_metric.best.best is not None else None
         frozen_names = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
         state = {**run_state.collect_state(run), **notes}
-        return PendingCheckpoint(
-            name, tensors, state, best_step, frozen_names, run.metrics.trouble if run.metrics else None
-        )
+        metrics_problem = run.metrics.trouble if run.metrics else None
+        return PendingCheckpoint(name, tensors, state, best_step, frozen_names, metrics_problem)
 
     def _check_before_saving(self) -> None:
         self.check_finite()
 
     def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
         copy_bytes = sum(_count_bytes(group) for group in snapshot.tensors.values())
+        free_bytes = psutil.virtual_memory().available
         container_bytes = cgroup.read_limits(Path("/")).room
-        machine_bytes = psutil.virtual_memory().available
-        return copy_bytes * COPY_MEMORY_FACTOR < min(
-            machine_bytes, container_bytes if container_bytes is not None else machine_bytes
-        )
+        if container_bytes is not None:
+            free_bytes = min(free_bytes, container_bytes)
+        return copy_bytes * COPY_FACTOR < free_bytes
 
     def _write_in_background(self, snapshot: PendingCheckpoint) -> None:
         self.background_save = threading.Thread(target=self._try_to_write, args=(snapshot,), name="checkpoint")
@@ -229,9 +227,8 @@ class Saver:
             )
         path = self._write_folder(snapshot)
         if self.run.ranks.is_rank0 and snapshot.name.startswith("step-"):
-            checkpoint.prune(
-                self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best_step, checkpoint.read_step(path)
-            )
+            keep, newest = self.run.job.checkpoint.keep, checkpoint.read_step(path)
+            checkpoint.prune(self.run.checkpoints, keep, snapshot.best_step, newest)
         return path
 
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:

@@ -106,9 +106,9 @@ class StepForward:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
     def _restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
-        return (
-            torch_settings.only_deterministic_kernels() if self.state.deterministic_only else contextlib.nullcontext()
-        )
+        if self.state.deterministic_only:
+            return torch_settings.only_deterministic_kernels()
+        return contextlib.nullcontext()
 
     def micro_batches(self, batch: Batch) -> Iterable[Batch]:
         """The micro-batches of a batch, or of a part of it."""

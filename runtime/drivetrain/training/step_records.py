@@ -67,12 +67,8 @@ class StepRecords:
         run, (loss, norm) = self.run, step.result.read()
         scaler = run.step.scaler
         assert run.metrics is not None
-        values = {
-            "train/loss": loss,
-            "lr": step.learning_rate,
-            **run.group_rates(step.learning_rate),
-            "grad_norm": norm,
-        }
+        rate = step.learning_rate
+        values = {"train/loss": loss, "lr": rate, **run.group_rates(rate), "grad_norm": norm}
         if scaler.active:
             values["scale"] = scaler.scale
         skipped = {} if step.result.finite else {"skipped": 1.0}

@@ -204,7 +204,7 @@ def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
 
 
 def _build_result(
-    run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching_seconds: dict[str, float]
+    run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching: dict[str, float]
 ) -> dict[str, object]:
     phase_seconds = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
@@ -229,7 +229,7 @@ def _build_result(
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
-        "watching": {name: round(value, 4) for name, value in watching_seconds.items()},
+        "watching": {name: round(value, 4) for name, value in watching.items()},
         "shards": run.readable.fetched.record() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],

@@ -48,7 +48,7 @@ def announce_stage(run: Run) -> None:
 
 
 def _reapply_optimizations(run: Run) -> None:
-    """Apply what depends on the frozen layers to the whole network and its samples."""
+    """Apply the optimizations that depend on frozen layers again, to the whole network and its samples."""
     if run.replaced is not None:
         run.dataset, run.replaced, run.cached = run.replaced, None, ""
         run.batches.split = run.dataset.train
@@ -64,7 +64,7 @@ def _reapply_optimizations(run: Run) -> None:
 
 
 def describe(run: Run) -> list[str]:
-    """The lines about it, each beginning with its subject: `model: ...`, `learning rates: ...`."""
+    """The lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
     counts = _describe_counts(run)
     is_whole = all(p.requires_grad for p in run.model.parameters()) and not _describe_later_epochs(run)
     return [Detail(counts) if is_whole else counts, *describe_rates(run)]
@@ -96,10 +96,10 @@ def _count_first_epoch(run: Run) -> int:
 
 
 def _describe_later_epochs(run: Run) -> str:
-    """How many are trained from which epoch on."""
+    """The numbers of parameters that are trained from later epochs on; empty without `model.unfreeze`."""
     sizes = {name: p.numel() for name, p in run.model.named_parameters()}
-    unfreezing, count, parts = run.network.unfreezing, _count_first_epoch(run), list[str]()
+    unfreezing, count, descriptions = run.network.unfreezing, _count_first_epoch(run), list[str]()
     for epoch in unfreezing.epochs:
         count += sum(sizes[name] for name in unfreezing.names(epoch))
-        parts.append(f"{count:,} from epoch {epoch + 1} on")
-    return ", ".join(parts)
+        descriptions.append(f"{count:,} from epoch {epoch + 1} on")
+    return ", ".join(descriptions)

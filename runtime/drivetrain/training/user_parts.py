@@ -80,9 +80,8 @@ class UserMetrics:
 
 
 def _blame_user_code(name: str, method: str) -> Any:
-    return blame_user_code(
-        lambda error, advice: UserCodeError(f"metrics: {name}: {method}() raised {error}", "", advice)
-    )
+    call = f"metrics: {name}: {method}()"
+    return blame_user_code(lambda error, advice: UserCodeError(f"{call} raised {error}", "", advice))
 
 
 Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]

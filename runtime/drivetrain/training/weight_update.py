@@ -21,12 +21,14 @@ NORM_EPSILON = 1e-6
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks: Ranks, *, divided: bool) -> Tensor:
-    """Scale the gradients so that their norm is at most `most`; returns the norm before, of shape ().
+def clip_gradients(
+    parameters: Sequence[nn.Parameter], max_norm: float | None, ranks: Ranks, *, divided: bool
+) -> Tensor:
+    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, of shape ().
 
     Args:
         parameters: of the optimizer.
-        most: None for no clipping, which costs no pass over the gradients.
+        max_norm: None for no clipping, which costs no pass over the gradients.
         ranks: the processes.
         divided: whether each of them has a part of the gradients.
 
@@ -36,18 +38,18 @@ def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not divided:
         total_norm: Tensor = nn.utils.get_total_norm(gradients)
-        if most is not None:
-            nn.utils.clip_grads_with_norm_(parameters, most, total_norm)
+        if max_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
         return total_norm
     (squares,) = ranks.all_reduce_sum([square_sum(g for g in gradients if is_sharded(g))])
     norm = (squares + square_sum(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
-    if most is not None and gradients:
-        factor = (most / (norm + NORM_EPSILON)).clamp(max=1.0)
+    if max_norm is not None and gradients:
+        factor = (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
         torch._foreach_mul_([local(g) for g in gradients], factor.float())
     return norm
 
 
-SKIPPING_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
 
 
@@ -56,9 +58,7 @@ def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
 
     Not before the first update: the kernel would leave momentum that it creates uninitialized.
     """
-    if not isinstance(optimizer, SKIPPING_OPTIMIZERS) or not all(
-        group.get("fused") for group in optimizer.param_groups
-    ):
+    if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return True

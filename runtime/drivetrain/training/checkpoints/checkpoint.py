@@ -111,16 +111,14 @@ def remove_unfinished(unfinished: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def commit(
-    unfinished: Path, final: Path, state: Mapping[str, object], manifest_format: int, files: Mapping[str, Entry]
-) -> None:
+def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:
     """Write state and manifest beside the tensors, and give the folder its name.
 
     Args:
         unfinished: the folder with the tensor files, which have been synced to disk.
         final: its path from then on.
         state: plain values of the run.
-        manifest_format: one of `manifest.FORMATS`.
+        form: one of `manifest.FORMATS`.
         files: entries of the tensor files by name.
 
     Raises:
@@ -130,7 +128,7 @@ def commit(
     # Not with write_json, which cannot store infinity.
     write_text(unfinished / STATE, json.dumps(state, indent=1) + "\n")
     listed_files = {**files, STATE: describe_file(unfinished / STATE)}
-    write_json(unfinished / MANIFEST, {"format": manifest_format, "files": dict(sorted(listed_files.items()))})
+    write_json(unfinished / MANIFEST, {"format": form, "files": dict(sorted(listed_files.items()))})
     _rename_to_final(unfinished, final)
 
 

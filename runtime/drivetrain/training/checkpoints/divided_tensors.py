@@ -77,10 +77,9 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in _read_tensor_metadata(folder).items()
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _read_metadata(folder).items()
     }
-    with _ignore_single_process_warning():
+    with _ignore_warning():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return _group_by_file(tensors)
 
@@ -100,13 +99,13 @@ def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[s
     from torch.distributed.checkpoint.state_dict_loader import load
 
     parameters = model.state_dict()
-    tensors = {name: _allocate_target(name, entry, parameters) for name, entry in _read_tensor_metadata(folder).items()}
+    tensors = {name: _allocate_target(name, entry, parameters) for name, entry in _read_metadata(folder).items()}
     with ranks.watched():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     return _group_by_file({name: local(value) for name, value in tensors.items()})
 
 
-def _read_tensor_metadata(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     """Shape and dtype of the whole tensors by name, as torch describes them."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -132,7 +131,7 @@ def _group_by_file(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 @contextlib.contextmanager
-def _ignore_single_process_warning() -> Iterator[None]:
+def _ignore_warning() -> Iterator[None]:
     """Ignore torch's warning that a single process reads what several have written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

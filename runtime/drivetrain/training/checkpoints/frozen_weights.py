@@ -28,11 +28,8 @@ def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dic
     frozen_tensors = {name: value for name, value in model.items() if name in frozen}
     if not frozen_tensors or len(frozen_tensors) == len(model):
         return dict(tensors)
-    return {
-        **tensors,
-        MODEL_STEM: {name: value for name, value in model.items() if name not in frozen_tensors},
-        FROZEN_STEM: frozen_tensors,
-    }
+    trained_tensors = {name: value for name, value in model.items() if name not in frozen_tensors}
+    return {**tensors, MODEL_STEM: trained_tensors, FROZEN_STEM: frozen_tensors}
 
 
 def join_frozen(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

@@ -88,10 +88,7 @@ def _omit_default_parts(identity: Mapping[str, str]) -> dict[str, str]:
 
 
 def _restore_part_count(run: Run, part_count: int) -> None:
-    """Cut batches into as many parts as when the run began, or one per process if there are more of those now.
-
-    If the job sets `train.parts`, that stays.
-    """
+    """Cut batches into as many parts as when the run began, at least one per process, unless `train.parts` is set."""
     if run.job.train.parts is None:
         run.batch_parts.count = max(part_count, run.ranks.count)
         if run.step.options.batch_size is not None:

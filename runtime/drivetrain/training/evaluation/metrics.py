@@ -31,9 +31,7 @@ class MetricAccumulator:
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
         self.scores = {name: build_scores(head) for name, head in heads.items()}
-        self.worst_mistakes = {
-            name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)
-        }
+        self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
         self.loss_sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
         self.waiting_outputs: list[tuple[str, Tensor, Tensor]] = []
         """Head, outputs and targets of batches whose loss can only be computed for all samples together."""
@@ -47,16 +45,14 @@ class MetricAccumulator:
         for name in self.heads:
             head_outputs = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
             head_targets, head_ids = targets[name], ids
-            if (
-                name in self.worst_mistakes
-                and head_targets.ndim == 1
-                and not bool((has_label := head_targets != NO_LABEL).all())
-            ):
+            # Samples without a label count nothing.
+            if name in self.worst and head_targets.ndim == 1 and bool((head_targets == NO_LABEL).any()):
+                has_label = head_targets != NO_LABEL
                 head_outputs, head_targets = head_outputs[has_label], head_targets[has_label]
                 head_ids = None if ids is None else ids[has_label.cpu().numpy()]
             self.scores[name].update(head_outputs, head_targets)
-            if head_ids is not None and name in self.worst_mistakes:
-                self.worst_mistakes[name].update(head_ids, head_outputs, head_targets)
+            if head_ids is not None and name in self.worst:
+                self.worst[name].update(head_ids, head_outputs, head_targets)
             if self.objective is not None:
                 self._add_loss(name, head_outputs, head_targets)
 
@@ -87,19 +83,14 @@ class MetricAccumulator:
     def sum_over_processes(
         self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int] = (0, 1)
     ) -> None:
-        """Sum everything over all processes.
-
-        Args:
-            all_reduce: returns the sums of tensors over all processes.
-            rank_of_count: (i, n) for process i of n, from 0.
-        """
+        """Sum everything over all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
-        tables = [worst.to_table(*rank_of_count) for worst in self.worst_mistakes.values()]
+        tables = [worst.to_table(*rank_of_count) for worst in self.worst.values()]
         global_sums = all_reduce([*local_sums, *tables])
         for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
             local_sum.copy_(global_sum)
-        for worst, table in zip(self.worst_mistakes.values(), global_sums[len(local_sums) :], strict=True):
+        for worst, table in zip(self.worst.values(), global_sums[len(local_sums) :], strict=True):
             worst.read_table(table)
         for score in self.scores.values():
             if isinstance(score, LabelScores | ClassScores):
@@ -112,7 +103,7 @@ class MetricAccumulator:
         total_loss = 0.0
         for name, head in self.heads.items():
             # A head for which no sample has a label has no metrics.
-            if name in self.worst_mistakes and not self.scores[name].counts()[0].any():
+            if name in self.worst and not self.scores[name].counts()[0].any():
                 continue
             head_prefix = f"{prefix}{name}/" if name else prefix
             if self.objective is not None:
@@ -133,7 +124,7 @@ class MetricAccumulator:
             if isinstance(score, ClassScores):
                 by_head[name] = classes | {
                     "matrix": score.matrix.tolist(),
-                    "mistakes": self.worst_mistakes[name].to_json(),
+                    "mistakes": self.worst[name].to_json(),
                     "calibration": score.calibration(),
                 }
             elif isinstance(score, LabelScores):

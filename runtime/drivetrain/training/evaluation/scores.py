@@ -96,9 +96,9 @@ def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
     """The average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
     sorted_outputs, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
-    last_of_ties = torch.cat(
-        [sorted_outputs[1:] != sorted_outputs[:-1], torch.ones(min(1, len(sorted_outputs)), dtype=torch.bool)]
-    ).nonzero()[:, 0]
+    ends_a_tie = torch.ones(len(sorted_outputs), dtype=torch.bool)
+    ends_a_tie[:-1] = sorted_outputs[1:] != sorted_outputs[:-1]
+    last_of_ties = ends_a_tie.nonzero()[:, 0]
     hits_at_ends = hits[last_of_ties]
     new_hits = torch.diff(hits_at_ends, prepend=torch.zeros(1, dtype=torch.float64))
     return (new_hits * hits_at_ends / (last_of_ties + 1)).sum() / truth.double().sum().clamp_min(1)
@@ -152,9 +152,8 @@ class ClassScores:
         self.losses += torch.stack([log_loss.sum(), distance.sum()])
         # A confidence that is not a number has a bin, too; 1 belongs to the last.
         bin_indices = (confidence.nan_to_num(0) * self.BINS).long().clamp(0, self.BINS - 1)
-        self.bins += torch.stack(
-            [bin_indices.bincount(values, minlength=self.BINS) for values in (confidence, is_right)], dim=1
-        )
+        sums = [bin_indices.bincount(values, minlength=self.BINS) for values in (confidence, is_right)]
+        self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""

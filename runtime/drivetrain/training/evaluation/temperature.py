@@ -63,14 +63,10 @@ def choose_temperature(log_losses: Sequence[float], samples: int) -> Temperature
     best = min(range(len(penalized_losses)), key=penalized_losses.__getitem__)
     log_temperature = log_temperatures[best]
     if 0 < best < len(penalized_losses) - 1:
-        log_temperature += _find_vertex(penalized_losses[best - 1 : best + 2]) * (
-            log_temperatures[1] - log_temperatures[0]
-        )
-    return Temperature(
-        exp(log_temperature),
-        log_losses[TEMPERATURES.index(1.0)],
-        _interpolate(log_losses, log_temperatures, log_temperature),
-    )
+        grid_step = log_temperatures[1] - log_temperatures[0]
+        log_temperature += _find_vertex(penalized_losses[best - 1 : best + 2]) * grid_step
+    scaled_log_loss = _interpolate(log_losses, log_temperatures, log_temperature)
+    return Temperature(exp(log_temperature), log_losses[TEMPERATURES.index(1.0)], scaled_log_loss)
 
 
 def choose_for_head(confusion: Mapping[str, Any], head: str) -> Temperature | None:

@@ -109,21 +109,19 @@ def _evaluate_shards(run: Run) -> MetricAccumulator:
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
     """Compute in batches of the usual size; if memory runs out, start over with half as many samples per batch."""
-    batch_size = run.step.micro_batch or default_batch_size(run)
+    size = run.step.micro_batch or default_batch_size(run)
     while True:
         try:
-            return compute(batch_size)
+            return compute(size)
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
             if run.is_divided:
-                raise agreement.out_of_memory_error(run.ranks, batch_size) from None
-            if batch_size == 1:
+                raise agreement.out_of_memory_error(run.ranks, size) from None
+            if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
-        run.step.options.report_memory(
-            f"out of memory in {purpose} with batches of {batch_size}; retrying with {batch_size // 2}"
-        )
-        batch_size //= 2
+        run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
+        size //= 2
 
 
 def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
@@ -140,14 +138,14 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
     return accumulator
 
 
-def micro_batches(run: Run, split: Split, batch_size: int) -> Iterator[tuple[Batch, bool]]:
+def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bool]]:
     """The preprocessed batches of this process's shard of a split, not augmented, and whether each counts."""
     settings = run.batches
     rank_of_count = (run.ranks.number, run.ranks.count)
     local_batches = batches.in_order(
         split,
-        batch_size,
-        workers=settings.workers_for(split, batch_size),
+        size,
+        workers=settings.workers_for(split, size),
         pin=settings.pin,
         report=settings.tell,
         share=rank_of_count,
