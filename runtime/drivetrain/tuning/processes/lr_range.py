@@ -87,7 +87,7 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
     run.train_mode()
     for rate, ((epoch, number), batch) in zip(rates.tolist(), _batches(run), strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.own_parts(run.batches.size(number)))
+        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
         run.counters.step += 1
         run.signals.check()
         if not outcome.finite:
