@@ -246,7 +246,7 @@ def _step(
     """Compute the gradients of a batch and update with them; returns and raises as `_advance`."""
     fault_point("step", run)
     size, parts_of_batch = run.batches.size(position[1]), run.batch_parts
-    run.step.state.samples = parts_of_batch.computed(size)
+    run.step.state.samples = parts_of_batch.count_computed(size)
     run.step.state.share = 1.0 if parts_of_batch.is_whole(size) else 1 / run.ranks.count
     try:
         if problem is not None:

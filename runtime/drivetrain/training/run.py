@@ -183,7 +183,7 @@ class Run(AssembledRun):
             return batch
         mixed_batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
         return (
-            mixed_batch.take_rows(self.batch_parts.shard(np.arange(len(mixed_batch))))
+            mixed_batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(mixed_batch))))
             if mixes(self.job)
             else mixed_batch
         )
@@ -203,7 +203,7 @@ class Run(AssembledRun):
 
     def own_parts(self, samples: int) -> list[SeededPart]:
         """The parts that this process computes of a batch of `samples` over all processes, with the seeds of this step."""
-        rank_parts = self.batch_parts.own(samples)
+        rank_parts = self.batch_parts.list_own_parts(samples)
         return [SeededPart(part.samples, self.step_seed(part.number)) for part in rank_parts]
 
     def time_left(self) -> float:
@@ -247,7 +247,7 @@ def assemble(
     optimizer = _optimizer(job, model, by_layer, parts)
     cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _batches(job, dataset, cut, report)
-    options = plain_options(model, ranks, cut.own(job.train.batch)[0].samples, signals, report)
+    options = plain_options(model, ranks, cut.list_own_parts(job.train.batch)[0].samples, signals, report)
     # A last batch of one sample joins the one before it, if the network cannot normalize a single sample.
     if _needs_two(network, model, dataset, device):
         options = replace(options, least=2)
@@ -341,7 +341,7 @@ def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str,
     world.check_parts(job, cut.ranks.count)
     start_checks.check_divisible(job, dataset, cut)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
-        batches.shard = cut.shard
+        batches.shard = cut.select_own_samples
     batches.handover.processes = cut.ranks.count
     batches.tell = partial(report, "loader")
     return batches

@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from drivetrain.distributed.sharded_tensor import is_sharded, local_state
+from drivetrain.distributed.sharded_tensor import get_local_state, is_sharded
 from drivetrain.errors import StorageError
 from drivetrain.hardware import cgroup
 from drivetrain.job.train import Adam, Optimizer, Sgd
@@ -85,7 +85,7 @@ class Saver:
         Raises:
             NotFinite: if one of them is not finite.
         """
-        state = local_state(self.run.model)
+        state = get_local_state(self.run.model)
         wrong = not_finite((name, value) for name, value in state.items() if name not in self.infinite)
         if wrong:
             raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
@@ -294,7 +294,7 @@ class SaverTogether(Saver):
         return epoch_ended and self._agree_to_save(epoch_ended=True)
 
     def _agree_to_save(self, *, epoch_ended: bool) -> bool:
-        return bool(self.run.ranks.from_rank0([float(super().due(epoch_ended=epoch_ended))])[0])
+        return bool(self.run.ranks.copy_from_rank0([float(super().due(epoch_ended=epoch_ended))])[0])
 
     def save_together(self, flush: Callable[[], None]) -> None:
         """Save if rank 0 says that it is time."""
@@ -331,7 +331,7 @@ class SaverTogether(Saver):
 
     def _write(self, snapshot: PendingCheckpoint) -> Path:
         # Only rank 0 writes the metrics that a checkpoint needs.
-        metrics_problem = self.run.ranks.text_from(0, snapshot.trouble or "").strip()
+        metrics_problem = self.run.ranks.copy_text_from(0, snapshot.trouble or "").strip()
         return super()._write(replace(snapshot, trouble=metrics_problem or None))
 
     def _put(self, snapshot: PendingCheckpoint) -> Path:

@@ -214,7 +214,7 @@ class Step(StepForward):
     ) -> tuple[Tensor | None, BaseException | None]:
         """Compute and begin to sum the gradients of this process's shard; returns its loss, or the problem instead."""
         try:
-            with self.options.interruptible(), self.options.ranks.watched():
+            with self.options.interruptible(), self.options.ranks.raising_peer_errors():
                 loss = self._gradients(batch, over, parts)
         except KeyboardInterrupt as interrupt:
             return None, interrupt

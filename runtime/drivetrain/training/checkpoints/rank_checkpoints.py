@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import is_sharded, own_part
-from drivetrain.distributed.store import node_name
+from drivetrain.distributed.sharded_tensor import cut_part, is_sharded
+from drivetrain.distributed.store import find_node_name
 from drivetrain.errors import CheckpointError, StorageError
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system.files import storage_error
@@ -43,7 +43,7 @@ def latest(ranks: Ranks, folder: Path, model: nn.Module) -> tuple[Loaded | None,
     """
     path, passed = checkpoint.newest(folder) if ranks.is_rank0 else (None, [])
     divides = any(is_sharded(p) for p in model.parameters())
-    if divides and ranks.from_rank0([float(path is not None and is_divided(path))])[0]:
+    if divides and ranks.copy_from_rank0([float(path is not None and is_divided(path))])[0]:
         return _read_together(ranks, path, model), passed
     loaded = _send_to_all(ranks, checkpoint.load(path) if path else None, folder)
     return (_own_parts(ranks, loaded, model) if divides and loaded else loaded), passed
@@ -52,12 +52,12 @@ def latest(ranks: Ranks, folder: Path, model: nn.Module) -> tuple[Loaded | None,
 def _read_together(ranks: Ranks, path: Path | None, model: nn.Module) -> Loaded:
     """A checkpoint of parts, of which every process reads its own."""
     head = {"path": str(path.resolve()), "state": checkpoint.state_of(path)} if path else None
-    announced = json.loads(ranks.text_from(0, json.dumps(head)))
+    announced = json.loads(ranks.copy_text_from(0, json.dumps(head)))
     folder = Path(announced["path"])
     sees = [bool(row[0]) for row in ranks.all_gather([float(folder.is_dir())])]
     if not all(sees):
         raise CheckpointError(
-            f"{ranks.text_from(sees.index(False), node_name())} does not see {folder}, from which the run resumes",
+            f"{ranks.copy_text_from(sees.index(False), find_node_name())} does not see {folder}, from which the run resumes",
             "a run folder that all processes see under one path, since each reads its part of the weights "
             "(optimize.sharding)",
             "choose a folder on a file system that all machines share, with --runs DIR",
@@ -73,7 +73,7 @@ def _own_parts(ranks: Ranks, loaded: Loaded, model: nn.Module) -> Loaded:
         owner = like.get(name)
         if owner is None or not is_sharded(owner) or owner.shape != value.shape:
             return value
-        return own_part(value, ranks.number, ranks.count).clone()
+        return cut_part(value, ranks.number, ranks.count).clone()
 
     tensors: dict[str, dict[str, Tensor]] = {}
     for group, by_name in loaded.tensors.items():
@@ -93,7 +93,7 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
         for group, tensors in (loaded.tensors if loaded else {}).items()
     }
     head = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes} if loaded else None
-    announced = json.loads(ranks.text_from(0, json.dumps(head)))
+    announced = json.loads(ranks.copy_text_from(0, json.dumps(head)))
     if announced is None:
         return None
     if loaded is None:
@@ -129,8 +129,8 @@ def save(ranks: Ranks, folder: Path, name: str, tensors: Mapping[str, Tensors], 
         StorageError: in all processes, if one of them cannot write; nothing is left behind.
         PeerError: if another process is gone.
     """
-    final = Path(ranks.text_from(0, str((folder / name).resolve())))
-    unfinished = Path(ranks.text_from(0, str(checkpoint.beside(final))))
+    final = Path(ranks.copy_text_from(0, str((folder / name).resolve())))
+    unfinished = Path(ranks.copy_text_from(0, str(checkpoint.beside(final))))
     try:
         _all(ranks, final, lambda: checkpoint.make_empty(unfinished) if ranks.is_rank0 else None)
         _all(ranks, final, lambda: _look_for(unfinished))
@@ -159,7 +159,7 @@ def _all(ranks: Ranks, path: Path, work: Callable[[], object]) -> None:
     has_problem = [bool(row[0]) for row in ranks.all_gather([float(bool(problem))])]
     if any(has_problem):
         raise StorageError(
-            ranks.text_from(has_problem.index(True), problem),
+            ranks.copy_text_from(has_problem.index(True), problem),
             "a run folder with free space that all processes see under one path, since each writes its part of the "
             "weights (optimize.sharding)",
             "free disk space, or choose a folder on a file system that all machines share, with --runs DIR",
@@ -168,12 +168,12 @@ def _all(ranks: Ranks, path: Path, work: Callable[[], object]) -> None:
 
 def _look_for(folder: Path) -> None:
     if not folder.is_dir():
-        raise StorageError(f"{node_name()} does not see {folder.parent}, the checkpoints of the leader")
+        raise StorageError(f"{find_node_name()} does not see {folder.parent}, the checkpoints of the leader")
 
 
 def _gather_entries(ranks: Ranks, final: Path, unfinished: Path) -> dict[str, Entry]:
     """The files of all processes."""
     entries: dict[str, Entry] = {}
     _all(ranks, final, lambda: entries.update(divided_tensors.describe_written(ranks, unfinished)))
-    texts = [ranks.text_from(rank, json.dumps(entries)) for rank in range(ranks.count)]
+    texts = [ranks.copy_text_from(rank, json.dumps(entries)) for rank in range(ranks.count)]
     return {name: entry for text in texts for name, entry in json.loads(text).items()}

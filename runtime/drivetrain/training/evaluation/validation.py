@@ -44,7 +44,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     metrics = tally.metrics() | run.parts.metrics.values()
     # All processes use rank 0's numbers, so that all make the same decisions.
-    return dict(zip(metrics, run.ranks.from_rank0(list(metrics.values())), strict=True)), tally.confusion()
+    return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), tally.confusion()
 
 
 def check_format(run: Run) -> None:
@@ -83,7 +83,7 @@ def _losses(run: Run) -> tuple[float, float]:
                 tally.add(outputs(batch.inputs), batch.targets, batch.ids)
         for tally in tallies:
             tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
-    losses, exact = run.ranks.from_rank0([tally.metrics()["validation/loss"] for tally in tallies])
+    losses, exact = run.ranks.copy_from_rank0([tally.metrics()["validation/loss"] for tally in tallies])
     return losses, exact
 
 
@@ -129,7 +129,7 @@ def _evaluate(run: Run, size: int) -> MetricAccumulator:
     run.parts.metrics.begin()
     # What is gathered of divided weights under inference_mode could not be trained on afterwards.
     free = torch.no_grad() if run.is_divided else forward.without_gradients(run.model)
-    with free, run.ranks.watched():
+    with free, run.ranks.raising_peer_errors():
         for micro_batch, counts in micro_batches(run, run.dataset.validation, size):
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:
