@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from drivetrain.distributed import gradient_exchange, ranks
-from drivetrain.distributed.sharded_tensor import local_state
+from drivetrain.distributed.sharded_tensor import get_local_state
 from drivetrain.errors import DrivetrainError
 from drivetrain.system import interpreter
 from drivetrain.training import run, train
@@ -172,7 +172,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
         reason, code = str(error), error.exit_code
     finally:
         MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
-    weights = sum(float(value.double().sum()) for value in local_state(made.model).values())
+    weights = sum(float(value.double().sum()) for value in get_local_state(made.model).values())
     return {
         "code": code,
         "reason": reason,

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from drivetrain.distributed.local_processes import LOOPBACK, Local, open_listener
+from drivetrain.distributed.local_processes import LOOPBACK, LocalProcesses, open_listener
 from tests.paths import ROOT
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -28,7 +28,7 @@ def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[lis
     """How each of so many processes ended, and what it printed."""
     with open_listener() as listener:
         meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-        here = Local(count, 0, count, 1, meeting, LOOPBACK, listener)
+        here = LocalProcesses(count, 0, count, 1, meeting, LOOPBACK, listener)
         started = [
             subprocess.Popen(
                 command,

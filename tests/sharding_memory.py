@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from drivetrain.distributed.sharded_tensor import local
+from drivetrain.distributed.sharded_tensor import get_local_part
 from drivetrain.system import interpreter
 from tests import tiny
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    return sum(local(t).untyped_storage().nbytes() for t in tensors)
+    return sum(get_local_part(t).untyped_storage().nbytes() for t in tensors)
 
 
 def main() -> None:

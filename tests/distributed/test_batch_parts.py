@@ -103,16 +103,16 @@ def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
 @pytest.mark.parametrize("samples", [1, 4, 5, 9, 12, 13])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int, batch: int) -> None:
-    alone = BatchParts(Ranks(), count, batch).own(samples)
+    alone = BatchParts(Ranks(), count, batch).list_own_parts(samples)
     assert sum(part.samples for part in alone) == samples
     cut = len(alone) == count
     expected = count == 1 or samples >= count * (2 if batch >= 2 * count else 1)
     assert cut == expected, "BatchNorm fails on a single sample"
     for ranks in range(1, count + 1):
         each = [BatchParts(Ranks(rank, ranks), count, batch) for rank in range(ranks)]
-        shared = [part for one in each for part in one.own(samples)]
+        shared = [part for one in each for part in one.list_own_parts(samples)]
         assert shared == (alone if cut else alone * ranks)
-        ids = np.concatenate([one.shard(np.arange(samples)) for one in each])
+        ids = np.concatenate([one.select_own_samples(np.arange(samples)) for one in each])
         assert ids.tolist() == list(range(samples)) * (1 if cut else ranks)
 
 

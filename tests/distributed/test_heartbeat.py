@@ -104,12 +104,12 @@ time.sleep(60)
 def test_an_exchange_that_stands_still(waited: float, travelling: int, other: str, heard: float, stands: bool) -> None:
     now = time.monotonic()
     found = object.__new__(Heartbeat)
-    found.rank, found._waits_since, found._travelling = 0, now - waited, travelling
-    found._seen = {
+    found.rank, found._waiting_since, found._unfinished_bytes = 0, now - waited, travelling
+    found._signs = {
         1: ("7 node1 waits step 5, exchange", now - 0.5),
         2: (f"9 node2 {other} step 5, exchange", now - heard),
     }
-    said = found._stuck()
+    said = found._describe_stalled_exchange()
     assert bool(said) == stands
     if stands:
         assert (

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from drivetrain.distributed import local_processes, placement, world
-from drivetrain.distributed.placement import ALONE, Options, Placement, first_host, parse_meet
+from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, parse_first_host, parse_meet
 from drivetrain.errors import DeviceError, SpecError
 from drivetrain.hardware.facts import load
 from drivetrain.job import Job
@@ -30,7 +30,9 @@ def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> J
     return made.model_copy(update={"limits": made.limits.model_copy(update={"nodes": nodes, "processes": processes})})
 
 
-def found(environ: dict[str, str], options: Options = ALONE, nodes: int | NodeRange | None = None) -> Placement | None:
+def found(
+    environ: dict[str, str], options: Options = NO_OPTIONS, nodes: int | NodeRange | None = None
+) -> Placement | None:
     return placement.find_placement(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
 
 
@@ -55,10 +57,10 @@ def test_each_engine_says_where_this_is(environ: dict[str, str], nodes: int | No
         here.meet,
         here.local_index,
         here.local_supervisors,
-        here.starter_hosts,
+        here.starter_keeps_store,
     ) == place
-    assert f"{here.index} of {here.supervisors}" in here.words()
-    assert here.source in here.words()
+    assert f"{here.index} of {here.supervisors}" in here.describe()
+    assert here.source in here.describe()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_slurm_jobs_have_ports_of_their_own() -> None:
         assert here is not None
         ports.append(here.meet[1])
     assert len(set(ports)) == 20
-    assert all(placement.PORTS[0] <= port < placement.PORTS[1] for port in ports)
+    assert all(placement.DERIVED_PORTS[0] <= port < placement.DERIVED_PORTS[1] for port in ports)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +100,22 @@ def test_slurm_jobs_have_ports_of_their_own() -> None:
         ({}, Options(0, 0, "a:1"), None, "--nodes 0"),
         ({}, Options(2, 0, "a:b"), None, "--meet 'a:b'"),
         (TORCHRUN, Options(2, 0, "a:1"), None, "--nodes 2, and RANK=3 WORLD_SIZE=4 in the environment"),
-        (TORCHRUN | {"RANK": "4"}, ALONE, None, "this is number 4 of 4"),
-        (TORCHRUN | {"MASTER_ADDR": ""}, ALONE, None, "MASTER_ADDR is missing"),
-        (KUBEFLOW | {"PET_NNODES": "1:2"}, ALONE, None, "PET_NNODES=1:2 is elastic"),
-        ({"SKYPILOT_NUM_NODES": "2"}, ALONE, None, "SKYPILOT_NODE_RANK is missing"),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, ALONE, None, "Slurm starts 8 tasks on 2 nodes"),
-        (SKYPILOT, ALONE, 3, "limits.nodes: is 3, and SKYPILOT_* variables says 2"),
-        ({}, ALONE, 2, "limits.nodes: is 2, and nothing says which node this is"),
-        ({}, ALONE, NodeRange(least=2), "limits.nodes: is 2 or more, and nothing says which node this is"),
-        (SLURM, ALONE, NodeRange(least=3, most=4), "limits.nodes: is 3 to 4, and SLURM_* variables says 2"),
-        (SKYPILOT, ALONE, NodeRange(least=1, most=1), "limits.nodes: is 1 to 1, and SKYPILOT_* variables says 2"),
-        (INDEXED, ALONE, NodeRange(least=2), "limits.nodes: is 2 or more, and JOB_COMPLETION_INDEX says not how many"),
+        (TORCHRUN | {"RANK": "4"}, NO_OPTIONS, None, "this is number 4 of 4"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, NO_OPTIONS, None, "MASTER_ADDR is missing"),
+        (KUBEFLOW | {"PET_NNODES": "1:2"}, NO_OPTIONS, None, "PET_NNODES=1:2 is elastic"),
+        ({"SKYPILOT_NUM_NODES": "2"}, NO_OPTIONS, None, "SKYPILOT_NODE_RANK is missing"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, NO_OPTIONS, None, "Slurm starts 8 tasks on 2 nodes"),
+        (SKYPILOT, NO_OPTIONS, 3, "limits.nodes: is 3, and SKYPILOT_* variables says 2"),
+        ({}, NO_OPTIONS, 2, "limits.nodes: is 2, and nothing says which node this is"),
+        ({}, NO_OPTIONS, NodeRange(least=2), "limits.nodes: is 2 or more, and nothing says which node this is"),
+        (SLURM, NO_OPTIONS, NodeRange(least=3, most=4), "limits.nodes: is 3 to 4, and SLURM_* variables says 2"),
+        (SKYPILOT, NO_OPTIONS, NodeRange(least=1, most=1), "limits.nodes: is 1 to 1, and SKYPILOT_* variables says 2"),
+        (
+            INDEXED,
+            NO_OPTIONS,
+            NodeRange(least=2),
+            "limits.nodes: is 2 or more, and JOB_COMPLETION_INDEX says not how many",
+        ),
     ],
 )
 def test_contradictions_are_refused(
@@ -123,7 +130,7 @@ def test_contradictions_are_refused(
 
 @pytest.mark.parametrize("bounds", [NodeRange(least=1), NodeRange(least=2), NodeRange(least=1, most=2)])
 def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
-    for environ, options in ((SLURM, ALONE), (KUBEFLOW, ALONE), ({}, Options(2, 1, "10.0.0.5:1"))):
+    for environ, options in ((SLURM, NO_OPTIONS), (KUBEFLOW, NO_OPTIONS), ({}, Options(2, 1, "10.0.0.5:1"))):
         here = found(environ, options, bounds)
         assert here is not None
         assert here.supervisors == 2
@@ -134,12 +141,12 @@ def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
 @pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])
 def test_another_number_of_processes_is_refused(environ: dict[str, str], processes: int) -> None:
     with pytest.raises(SpecError, match=r"limits\.processes: is"):
-        placement.find_placement(ALONE, environ, job(processes=processes), "host")
+        placement.find_placement(NO_OPTIONS, environ, job(processes=processes), "host")
 
 
 def test_an_indexed_job_needs_a_name_for_its_first_pod() -> None:
     with pytest.raises(SpecError, match="headless service"):
-        placement.find_placement(ALONE, INDEXED, job(2), "somewhere")
+        placement.find_placement(NO_OPTIONS, INDEXED, job(2), "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_meeting_places(text: str, meet: tuple[str, int]) -> None:
     ("names", "first"), [("n1", "n1"), ("n[03-07,12],m1", "n03"), ("r[1-2]n[4,6]", "r1n4"), ("a,b", "a")]
 )
 def test_the_first_host_of_a_list(names: str, first: str) -> None:
-    assert first_host(names) == first
+    assert parse_first_host(names) == first
 
 
 def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refused_by_others() -> None:
@@ -181,11 +188,11 @@ def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
     machine = load(ROOT / "tests" / "machines" / "a100.json")
     two = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
     assert two.shared_by == 2
-    assert world.own_gpus([4, 5], two, place) == [5]
-    assert world.own_gpus("none", two, place) == "none"
+    assert world.choose_gpus([4, 5], two, place) == [5]
+    assert world.choose_gpus("none", two, place) == "none"
     one = machine.__class__(**{**two.__dict__, "gpus": machine.gpus[:1]})
-    assert world.own_gpus("auto", one, place) == "auto", "the starter shows each process its own"
+    assert world.choose_gpus("auto", one, place) == "auto", "the starter shows each process its own"
     with pytest.raises(DeviceError, match="2 processes were started on this machine, and they have 1 GPUs"):
-        world.own_gpus([0], two, place)
-    assert world.trainers(job(), one) == 1
-    assert world.local_ranks(job(), one) == 2
+        world.choose_gpus([0], two, place)
+    assert world.count_trainers(job(), one) == 1
+    assert world.count_local_ranks(job(), one) == 2

@@ -75,7 +75,7 @@ def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 12])
 def test_shards_make_up_the_batch(size: int) -> None:
     ids = np.arange(size)
-    parts = [BatchParts(Ranks(rank, 4), 4, 12).shard(ids) for rank in range(4)]
+    parts = [BatchParts(Ranks(rank, 4), 4, 12).select_own_samples(ids) for rank in range(4)]
     if size >= 8:
         assert np.concatenate(parts).tolist() == ids.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -135,7 +135,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
     workers = loader_workers.choose(together, four, None)
     assert (workers.value, "12 available CPUs, shared by 4 processes," in workers.reason) == (2, True)
     program = together.model_copy(update={"task": "python"})
-    assert world.local_ranks(program, four) == 1
+    assert world.count_local_ranks(program, four) == 1
     assert cpu_threads.choose(program, four, None).value == 6
     room = four.memory.available // 5
     assert feature_cache._place(program, four, room) == "memory"
@@ -148,7 +148,7 @@ def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> 
     machine = replace(machine, gpus=machine.gpus[:1] * gpus)
     job = tiny.job()
     job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
-    assert count is None or world.trainers(job, machine) == count
+    assert count is None or world.count_trainers(job, machine) == count
     if count is None:
         with pytest.raises(SpecError, match=r"limits.processes: is 3, and 2 GPUs are used"):
             world.check_world_size(job, machine)

@@ -281,9 +281,9 @@ def test_sgd_updates_divided_weights_without_its_fused_kernel() -> None:
 def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As whole ones are: a tensor that is missing, and one too many."""
     monkeypatch.setattr(sharded_tensor, "is_sharded", lambda tensor: True)
-    monkeypatch.setattr(sharded_tensor, "local", lambda tensor: tensor)
+    monkeypatch.setattr(sharded_tensor, "get_local_part", lambda tensor: tensor)
     network = nn.Linear(2, 2)
-    state = {name: value.clone() for name, value in sharded_tensor.local_state(network).items()}
+    state = {name: value.clone() for name, value in sharded_tensor.get_local_state(network).items()}
     sharded_tensor.load_local_state(network, state)
     for wrong in (state | {"more": torch.zeros(1)}, {"weight": state["weight"]}):
         with pytest.raises(CheckpointError, match="not those of this network"):

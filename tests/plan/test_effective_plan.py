@@ -43,7 +43,7 @@ def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypa
 
 
 def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "trainers", lambda job, machine: 4)  # of 16 samples each computes 4
+    monkeypatch.setattr(world, "count_trainers", lambda job, machine: 4)  # of 16 samples each computes 4
     trainers = Trainers(folder, KILLED, KILLED, 0)
     assert attempted(trainers, monkeypatch) == 0
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]

@@ -152,7 +152,7 @@ def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: p
     monkeypatch.setattr(local_processes, "EXIT_TIMEOUT", 0.2)
     dead = ending("os.kill(os.getpid(), 11)")
     dead.wait()
-    assert local_processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+    assert local_processes.wait_for_end(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: p
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
     dead = ending(follower)
     dead.wait()
-    assert local_processes.wait(ending(leader), [dead]) == code
+    assert local_processes.wait_for_end(ending(leader), [dead]) == code
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
-"""Starts, watches and ends the processes of one supervisor beside its first one, which leads or follows another node.
+"""Starts, watches and ends the training processes of one supervisor except the first, which the supervisor itself starts.
 
 With several nodes it also chooses the network between them: the interface that leads to the meeting place, and the
-socket to listen on.
+socket on which rank 0 listens.
 """
 
 from __future__ import annotations
@@ -29,39 +29,43 @@ from drivetrain.system.signals import CRASHES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 RESOLVE_TIMEOUT = 60.0
-"""Seconds until the name of the meeting host must be known: that of a pod is not, in its first moments."""
+"""Seconds for which an unknown name of the meeting host is looked up again: that of a pod is unknown at first."""
 CHECK_INTERVAL = 0.2
-"""Seconds between two checks of the followers."""
+"""Seconds between two checks of the processes."""
 EXIT_TIMEOUT = 15.0
 """Seconds that the leader has to end by itself after another process is lost."""
 MAX_PAUSE = 50.0
-"""Seconds for which a process may be stopped by a signal while other machines wait for it; they end a bit earlier."""
-Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
-"""Starts a process, given its folder, additional environment variables, and a file for its output."""
+"""Seconds for which a signal may pause a process while other machines wait for it; they give up a bit earlier."""
+Process = subprocess.Popen[bytes]
+StartProcess = Callable[[Path, dict[str, str], int], Process]
+"""Starts a process, given its folder, additional environment variables, and the descriptor of its log file."""
 
 
 @dataclass(frozen=True)
-class Local:
-    """The processes that one supervisor starts."""
+class LocalProcesses:
+    """The training processes that one supervisor starts, and how they reach the others."""
 
     count: int
-    first: int = 0
+    """Number of them."""
+    first_rank: int = 0
     """Rank of the first of them."""
     total: int = 1
-    """Of all supervisors."""
+    """Number of processes of all supervisors."""
     supervisors: int = 1
+    """Number of supervisors."""
     meeting: str = ""
     """host:port of the store."""
     interface: str = LOOPBACK
+    """Name of the network interface."""
     listener: socket.socket | None = None
-    """Where rank 0 keeps the store, if it is one of these."""
+    """Socket at which rank 0 keeps the store; None if rank 0 is not one of these or the starter keeps it."""
 
     def environment(self, number: int) -> dict[str, str]:
-        """The variables of one of them, by its number among these."""
+        """The environment variables of one of them, by its number among these, from 0."""
         if self.total == 1:
             return {}
         variables = {
-            world.RANK: str(self.first + number),
+            world.RANK: str(self.first_rank + number),
             world.LOCAL_RANK: str(number),
             world.WORLD_SIZE: str(self.total),
             world.MEETING: self.meeting,
@@ -74,29 +78,29 @@ class Local:
             variables["NCCL_CUMEM_HOST_ENABLE"] = os.environ.get("NCCL_CUMEM_HOST_ENABLE", "0")
         if self.supervisors > 1:
             variables[world.NODES] = str(self.supervisors)
-        if self.listener and self.first + number == 0:
+        if self.listener and self.first_rank + number == 0:
             variables[world.SOCKET] = str(self.listener.fileno())
         return variables
 
     def open_files(self) -> list[int]:
-        """What the first of them inherits."""
+        """Descriptors that the first of them inherits."""
         return [self.listener.fileno()] if self.listener else []
 
 
 @contextlib.contextmanager
-def local(count: int, placement: Placement | None) -> Iterator[Local]:
-    """The processes of this supervisor, with the socket at which rank 0 meets the others.
+def open_meeting(count: int, placement: Placement | None) -> Iterator[LocalProcesses]:
+    """A block with the processes that this supervisor starts, in which the socket of rank 0 is open.
 
     Args:
-        count: how many this supervisor starts.
-        placement: its place among several; None if it is the only one.
+        count: number of processes that this supervisor starts.
+        placement: the place of this supervisor among several; None if it is the only one.
 
     Raises:
         PeerError: if the meeting place cannot be reached or listened on.
-        SpecError: if the name of the meeting host says not where that is.
+        SpecError: if the name of the meeting host does not tell its address.
     """
     if placement is None and count == 1:
-        yield Local(1)
+        yield LocalProcesses(1)
         return
     interface, listener, meeting = LOOPBACK, None, ""
     if placement is None:
@@ -108,36 +112,33 @@ def local(count: int, placement: Placement | None) -> Iterator[Local]:
         if placement.supervisors > placement.local_supervisors:
             address = find_own_address(placement.meet, leads=placement.leads)
             interface = find_interface(address)
-        if placement.leads and not placement.starter_hosts:
+        if placement.leads and not placement.starter_keeps_store:
             listener = open_listener(address, port)
             host = address
         meeting = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    first, several = (placement.index * count, placement.supervisors) if placement else (0, 1)
+    first_rank, supervisors = (placement.index * count, placement.supervisors) if placement else (0, 1)
     try:
-        yield Local(count, first, count * several, several, meeting, interface, listener)
+        yield LocalProcesses(count, first_rank, count * supervisors, supervisors, meeting, interface, listener)
     finally:
         if listener:
             listener.close()
 
 
 @contextlib.contextmanager
-def start_others(local: Local, run: Path, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start all processes of this supervisor but the first; end them with the block.
+def start_followers(processes: LocalProcesses, run: Path, start: StartProcess) -> Iterator[list[Process]]:
+    """Start all processes of this supervisor except the first, for a block; kill them at its end.
 
     Args:
-        local: the processes.
-        run: the run folder; each has its own folder in it, with its log.
+        processes: the processes, the first one included.
+        run: the run folder; each process has its own folder in it, with its log.
         start: starts a process.
-
-    Returns:
-        The processes.
     """
-    followers: list[subprocess.Popen[bytes]] = []
+    followers: list[Process] = []
     try:
-        for number in range(1, local.count):
-            folder = _folder(run, local.first + number)
+        for number in range(1, processes.count):
+            folder = _make_rank_folder(run, processes.first_rank + number)
             with (folder / "log.txt").open("ab") as log:
-                followers.append(start(folder, local.environment(number), log.fileno()))
+                followers.append(start(folder, processes.environment(number), log.fileno()))
         yield followers
     finally:
         for process in followers:
@@ -146,8 +147,8 @@ def start_others(local: Local, run: Path, start: Start) -> Iterator[list[subproc
             process.wait()
 
 
-def _folder(run: Path, rank: int) -> Path:
-    """The folder for the records of a process; it gets plan, checkpoints and the rest from rank 0."""
+def _make_rank_folder(run: Path, rank: int) -> Path:
+    """Make the folder for the records of a process, with a copy of what it reads."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("hardware.json", "plan.json"):
@@ -155,8 +156,8 @@ def _folder(run: Path, rank: int) -> Path:
     return folder
 
 
-def _is_stopped(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Whether one of them is stopped by a signal; all of a machine's are when its terminal or container is paused."""
+def _is_any_paused(processes: Sequence[Process]) -> bool:
+    """Whether a signal has paused one of the processes, as it pauses all when their terminal or container is paused."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
@@ -164,73 +165,73 @@ def _is_stopped(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
     return False
 
 
-def wait(
-    leader: subprocess.Popen[bytes], followers: Sequence[subprocess.Popen[bytes]], *, together: bool = False
-) -> int:
+def wait_for_end(leader: Process, followers: Sequence[Process], *, has_peers: bool = False) -> int:
     """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process.
 
     Args:
         leader: the first process of this supervisor.
-        followers: the rest of them.
-        together: whether there are other supervisors, which do not wait for a process that is stopped.
+        followers: its other processes.
+        has_peers: whether there are other supervisors, whose processes give up if one here is paused for long.
     """
     lost_at: float | None = None
-    still: float | None = None
-    ended = False
-    if not followers and not together:
+    paused_since: float | None = None
+    killed_leader = False
+    if not followers and not has_peers:
         return leader.wait()
     while leader.poll() is None:
         dead = [process for process in followers if process.poll() not in (None, 0)]
         if dead and lost_at is None:
             lost_at = time.monotonic()
-        still = (still or time.monotonic()) if together and _is_stopped([leader, *followers]) else None
-        if still is not None and time.monotonic() - still > MAX_PAUSE:
+        is_paused = has_peers and _is_any_paused([leader, *followers])
+        paused_since = (paused_since or time.monotonic()) if is_paused else None
+        if paused_since is not None and time.monotonic() - paused_since > MAX_PAUSE:
             leader.kill()
             leader.wait()
-            error = PeerError(
+            return _report_lost(
                 f"a process of this machine has been stopped for {MAX_PAUSE:.0f} s, and the other machines have given up",
-                "all processes of the run",
                 "find out who sent SIGSTOP; run the same command again; it resumes from the last checkpoint",
             )
-            say_error(error)
-            return PeerError.exit_code
         if lost_at is not None and time.monotonic() - lost_at > EXIT_TIMEOUT:
             leader.kill()
-            ended = True
+            killed_leader = True
             break
         time.sleep(CHECK_INTERVAL)
-    return _code(leader, followers, killed=ended)
+    return _choose_return_code(leader, followers, killed_leader=killed_leader)
 
 
-def _code(leader: subprocess.Popen[bytes], followers: Sequence[subprocess.Popen[bytes]], *, killed: bool) -> int:
-    """The return code of a run whose leader has ended, or was killed here because it waited for a lost process."""
+def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed_leader: bool) -> int:
+    """The return code of a run whose leader has ended, or was killed because it still waited for a lost process."""
     code = leader.wait()
     dead = [process for process in followers if process.poll() not in (None, 0)]
-    # If we killed a leader that waited for a lost process, its code does not tell the cause.
-    ends = [*([] if killed else [code]), *(process.returncode for process in dead)]
-    if RestartSmaller.exit_code in ends:
+    # The code of a leader that was killed here does not tell the cause.
+    codes = [*([] if killed_leader else [code]), *(process.returncode for process in dead)]
+    if RestartSmaller.exit_code in codes:
         return RestartSmaller.exit_code
-    if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
-        # All other failures only follow from this one.
-        return crashed[0]
+    crash_codes = [one for one in codes if 128 - one in CRASHES]
+    if crash_codes and -signal.SIGKILL not in codes:
+        return crash_codes[0]  # the other processes failed because this one crashed
+    # Codes from 2 to 7 are errors that the leader has explained itself.
     if dead and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in dead):
-            # They were stopped before they had connected; later all stop together.
+            # They were stopped before they had connected; after that, all processes stop together.
             say_error(Stopped("a process was stopped before the first step finished", "", "run the same command again"))
             return Stopped.exit_code
-        error = PeerError(
+        return _report_lost(
             f"another process of this run died (exit {dead[0].returncode})",
-            "all processes of the run",
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
-        say_error(error)
-        return PeerError.exit_code
     return code
 
 
+def _report_lost(description: str, action: str) -> int:
+    """Print an error about a lost process; returns its exit code."""
+    say_error(PeerError(description, "all processes of the run", action))
+    return PeerError.exit_code
+
+
 def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A socket that listens on one address only.
+    """Open a socket that listens on one address only; port 0 stands for any free port.
 
     Raises:
         PeerError: if the address or the port cannot be used.
@@ -249,27 +250,31 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], list[str]] | None = None) -> str:
     """The address of this node in the network that leads to the meeting place.
 
-    Debian writes the name of a host as 127.0.1.1 into its /etc/hosts; the leader then takes its only other address.
+    Args:
+        meet: host and port of the meeting place.
+        leads: whether this node is the meeting host.
+        resolve: looks up the addresses of a host and port; that of the system if absent.
 
     Raises:
         PeerError: if the host stays unknown, or no network leads to it.
-        SpecError: if its name stands for this node itself, or the leader has several addresses to choose from.
+        SpecError: if its name means a follower itself, or the leader has several addresses to choose from.
     """
     host, port = meet
-    host_addresses = (resolve or _resolve)(host, port)
+    host_addresses = (resolve or _resolve_host)(host, port)
     reachable = [address for address in host_addresses if not ipaddress.ip_address(address).is_loopback]
     if leads:
-        # The name of the meeting host is that of this node, so one of its addresses tells the network to use.
+        # The meeting host is this node, so an address that it has itself is the one that the others know.
         local_addresses = list_addresses()
         shared = [address for address in reachable if address in local_addresses]
-        return shared[0] if shared else _only(host, host_addresses, local_addresses)
+        # Debian maps the own host name to 127.0.1.1; the leader then takes its only other address.
+        return shared[0] if shared else _choose_only_address(host, host_addresses, local_addresses)
     if not reachable:
         raise SpecError(
             f"the meeting host {host} is {host_addresses[0]} on this node, which is the node itself",
             "an address of node 0 that this node can reach",
             "give the address of node 0 in place of its name: --meet ADDRESS:PORT, or MASTER_ADDR",
         )
-    return _source(reachable[0], port)
+    return _find_source_address(reachable[0], port)
 
 
 def find_interface(address: str) -> str:
@@ -278,7 +283,7 @@ def find_interface(address: str) -> str:
 
 
 def list_addresses() -> dict[str, str]:
-    """The interface of each address of this machine."""
+    """The name of the network interface by address, for all addresses of this machine."""
     return {
         row.address.partition("%")[0]: name
         for name, rows in psutil.net_if_addrs().items()
@@ -287,7 +292,8 @@ def list_addresses() -> dict[str, str]:
     }
 
 
-def _resolve(host: str, port: int) -> list[str]:
+def _resolve_host(host: str, port: int) -> list[str]:
+    """The addresses of a host; waits for a name that is not known yet."""
     end = time.monotonic() + RESOLVE_TIMEOUT
     while True:
         try:
@@ -304,8 +310,8 @@ def _resolve(host: str, port: int) -> list[str]:
         return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
-def _source(target: str, port: int) -> str:
-    """The own address from which packets to a target are sent; nothing is sent."""
+def _find_source_address(target: str, port: int) -> str:
+    """The address of this node from which packets to the target would be sent; nothing is sent."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -319,11 +325,10 @@ def _source(target: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _only(host: str, resolved: list[str], interfaces: dict[str, str]) -> str:
-    """The leader's address if the name does not tell it: that of the default route, or the only one."""
-    candidates = [
-        a for a in interfaces if not (ipaddress.ip_address(a).is_loopback or ipaddress.ip_address(a).is_link_local)
-    ]
+def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, str]) -> str:
+    """The leader's only IPv4 address, or its only address, for a name that does not tell it."""
+    parsed_addresses = {address: ipaddress.ip_address(address) for address in interfaces}
+    candidates = [a for a, parsed in parsed_addresses.items() if not (parsed.is_loopback or parsed.is_link_local)]
     candidates = [address for address in candidates if ":" not in address] or candidates
     if len(candidates) == 1:
         return candidates[0]

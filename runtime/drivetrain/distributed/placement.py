@@ -1,7 +1,7 @@
-"""Where a supervisor stands among those that train together: which one of how many, and where they meet.
+"""The place of a supervisor among those that train together: its number, their count, and where they meet.
 
-Whoever starts several supervisors says so: options of the command, or the environment variables of torchrun, Kubeflow,
-SkyPilot, Slurm or an indexed Job of Kubernetes. The first of these counts.
+It is read from the first of these that is present: options of the command, or the environment variables of torchrun,
+Kubeflow, SkyPilot, Slurm or an indexed Job of Kubernetes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 
 DEFAULT_PORT = 29500
-"""torchrun's, where nothing names another one."""
+"""Port of the meeting place unless another one is named; that of torchrun."""
 Meet = tuple[str, int]
+"""Host and port at which the processes meet."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """`--nodes`, `--node` and `--meet` of the command."""
+    """The options `--nodes`, `--node` and `--meet` of the command."""
 
     nodes: int | None = None
     node: int | None = None
     meet: str | None = None
 
 
-ALONE = Options()
-"""Without any of them."""
+NO_OPTIONS = Options()
+"""A command without these options."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ class Placement:
     """The place of this supervisor."""
 
     source: str
-    """Who said so, for the user."""
+    """Where this was read, in words for the user."""
     supervisors: int
-    """How many train together: one a node, or under torchrun one a process."""
+    """Number of supervisors that train together: one for each node, or under torchrun one for each process."""
     index: int
-    """The number of this one; 0 leads."""
+    """Number of this supervisor, from 0, which leads."""
     meet: Meet
     """Host and port of the leader."""
     local_index: int = 0
-    """The number of this one among those on this machine."""
+    """Number of this supervisor among those on this machine."""
     local_supervisors: int = 1
-    """How many there are on this machine, which they share."""
-    starter_hosts: bool = False
+    """Number of supervisors on this machine."""
+    starter_keeps_store: bool = False
     """Whether the starter itself keeps the store at the meeting place, as torchrun's agent does."""
 
     @property
@@ -57,8 +58,8 @@ class Placement:
         """Whether this supervisor writes the run folder."""
         return self.index == 0
 
-    def words(self) -> str:
-        """The line that a user reads."""
+    def describe(self) -> str:
+        """A description for the user."""
         kind = "process" if self.local_supervisors > 1 or self.source == TORCHRUN else "node"
         host, port = self.meet
         return f"{kind} {self.index} of {self.supervisors}, meeting at {host}:{port} ({self.source})"
@@ -84,42 +85,41 @@ def parse_meet(text: str, source: str) -> Meet:
     return match[1] or match[2], port
 
 
-PORTS = (20000, 30000)
-"""Ports that are derived from the number of a job: two jobs on one machine never want the same one at once."""
+DERIVED_PORTS = (20000, 30000)
+"""Range of ports that are derived from the name of a job, so that jobs on one machine use different ones."""
 
 
 def find_placement(
     options: Options, environ: Mapping[str, str], job: Job, hostname: str | None = None
 ) -> Placement | None:
-    """The place of this process; None if it trains without others.
+    """The place of this supervisor; None if it trains without others.
 
     Args:
-        options: of the command.
+        options: options of the command.
         environ: the environment variables.
-        job: `limits.nodes` says how many are expected.
-        hostname: full name of this host; asked from the system if absent.
+        job: its `limits.nodes` is the expected number of nodes.
+        hostname: full name of this host; that of the system if absent.
 
     Raises:
-        SpecError: if what is given is incomplete, not possible, or contradicts itself.
+        SpecError: if options or variables are incomplete, impossible, or contradict each other or the job.
     """
-    # An indexed Job numbers its pods also where they have nothing to do with each other.
-    indexed = job.limits.several_nodes
     placement: Placement | None = None
-    if options != ALONE:
-        placement = _from_options(options, environ)
+    if options != NO_OPTIONS:
+        placement = _read_options(options, environ)
     elif "RANK" in environ and "WORLD_SIZE" in environ:
-        placement = _from_torchrun(environ)
+        placement = _read_torchrun(environ)
     else:
-        for key, read in _ENGINES.items():
-            if key in environ and (key != "JOB_COMPLETION_INDEX" or indexed):
+        for key, read in _READERS.items():
+            # An indexed Job numbers its pods even if they do not train together.
+            if key in environ and (key != "JOB_COMPLETION_INDEX" or job.limits.several_nodes):
                 placement = read(environ, job, hostname or socket.getfqdn())
                 break
-    _check(placement, job)
+    _check_against_job(placement, job)
     return placement if placement and placement.supervisors > 1 else None
 
 
-def _check(placement: Placement | None, job: Job) -> None:
-    """Refuse what the job contradicts."""
+def _check_against_job(placement: Placement | None, job: Job) -> None:
+    """Refuse a placement that is impossible, or that contradicts the job's limits."""
     requested = job.limits.nodes
     nodes = placement.supervisors // placement.local_supervisors if placement else 1
     if placement and not 0 <= placement.index < placement.supervisors:
@@ -153,7 +153,7 @@ def _check(placement: Placement | None, job: Job) -> None:
         )
 
 
-def _from_options(options: Options, environ: Mapping[str, str]) -> Placement:
+def _read_options(options: Options, environ: Mapping[str, str]) -> Placement:
     if options.nodes is None or (options.nodes > 1 and None in (options.node, options.meet)):
         options_set = [f"--{name}" for name in ("nodes", "node", "meet") if getattr(options, name) is not None]
         raise SpecError(
@@ -175,26 +175,26 @@ def _from_options(options: Options, environ: Mapping[str, str]) -> Placement:
     return Placement("--nodes", options.nodes, options.node or 0, meet)
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Placement:
-    """torchrun, and what sets its variables: accelerate, Ray Train, PyTorchJob. One supervisor is one process."""
-    size = _number(environ, "WORLD_SIZE")
+def _read_torchrun(environ: Mapping[str, str]) -> Placement:
+    """Read the variables of torchrun, also set by accelerate, Ray Train and PyTorchJob; each supervisor is one process."""
+    size = _read_number(environ, "WORLD_SIZE")
     if size > 1:
-        _need(environ, "MASTER_ADDR", "MASTER_PORT")
+        _require_variables(environ, "MASTER_ADDR", "MASTER_PORT")
     return Placement(
         TORCHRUN,
         size,
-        _number(environ, "RANK"),
-        (environ.get("MASTER_ADDR", ""), _number(environ, "MASTER_PORT", DEFAULT_PORT)),
-        _number(environ, "LOCAL_RANK", 0),
-        _number(environ, "LOCAL_WORLD_SIZE", 1),
+        _read_number(environ, "RANK"),
+        (environ.get("MASTER_ADDR", ""), _read_number(environ, "MASTER_PORT", DEFAULT_PORT)),
+        _read_number(environ, "LOCAL_RANK", 0),
+        _read_number(environ, "LOCAL_WORLD_SIZE", 1),
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
-def _from_kubeflow(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
-    nodes = _number(environ, "PET_NNODES")
+def _read_kubeflow(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
+    nodes = _read_number(environ, "PET_NNODES")
     if nodes > 1:
-        _need(environ, "PET_NODE_RANK", "PET_MASTER_ADDR")
+        _require_variables(environ, "PET_NODE_RANK", "PET_MASTER_ADDR")
     per_node, processes = environ.get("PET_NPROC_PER_NODE", ""), job.limits.processes
     if nodes > 1 and per_node.isdigit() and processes is not None and int(per_node) != processes:
         raise SpecError(
@@ -207,27 +207,26 @@ def _from_kubeflow(environ: Mapping[str, str], job: Job, hostname: str) -> Place
                 )
             ]
         )
-    meet = environ.get("PET_MASTER_ADDR", ""), _number(environ, "PET_MASTER_PORT", DEFAULT_PORT)
-    return Placement("PET_* of Kubeflow", nodes, _number(environ, "PET_NODE_RANK", 0), meet)
+    meet = environ.get("PET_MASTER_ADDR", ""), _read_number(environ, "PET_MASTER_PORT", DEFAULT_PORT)
+    return Placement("PET_* of Kubeflow", nodes, _read_number(environ, "PET_NODE_RANK", 0), meet)
 
 
-def _from_skypilot(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
-    nodes = _number(environ, "SKYPILOT_NUM_NODES")
+def _read_skypilot(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
+    nodes = _read_number(environ, "SKYPILOT_NUM_NODES")
     if nodes > 1:
-        _need(environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
+        _require_variables(environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
     first = next(iter(environ.get("SKYPILOT_NODE_IPS", "").split()), "")
     port = _derive_port(environ.get("SKYPILOT_TASK_ID", ""))
-    return Placement("SKYPILOT_* variables", nodes, _number(environ, "SKYPILOT_NODE_RANK", 0), (first, port))
+    return Placement("SKYPILOT_* variables", nodes, _read_number(environ, "SKYPILOT_NODE_RANK", 0), (first, port))
 
 
-def _from_slurm(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
-    """A step that srun has started: one task on each node."""
-    nodes = (
-        _number(environ, "SLURM_STEP_NUM_NODES")
-        if "SLURM_STEP_NUM_NODES" in environ
-        else _number(environ, "SLURM_NNODES", 1)
-    )
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", nodes)
+def _read_slurm(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
+    """Read the variables of a step that srun has started, with one task on each node."""
+    if "SLURM_STEP_NUM_NODES" in environ:
+        nodes = _read_number(environ, "SLURM_STEP_NUM_NODES")
+    else:
+        nodes = _read_number(environ, "SLURM_NNODES", 1)
+    tasks = _read_number(environ, "SLURM_STEP_NUM_TASKS", nodes)
     if tasks != nodes:
         raise SpecError(
             f"Slurm starts {tasks} tasks on {nodes} node{'s' * (nodes != 1)}",
@@ -235,17 +234,17 @@ def _from_slurm(environ: Mapping[str, str], job: Job, hostname: str) -> Placemen
             "srun --ntasks-per-node=1",
         )
     if nodes > 1:
-        _need(environ, "SLURM_NODEID", "SLURM_JOB_ID")
+        _require_variables(environ, "SLURM_NODEID", "SLURM_JOB_ID")
     names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    first = environ.get("MASTER_ADDR") or first_host(names)
+    first = environ.get("MASTER_ADDR") or parse_first_host(names)
     unique = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
-    port = _number(environ, "MASTER_PORT", _derive_port(unique))
-    return Placement("SLURM_* variables", nodes, _number(environ, "SLURM_NODEID", 0), (first, port))
+    port = _read_number(environ, "MASTER_PORT", _derive_port(unique))
+    return Placement("SLURM_* variables", nodes, _read_number(environ, "SLURM_NODEID", 0), (first, port))
 
 
-def _from_indexed_job(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
-    """An indexed Job with a headless service: its pods are called JOB-INDEX.SERVICE..."""
-    index = _number(environ, "JOB_COMPLETION_INDEX")
+def _read_indexed_job(environ: Mapping[str, str], job: Job, hostname: str) -> Placement:
+    """Read those of an indexed Job with a headless service, whose pods are called JOB-INDEX.SERVICE..."""
+    index = _read_number(environ, "JOB_COMPLETION_INDEX")
     pod, dot, service = hostname.partition(".")
     name, dash, number = pod.rpartition("-")
     first = environ.get("MASTER_ADDR") or (f"{name}-0{dot}{service}" if dash and number == str(index) else "")
@@ -266,41 +265,40 @@ def _from_indexed_job(environ: Mapping[str, str], job: Job, hostname: str) -> Pl
                 )
             ]
         )
-    meet = first, _number(environ, "MASTER_PORT", DEFAULT_PORT)
+    meet = first, _read_number(environ, "MASTER_PORT", DEFAULT_PORT)
     return Placement("JOB_COMPLETION_INDEX of Kubernetes", job.limits.nodes, index, meet)
 
 
-_ENGINES: dict[str, Callable[[Mapping[str, str], Job, str], Placement]] = {
-    "PET_NNODES": _from_kubeflow,
-    "SKYPILOT_NUM_NODES": _from_skypilot,
-    # Set for the tasks of srun only, not in a batch script or a shell of salloc, where one process stands alone.
-    "SLURM_STEP_ID": _from_slurm,
-    "JOB_COMPLETION_INDEX": _from_indexed_job,
+_READERS: dict[str, Callable[[Mapping[str, str], Job, str], Placement]] = {
+    "PET_NNODES": _read_kubeflow,
+    "SKYPILOT_NUM_NODES": _read_skypilot,
+    # Set for the tasks of srun only, and not in a batch script or a shell of salloc, where one process trains alone.
+    "SLURM_STEP_ID": _read_slurm,
+    "JOB_COMPLETION_INDEX": _read_indexed_job,
 }
-"""By the variable that shows that the engine is there."""
+"""By the variable that shows which engine has started the supervisors: the function that reads its variables."""
 
 
-def first_host(names: str) -> str:
-    """The first host of a list as Slurm writes it: `gpu[03-07,12],login1` begins with gpu03."""
+def parse_first_host(names: str) -> str:
+    """The first host of a list of Slurm: gpu03 of `gpu[03-07,12],login1`."""
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", names).split(",")[0]
 
 
 def _derive_port(job: str) -> int:
-    """A port that depends on the job's name; the usual one if it has none."""
-    low, high = PORTS
+    """A port that depends on the job's name; the default port if it has none."""
+    low, high = DERIVED_PORTS
     return low + zlib.crc32(job.encode()) % (high - low) if job else DEFAULT_PORT
 
 
-def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
+def _read_number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
+    """The whole number in a variable; an absent one without a default is refused."""
     text = environ.get(key)
     if text is None and default is not None:
         return default
     if text is None or not text.isdigit():
-        elastic = (
-            f"; {key}={text} is elastic, and the number of nodes is fixed within an attempt"
-            if ":" in (text or "")
-            else ""
-        )
+        elastic = ""
+        if ":" in (text or ""):
+            elastic = f"; {key}={text} is elastic, and the number of nodes is fixed within an attempt"
         raise SpecError(
             f"{key}={text!r} in the environment{elastic}",
             "a whole number",
@@ -309,11 +307,11 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
     return int(text)
 
 
-def _need(environ: Mapping[str, str], *keys: str) -> None:
-    """Refuse an environment that lacks one of these."""
+def _require_variables(environ: Mapping[str, str], *keys: str) -> None:
+    """Refuse an environment that lacks one of these variables."""
     missing = [key for key in keys if not environ.get(key)]
     if missing:
-        present = next(key for key in (*_ENGINES, "WORLD_SIZE") if key in environ)
+        present = next(key for key in (*_READERS, "WORLD_SIZE") if key in environ)
         raise SpecError(
             f"{present} is {environ[present]} in the environment, and {missing[0]} is missing",
             f"{' and '.join(keys)} as well",

@@ -1,7 +1,8 @@
 """Data-parallel training in several processes (ranks), each on its shard of every batch.
 
-Losses are sums over the whole batch, divided by the whole batch's sum of weights. So the gradients of all shards add up
-to the gradient of the batch, whatever their sizes. Rank 0 leads: it alone writes records and checkpoints, and when it ends, the run ends.
+A loss is a sum over the shard, divided by the sum of weights of the whole batch. So the gradients of all shards add up to
+the gradient of the batch, whatever their sizes. Rank 0 leads: it alone writes records and checkpoints, and when it ends,
+the run ends.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import torch
 from torch import Tensor
 
 from drivetrain.distributed import store
-from drivetrain.distributed.heartbeat import ACTION, Heartbeat
+from drivetrain.distributed.heartbeat import RESUME_ADVICE, Heartbeat
 from drivetrain.distributed.world import RANK, WORLD_SIZE
 from drivetrain.errors import PeerError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for another, which may be saving or decoding."""
-
-SENT_TOGETHER = 64 * 2**20
-"""Bytes of tensors that are broadcast in one piece."""
+BROADCAST_BYTES = 64 * 2**20
+"""Tensors are broadcast in groups of about this size."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Ranks:
     """This process among those of a run."""
 
     number: int = 0
+    """Its rank."""
     count: int = 1
+    """Number of processes."""
     device: str = "cpu"
     heartbeat: Heartbeat | None = None
 
@@ -54,7 +56,7 @@ class Ranks:
         """Begin to sum each tensor over all processes.
 
         Returns:
-            What waits for the sums, the same ones at each call, and raises PeerError if another process is gone.
+            A function that waits for the sums and returns them, at each call the same; it may raise PeerError.
 
         Raises:
             PeerError: if another process is gone.
@@ -76,15 +78,15 @@ class Ranks:
         """Begin to replace a tensor by its sum over all processes; all must begin the same sums in the same order.
 
         Returns:
-            What waits for the sum, and raises PeerError if another process is gone.
+            A function that waits for the sum; it may raise PeerError.
 
         Raises:
             PeerError: if another process is gone.
         """
-        begun: list[torch.distributed.Work] = []
+        work: list[torch.distributed.Work] = []
         size = flat.numel() * flat.element_size()
-        self._call(lambda: begun.append(torch.distributed.all_reduce(flat, async_op=True)), size)
-        return lambda: self._call(begun[0].wait, -size)
+        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)), size)
+        return lambda: self._call(work[0].wait, -size)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
@@ -95,7 +97,7 @@ class Ranks:
         return self.start_gather(values)()
 
     def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Begin what `all_gather` does; returns what waits for it.
+        """Begin what `all_gather` does; returns a function that waits for the numbers and returns them.
 
         Raises:
             PeerError: if another process is gone.
@@ -104,25 +106,25 @@ class Ranks:
             return lambda: [list(values)]
         local_values = torch.tensor(values, dtype=torch.float64)
         gathered = [torch.empty_like(local_values) for _ in range(self.count)]
-        begun: list[torch.distributed.Work] = []
-        self._call(lambda: begun.append(torch.distributed.all_gather(gathered, local_values, async_op=True)))
+        work: list[torch.distributed.Work] = []
+        self._call(lambda: work.append(torch.distributed.all_gather(gathered, local_values, async_op=True)))
 
         def rows() -> list[list[float]]:
-            self._call(begun[0].wait)
+            self._call(work[0].wait)
             return [row.tolist() for row in gathered]
 
         return rows
 
-    def from_rank0(self, values: Sequence[float]) -> list[float]:
-        """The numbers of rank 0.
+    def copy_from_rank0(self, values: Sequence[float]) -> list[float]:
+        """The numbers of rank 0, in all processes; each passes as many of its own.
 
         Raises:
             PeerError: if another process is gone.
         """
         return self.all_gather(values)[0]
 
-    def text_from(self, source: int, text: str) -> str:
-        """The text that one process has, in all of them.
+    def copy_text_from(self, source: int, text: str) -> str:
+        """The text of the process of rank `source`, in all processes; each passes its own.
 
         Raises:
             PeerError: if another process is gone.
@@ -143,12 +145,12 @@ class Ranks:
         """
         if self.count == 1:
             return
-        for group in _groups(tensor for tensor in tensors if tensor.numel()):
+        for group in _group_by_size(tensor for tensor in tensors if tensor.numel()):
             self.start_broadcast(group)()
 
     @torch.no_grad()
     def start_broadcast(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
-        """Begin to copy a few of rank 0's values to every process; returns what waits for them, and fills them in only then.
+        """Begin to copy rank 0's values to every process; returns a function that waits for them and then fills them in.
 
         Raises:
             PeerError: if another process is gone.
@@ -158,12 +160,12 @@ class Ranks:
             return lambda: None
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in non_empty])
-        begun: list[torch.distributed.Work] = []
-        self._call(lambda: begun.append(torch.distributed.broadcast(sent, 0, async_op=True)), len(sent))
+        work: list[torch.distributed.Work] = []
+        self._call(lambda: work.append(torch.distributed.broadcast(sent, 0, async_op=True)), len(sent))
 
         @torch.no_grad()
         def fill() -> None:
-            self._call(begun[0].wait, -len(sent))
+            self._call(work[0].wait, -len(sent))
             if self.is_rank0:
                 return
             sizes = [tensor.numel() * tensor.element_size() for tensor in non_empty]
@@ -174,8 +176,8 @@ class Ranks:
         return fill
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """A block in which torch itself exchanges tensors, as between processes that hold parts of the weights.
+    def raising_peer_errors(self) -> Iterator[None]:
+        """A block in which torch itself exchanges tensors, as it does for sharded weights.
 
         Raises:
             PeerError: if another process is gone.
@@ -183,7 +185,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.count == 1 or not _is_of_network(error):
+            if self.count == 1 or not _is_exchange_error(error):
                 raise
             raise self._peer_error(error) from None
 
@@ -196,59 +198,58 @@ class Ranks:
         self.all_gather([0.0])
 
     def leave(self) -> None:
-        """Leave the process group once nothing more is exchanged; a process that exits inside a group may abort."""
+        """Leave the process group when nothing more is exchanged; a process that exits inside a group may abort."""
         if self.heartbeat:
             self.heartbeat.end()
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _call(self, collective: Callable[[], object], travels: int = 0) -> None:
-        """Begin a collective, or wait for it; `travels` as in `Heartbeat.waiting`."""
+    def _call(self, collective: Callable[[], object], started_bytes: int = 0) -> None:
+        """Begin a collective, or wait for it; `started_bytes` as in `Heartbeat.waiting`."""
         try:
-            with self.heartbeat.waiting(travels) if self.heartbeat else contextlib.nullcontext():
+            with self.heartbeat.waiting(started_bytes) if self.heartbeat else contextlib.nullcontext():
                 collective()
         except RuntimeError as error:
             raise self._peer_error(error) from None
 
     def _peer_error(self, error: RuntimeError) -> PeerError:
-        """Who is gone, after an exchange has failed with this error."""
-        who = self.heartbeat.lost() if self.heartbeat else ""
+        """The error that names the lost process, after an exchange has failed with `error`."""
+        who = self.heartbeat.find_lost() if self.heartbeat else ""
         if who and self.heartbeat and self.is_rank0:
             self.heartbeat.publish(who)
         broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
-        return PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", ACTION)
+        return PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", RESUME_ADVICE)
 
 
-def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors that are sent together; the copy that is sent takes little memory, unless one of them is larger."""
+def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group tensors that are broadcast together; the size limits the memory of the copy that is sent."""
     group: list[Tensor] = []
     size = 0
     for tensor in tensors:
         group.append(tensor)
         size += tensor.numel() * tensor.element_size()
-        if size >= SENT_TOGETHER:
+        if size >= BROADCAST_BYTES:
             yield group
             group, size = [], 0
     if group:
         yield group
 
 
-def _is_of_network(error: RuntimeError) -> bool:
-    """Whether an exchange has failed: torch has a class for NCCL, and none for gloo."""
+def _is_exchange_error(error: RuntimeError) -> bool:
+    """Whether torch raised this because an exchange failed: it has an error class for NCCL, but none for gloo."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()
-
-
+"""The place of a process that trains without others."""
 _joined: list[Ranks] = []
-"""This process's place in each group that it has joined, last the current one, however many runs it assembles; the keys
-of each group have a prefix of their own, or a process would find the addresses of a group that is gone.
+"""This process's place in each group that it has joined, the current group last. Each group has its own prefix in the
+store; otherwise a process would find the addresses of an earlier group.
 """
 
 
 def join_ranks(device: torch.device) -> Ranks:
-    """Join the processes that the supervisors have started; a single process if they have started no others.
+    """Join the processes that the supervisors have started; returns `ALONE` if there is only one.
 
     Raises:
         PeerError: if the others do not connect.
@@ -264,10 +265,10 @@ def join_ranks(device: torch.device) -> Ranks:
 def _join(number: int, count: int, device: torch.device, prefix: str) -> Ranks:
     backend = "gloo"
     if device.type == "cuda":
-        # CUDA tensors without an explicit device go to this one; Python numbers are sent between hosts.
+        # CUDA tensors without an explicit device go to this one; Python numbers are sent through gloo.
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    meeting, heartbeat = store.meeting_store(), Heartbeat(number, count, prefix)
+    meeting, heartbeat = store.connect(), Heartbeat(number, count, prefix)
     group = torch.distributed.PrefixStore(prefix, meeting)  # type: ignore[attr-defined]
     try:
         torch.distributed.init_process_group(

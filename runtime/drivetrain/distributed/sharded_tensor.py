@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part.
+"""Functions for sharded tensors, of which each process holds a part.
 
 They are torch's DTensors, recognized without importing that package, which takes a second.
 """
@@ -18,22 +18,22 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, which shares its memory; the tensor itself if it is whole."""
+def get_local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, in the same memory; the tensor itself if it is not sharded."""
     if not is_sharded(tensor):
         return tensor
     part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return part
 
 
-def local_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a network by name, of sharded tensors this process's parts."""
-    return {name: local(value) for name, value in model.state_dict().items()}
+def get_local_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a network by name, with this process's parts of sharded tensors."""
+    return {name: get_local_part(value) for name, value in model.state_dict().items()}
 
 
 @torch.no_grad()
 def load_local_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `local_state` has returned.
+    """Load what `get_local_state` has returned, in place.
 
     Raises:
         CheckpointError: if the names are not those of the network.
@@ -42,26 +42,26 @@ def load_local_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     if not any(is_sharded(value) for value in current.values()):
         model.load_state_dict(state)
         return
-    if other := sorted(current.keys() ^ state.keys()):
+    if different_names := sorted(current.keys() ^ state.keys()):
         raise CheckpointError(
-            f"the saved weights are not those of this network: {', '.join(other[:3])}",
+            f"the saved weights are not those of this network: {', '.join(different_names[:3])}",
             "the tensors of the network as it was",
             "restore the code of the network, or train anew with --new",
         )
     for name, value in current.items():
-        local(value).copy_(state[name])
+        get_local_part(value).copy_(state[name])
 
 
-def square_sum(tensors: Iterable[Tensor]) -> Tensor:
-    """The sum of the squares of all numbers in this process, float64 of shape ()."""
-    parts = [local(tensor) for tensor in tensors]
+def sum_squares(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of the squares of all numbers that this process holds, float64 of shape ()."""
+    parts = [get_local_part(tensor) for tensor in tensors]
     if not parts:
         return torch.zeros((), dtype=torch.float64)
     norms = torch._foreach_norm(parts)
     return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
-def own_part(tensor: Tensor, number: int, count: int) -> Tensor:
-    """Of a whole tensor, the part that process `number` of `count` holds: chunks along the first dimension."""
+def cut_part(tensor: Tensor, number: int, count: int) -> Tensor:
+    """Cut a tensor into `count` chunks along its first dimension; returns the one that process `number` holds."""
     chunks = torch.chunk(tensor, count)
     return chunks[number] if number < len(chunks) else tensor[:0]

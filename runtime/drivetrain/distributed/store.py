@@ -1,4 +1,7 @@
-"""torch's key-value store through which the processes of a run find each other; rank 0 keeps it, or the starter."""
+"""Connects to torch's key-value store, through which the processes of a run find each other.
+
+Rank 0 keeps the store, or the program that started the processes.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 START_TIMEOUT = timedelta(minutes=10)
-"""How long a process waits at the start until the others are there: a node may be pulling its image."""
+"""Longest time for which a process waits for the others at the start: a node may still be pulling its image."""
 ANSWER_TIMEOUT = timedelta(seconds=30)
-"""How long the store may take to answer once the training has begun."""
+"""Longest time that the store may take to answer after the training has begun."""
 
 
-def node_name() -> str:
+def find_node_name() -> str:
     """The name of this node, as its scheduler knows it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @cache
-def meeting_store() -> Store:
-    """The store of this run's processes; kept by rank 0, unless the starter does.
+def connect() -> Store:
+    """Connect to the store of this run's processes, once; in rank 0 also open it, unless the starter keeps it.
 
     Raises:
         PeerError: if it cannot be reached.
@@ -39,21 +42,21 @@ def meeting_store() -> Store:
     return _connect(START_TIMEOUT, int(descriptor) if descriptor and os.environ[RANK] == "0" else None)
 
 
-def watching_store(prefix: str = "") -> Store:
-    """Another connection to the same store, for a thread: one connection serves one question at a time."""
+def connect_again(prefix: str = "") -> Store:
+    """Connect to the same store again, for a thread: one connection serves one request at a time."""
     return torch.distributed.PrefixStore(prefix, _connect(ANSWER_TIMEOUT))  # type: ignore[attr-defined]
 
 
-def _connect(timeout: timedelta, listens: int | None = None) -> Store:
+def _connect(timeout: timedelta, listen_descriptor: int | None = None) -> Store:
     host, port = parse_meet(os.environ[MEETING], MEETING)
     try:
-        keeps = listens is not None
+        keeps_store = listen_descriptor is not None
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-            host, port, None, keeps, timeout, wait_for_workers=False, master_listen_fd=listens
+            host, port, None, keeps_store, timeout, wait_for_workers=False, master_listen_fd=listen_descriptor
         )
     except RuntimeError as error:
         raise PeerError(
-            f"the meeting place {host}:{port} cannot be reached from {node_name()}: {str(error).splitlines()[0][:120]}",
+            f"the meeting place {host}:{port} cannot be reached from {find_node_name()}: {str(error).splitlines()[0][:120]}",
             "the leader listening there, and a network that leads to it",
             "check that node 0 runs, the address and the firewall; run the same command again",
         ) from None

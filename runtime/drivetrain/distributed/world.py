@@ -1,4 +1,4 @@
-"""The world of a run: how many processes train together, and how each learns its place from the supervisor."""
+"""The processes of a run: their number, their GPUs, and the variables from which each learns its place."""
 
 from __future__ import annotations
 
@@ -19,35 +19,33 @@ WORLD_SIZE = "DRIVETRAIN_RANKS"
 MEETING = "DRIVETRAIN_MEETING"
 """Environment variable: host:port of the store through which the processes find each other."""
 SOCKET = "DRIVETRAIN_MEETING_SOCKET"
-"""Environment variable of rank 0: the open file that listens there; absent if the starter keeps the store."""
+"""Environment variable of rank 0: descriptor of the socket that listens there; absent if the starter keeps the store."""
 BUCKET_BYTES = 4 * 2**20
-"""Size of a bucket of gradients, unless a single parameter is larger: small enough to start early, large enough for the
-network.
-"""
+"""Largest size of a bucket with several gradients: small enough to be sent early, large enough for the network."""
 GPU_BUCKET_BYTES = 25 * 2**20
-"""As `BUCKET_BYTES`, between GPUs: NCCL's launches cost more than its transfers, and torch's DDP chooses the same size."""
+"""The same between GPUs, as in torch's DDP: there starting a collective costs more than its transfer."""
 NODES = "DRIVETRAIN_NODES"
 """Environment variable: the number of supervisors, if there are several."""
 
 
-def trainers(job: Job, hardware: Hardware) -> int:
-    """The number of training processes that one supervisor starts: one per GPU, else as in the job.
+def count_trainers(job: Job, hardware: Hardware) -> int:
+    """The number of training processes that one supervisor starts: one per GPU, without GPUs as in the job.
 
-    An embedded training uses its own process, and a supervisor among several on one machine has one process.
+    An embedded training uses its own process, and a supervisor that shares its machine with others starts one.
     """
     if job.task == "python" or hardware.shared_by > 1:
         return 1
     return len(hardware.gpus) or job.limits.processes or 1
 
 
-def local_ranks(job: Job, hardware: Hardware) -> int:
+def count_local_ranks(job: Job, hardware: Hardware) -> int:
     """The number of training processes of this run that share this machine's CPUs, memory and disk."""
-    return trainers(job, hardware) * hardware.shared_by
+    return count_trainers(job, hardware) * hardware.shared_by
 
 
-def seems_alone(job: Job, hardware: Hardware) -> bool:
+def seems_single_process(job: Job, hardware: Hardware) -> bool:
     """Whether the run has one process, as far as is known before the machines meet."""
-    return local_ranks(job, hardware) == 1 and not job.limits.several_nodes
+    return count_local_ranks(job, hardware) == 1 and not job.limits.several_nodes
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
@@ -74,7 +72,7 @@ def check_parts(job: Job, processes: int) -> None:
     """Refuse more processes than a batch has parts: some would have nothing to train on.
 
     Args:
-        processes: of all machines.
+        processes: number of processes of all machines.
 
     Raises:
         SpecError: if there are more.
@@ -92,13 +90,13 @@ def check_parts(job: Job, processes: int) -> None:
         )
 
 
-def own_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
-    """The GPUs of one supervisor among several on a machine: one each, the one with its local number.
+def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
+    """The GPUs of a supervisor: all requested ones, or only the one with its local number if several share the machine.
 
     Args:
         requested: `limits.gpus`.
         hardware: the whole machine.
-        placement: the place of this supervisor.
+        placement: the place of this supervisor; None if it is the only one.
 
     Raises:
         DeviceError: if there are fewer GPUs than supervisors.
@@ -119,5 +117,5 @@ def own_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | N
 
 
 def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
-    """The machine as one of several supervisors sees it: shared, and without what was measured on this one alone."""
+    """The machine as one of several supervisors sees it: shared, and without this machine's own calibration."""
     return replace(hardware, shared_by=placement.local_supervisors, calibration=None) if placement else hardware

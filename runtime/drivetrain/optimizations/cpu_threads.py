@@ -26,7 +26,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both."""
     cpu, threads = hardware.cpu, threads_of(hardware)
-    together = world.local_ranks(job, hardware)
+    together = world.count_local_ranks(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:
@@ -62,7 +62,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     fewer, for small work.
     """
     best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
-    shared = threads_of(hardware) < budget and world.local_ranks(job, hardware) == 1
+    shared = threads_of(hardware) < budget and world.count_local_ranks(job, hardware) == 1
     return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]
 
 

@@ -123,7 +123,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
         return "this network has no frozen layers that all come before the trained ones"
     if _place(job, hardware, workload.prefix_bytes) is None:
-        free, together = hardware.storage.runs_free, world.local_ranks(job, hardware)
+        free, together = hardware.storage.runs_free, world.count_local_ranks(job, hardware)
         in_processes = f" in each of {together} processes" if together > 1 else ""
         return (
             f"the outputs of {workload.prefix} take {format_bytes(workload.prefix_bytes)}{in_processes}, more than a quarter of the free "
@@ -134,7 +134,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
 
 def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
     """Where the outputs fit, given that every process stores them: `memory`, `disk`, or None."""
-    needed *= world.local_ranks(job, hardware)
+    needed *= world.count_local_ranks(job, hardware)
     if needed * SPACE_DIVISOR <= hardware.memory.available:
         return "memory"
     return "disk" if needed * SPACE_DIVISOR <= (hardware.storage.runs_free or 0) else None

@@ -36,7 +36,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(0, "gpu_resident_data assembles batches on the GPU")
     if workload is not None and workload.decoded:
         return Choice(0, "the data is in memory, so a batch is a single indexing operation")
-    together = world.local_ranks(job, hardware)
+    together = world.count_local_ranks(job, hardware)
     workers = max(0, min(MAX_DEFAULT_WORKERS, hardware.cpu.budget // together - 1))
     shm = hardware.storage.shm
     room = _room(job, shm, workload)

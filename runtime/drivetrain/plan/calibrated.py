@@ -62,7 +62,7 @@ def find_usable(job: Job, hardware: Hardware) -> Calibration | None:
     """The calibration that decisions may use: none with `measure: off`, and none for several processes, which may run
     on different machines.
     """
-    if job.optimize.get("measure") == "off" or world.local_ranks(job, hardware) > 1:
+    if job.optimize.get("measure") == "off" or world.count_local_ranks(job, hardware) > 1:
         return None
     return hardware.calibration
 

@@ -28,7 +28,7 @@ def processes(job: Job, runs: Path) -> int:
     Raises:
         DeviceError: if a GPU that the job names does not exist.
     """
-    return world.local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
+    return world.count_local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
 
 
 def difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:

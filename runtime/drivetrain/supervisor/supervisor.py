@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivetrain.distributed import local_processes, world
-from drivetrain.distributed.placement import ALONE, Options, Placement, find_placement
+from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
 from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
@@ -64,7 +64,7 @@ class TrainRequest:
     """The finished run that this one continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
-    place: Options = ALONE
+    place: Options = NO_OPTIONS
     """The options about several machines."""
     batch_size: int | None = None
     """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
@@ -108,7 +108,7 @@ def train(request: TrainRequest) -> int:
     job = request.source().load()
     placement = find_placement(request.place, os.environ, job)
     if placement:
-        say(f"placement: {placement.words()}")
+        say(f"placement: {placement.describe()}")
     leads = placement is None or placement.leads
     with remote_runs.open_runs(request.runs, job, new=request.new, leads=leads) as copies:
         return _train(request, job, placement, copies)
@@ -124,9 +124,9 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
     fault_point("detect")
     machine = world.share_hardware(detect(request.runs), placement)
-    machine = device_check.select_devices(machine, world.own_gpus(job.limits.gpus, machine, placement))
+    machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
     world.check_world_size(job, machine)
-    world.check_parts(job, world.trainers(job, machine) * (placement.supervisors if placement else 1))
+    world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
     plan_request = effective_plan.PlanRequest(
         request.plain, plans.load(request.plan).values() if request.plan else None
     )
@@ -245,7 +245,7 @@ def _attempts(
     """Run the trainer, and again from its last checkpoint for as long as another plan may avoid its death."""
     fault_point("first attempt")
     arguments: list[str] = []
-    count, folder = world.trainers(job, machine), NamedFolder(run.path)
+    count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
     start = functools.partial(run_trainers, placement=placement) if placement else run_trainers
     with signals.forwarding() as forward:
         while True:
@@ -301,16 +301,16 @@ def run_trainers(
             )
 
     with (
-        local_processes.local(count, placement) as local,
-        local_processes.start_others(local, run.path, start) as followers,
+        local_processes.open_meeting(count, placement) as processes,
+        local_processes.start_followers(processes, run.path, start) as followers,
     ):
         return child_process.child(
             [*trainer_command(request, run.path), *arguments],
-            environment | local.environment(0),
+            environment | processes.environment(0),
             forward,
-            [run.lock, *local.open_files()],
+            [run.lock, *processes.open_files()],
             followers,
-            functools.partial(local_processes.wait, followers=followers, together=placement is not None),
+            functools.partial(local_processes.wait_for_end, followers=followers, has_peers=placement is not None),
         )
 
 

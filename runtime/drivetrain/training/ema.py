@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.to_device import onto
-from drivetrain.distributed.sharded_tensor import load_local_state, local_state
+from drivetrain.distributed.sharded_tensor import get_local_state, load_local_state
 
 
 class Ema:
@@ -24,7 +24,7 @@ class Ema:
         self.decay, self.updates = decay, 0
         self.updates_on_device: Tensor | None = None
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
-        self.average = {name: value.detach().clone() for name, value in local_state(model).items()}
+        self.average = {name: value.detach().clone() for name, value in get_local_state(model).items()}
         """The averaged tensors by name; of a divided network the parts of this process."""
         self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
         """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
@@ -41,7 +41,7 @@ class Ema:
         decay = ((1 + self.updates_on_device) / (10 + self.updates_on_device)).clamp(max=self.decay)
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for name, value in local_state(model).items():
+        for name, value in get_local_state(model).items():
             if name in self.averaged_names:
                 averages, values = groups.setdefault(value.dtype, ([], []))
                 averages.append(self.average[name])
@@ -67,7 +67,7 @@ class Ema:
     @contextlib.contextmanager
     def swap_in(self, model: nn.Module) -> Iterator[None]:
         """Swap the averaged weights into the model within the `with` block."""
-        raw = {name: value.clone() for name, value in local_state(model).items()}
+        raw = {name: value.clone() for name, value in get_local_state(model).items()}
         load_local_state(model, self.average)
         try:
             yield

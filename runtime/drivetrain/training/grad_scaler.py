@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.to_device import onto
-from drivetrain.distributed.sharded_tensor import local
+from drivetrain.distributed.sharded_tensor import get_local_part
 from drivetrain.job.train import Fp16
 
 
@@ -52,7 +52,7 @@ class Scaler:
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale; infinite ones stay infinite."""
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        gradients = [get_local_part(p.grad) for p in parameters if p.grad is not None]
         if not self.active or not gradients:
             return
         if self.on_device:

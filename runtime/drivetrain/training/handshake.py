@@ -57,7 +57,7 @@ def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
     count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:
         return
-    rank, store = int(os.environ[RANK]), stores.meeting_store()
+    rank, store = int(os.environ[RANK]), stores.connect()
     if rank == 0:
         _lead_processes(folder, job, count, store, say)
     else:
@@ -106,7 +106,7 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
     # Rounding depends on the processor's instructions where it computes.
     chip = ", ".join(gpus) if gpus else machine["cpu"]["model"]
     return {
-        "node": stores.node_name(),
+        "node": stores.find_node_name(),
         "processes": f"{os.environ[WORLD_SIZE]} on {os.environ.get(NODES, '1')}",
         "spec": job.dump(),
         "code": user_code.at(job.folder).digests_of_copy(),

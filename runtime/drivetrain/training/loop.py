@@ -251,7 +251,7 @@ def _compute_and_update(
     """Compute the gradients of a batch and update the weights; returns and raises as `_advance`."""
     fault_point("step", run)
     samples = run.batches.size(position[1])
-    run.step.state.batch_samples = run.batch_parts.computed(samples)
+    run.step.state.batch_samples = run.batch_parts.count_computed(samples)
     run.step.state.loss_share = 1.0 if run.batch_parts.is_whole(samples) else 1 / run.ranks.count
     try:
         if problem is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain.distributed.store import node_name
+from drivetrain.distributed.store import find_node_name
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.rank_record import RankRecord
 from drivetrain.training import profiling
@@ -45,7 +45,7 @@ class RankSampler:
         gpu = run.device.type == "cuda"
         return RankRecord(
             rank=run.ranks.number,
-            node=node_name(),
+            node=find_node_name(),
             chip=torch.cuda.get_device_name(run.device) if gpu else run.hardware.cpu.model,
             threads=self.threads,
             samples=run.local_samples,

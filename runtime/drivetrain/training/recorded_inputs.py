@@ -345,7 +345,7 @@ def check_data_of_nodes(run: Run) -> None:
     if NODES not in os.environ:
         return
     path = run.folder / DATA_FILE
-    record = json.loads(run.ranks.text_from(0, path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""))
+    record = json.loads(run.ranks.copy_text_from(0, path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""))
     reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"
     if difference := first_difference(run.ranks, "; ".join(_list_node_differences(run, record)) if reads else ""):
         raise DataError(

@@ -184,7 +184,7 @@ class Run(AssembledRun):
         if not mixes(self.job):
             return batch
         # Mixing needs the whole batch, so only now does this process take its shard.
-        return batch.take_rows(self.batch_parts.shard(np.arange(len(batch))))
+        return batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(batch))))
 
     def set_learning_rates(self) -> float:
         """Set the learning rates of the next step; returns that of the first parameter group."""
@@ -201,7 +201,7 @@ class Run(AssembledRun):
 
     def list_local_parts(self, samples: int) -> list[SeededPart]:
         """The parts that this process computes of a batch of `samples` over all processes, with their seeds."""
-        rank_parts = self.batch_parts.own(samples)
+        rank_parts = self.batch_parts.list_own_parts(samples)
         return [SeededPart(part.samples, self.step_seed(part.number)) for part in rank_parts]
 
     def time_left(self) -> float:
@@ -245,7 +245,7 @@ def assemble(
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
     batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _build_batches(job, dataset, batch_parts, report)
-    options = build_options(model, ranks, batch_parts.own(job.train.batch)[0].samples, signals, report)
+    options = build_options(model, ranks, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
     if _needs_two_samples(network, model, dataset, device):
         options = replace(options, min_samples=2)
         batches.join_single()  # a last batch of one sample joins the one before it
@@ -346,7 +346,7 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
     world.check_parts(job, batch_parts.ranks.count)
     start_checks.check_divisible(job, dataset, batch_parts)
     if not (dataset.mixable and mixes(job)):
-        batches.shard = batch_parts.shard
+        batches.shard = batch_parts.select_own_samples
     batches.handover.processes = batch_parts.ranks.count
     batches.tell = partial(report, "loader")
     return batches

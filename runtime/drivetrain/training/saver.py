@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from drivetrain.distributed.sharded_tensor import is_sharded, local_state
+from drivetrain.distributed.sharded_tensor import get_local_state, is_sharded
 from drivetrain.errors import StorageError
 from drivetrain.hardware import cgroup
 from drivetrain.job.train import Adam, Optimizer, Sgd
@@ -85,7 +85,7 @@ class Saver:
         Raises:
             NotFinite: if one of them is not finite.
         """
-        state = local_state(self.run.model)
+        state = get_local_state(self.run.model)
         nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
         if nonfinite:
             raise NotFinite(f"not finite: {', '.join(nonfinite[:5])}")
@@ -293,7 +293,7 @@ class SaverTogether(Saver):
         return epoch_ended and self._agree_to_save(epoch_ended=True)
 
     def _agree_to_save(self, *, epoch_ended: bool) -> bool:
-        return bool(self.run.ranks.from_rank0([float(super().is_due(epoch_ended=epoch_ended))])[0])
+        return bool(self.run.ranks.copy_from_rank0([float(super().is_due(epoch_ended=epoch_ended))])[0])
 
     def save_together(self, flush: Callable[[], None]) -> None:
         """Save if it is due by rank 0's clock and counters."""
@@ -330,7 +330,7 @@ class SaverTogether(Saver):
 
     def _write_and_prune(self, snapshot: PendingCheckpoint) -> Path:
         # Only rank 0 writes the metrics that a checkpoint needs.
-        metrics_problem = self.run.ranks.text_from(0, snapshot.metrics_problem or "").strip()
+        metrics_problem = self.run.ranks.copy_text_from(0, snapshot.metrics_problem or "").strip()
         return super()._write_and_prune(replace(snapshot, metrics_problem=metrics_problem or None))
 
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:

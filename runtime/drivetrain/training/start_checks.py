@@ -18,7 +18,7 @@ from drivetrain.data.custom.loss_division import SPLITTABLE
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.store import node_name
+from drivetrain.distributed.store import find_node_name
 from drivetrain.distributed.world import NODES
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
@@ -82,7 +82,7 @@ def check_plan(ranks: Ranks, plan: Plan) -> None:
     if NODES not in os.environ:
         return
     local_values = plan.values()
-    first = json.loads(ranks.text_from(0, json.dumps(local_values)))
+    first = json.loads(ranks.copy_text_from(0, json.dumps(local_values)))
     wrong = [
         f"{name} is {local_values[name]}, there {value}" for name, value in first.items() if local_values[name] != value
     ]
@@ -99,7 +99,7 @@ def first_difference(ranks: Ranks, wrong: str) -> str:
     has_problem = [int(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
     if not any(has_problem):
         return ""
-    return ranks.text_from(has_problem.index(1), f"rank {ranks.number} on node {node_name()}: {wrong}")
+    return ranks.copy_text_from(has_problem.index(1), f"rank {ranks.number} on node {find_node_name()}: {wrong}")
 
 
 SINGLE_SAMPLE = (

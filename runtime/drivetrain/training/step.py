@@ -219,7 +219,7 @@ class Step(StepForward):
     ) -> tuple[Tensor | None, BaseException | None]:
         """Accumulate the gradients of this process's shard and start their sum; returns the loss, or the problem instead."""
         try:
-            with self.options.interruptible(), self.options.ranks.watched():
+            with self.options.interruptible(), self.options.ranks.raising_peer_errors():
                 loss = self._accumulate_gradients(batch, denominators, parts)
         except KeyboardInterrupt as interrupt:
             return None, interrupt

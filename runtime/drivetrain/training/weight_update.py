@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import is_sharded, local, square_sum
+from drivetrain.distributed.sharded_tensor import get_local_part, is_sharded, sum_squares
 
 NORM_EPSILON = 1e-6
 """Added to the norm before it divides, as torch does."""
@@ -41,11 +41,11 @@ def clip_gradients(
         if max_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
         return total_norm
-    (squares,) = ranks.all_reduce_sum([square_sum(g for g in gradients if is_sharded(g))])
-    norm = (squares + square_sum(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
+    (squares,) = ranks.all_reduce_sum([sum_squares(g for g in gradients if is_sharded(g))])
+    norm = (squares + sum_squares(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
     if max_norm is not None and gradients:
         factor = (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
-        torch._foreach_mul_([local(g) for g in gradients], factor.float())
+        torch._foreach_mul_([get_local_part(g) for g in gradients], factor.float())
     return norm
 
 

@@ -68,7 +68,7 @@ def measure_once(
     path = folder / FILE
     measurement = read_json(path)
     if measurement is None:
-        if world.local_ranks(job, machine) > 1:
+        if world.count_local_ranks(job, machine) > 1:
             refuse_auto(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")

@@ -72,7 +72,7 @@ def test_processes_get_the_same_batches_and_read_different_spans(count: int) -> 
     read: list[set[int]] = [set() for _ in range(count)]
     for start in range(0, 960, 32):
         batch = ids[start : start + 32]
-        shares = [BatchParts(Ranks(number, count), count, 32).shard(batch) for number in range(count)]
+        shares = [BatchParts(Ranks(number, count), count, 32).select_own_samples(batch) for number in range(count)]
         assert np.array_equal(np.concatenate(shares), batch)
         for number, share in enumerate(shares):
             read[number] |= {place for place, span in enumerate(spans) for id_ in share.tolist() if id_ in span}

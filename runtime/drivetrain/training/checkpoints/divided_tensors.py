@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import is_sharded, local
+from drivetrain.distributed.sharded_tensor import get_local_part, is_sharded
 from drivetrain.errors import StorageError
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system.fault_points import fault_point
@@ -44,7 +44,7 @@ def write_parts(ranks: Ranks, folder: Path, tensors: Mapping[str, Tensors]) -> N
     flat = {f"{group}/{name}": value.detach() for group, by_name in tensors.items() for name, value in by_name.items()}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        with ranks.watched():
+        with ranks.raising_peer_errors():
             save(flat, storage_writer=writer)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
@@ -100,9 +100,9 @@ def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[s
 
     parameters = model.state_dict()
     tensors = {name: _allocate_target(name, entry, parameters) for name, entry in _read_metadata(folder).items()}
-    with ranks.watched():
+    with ranks.raising_peer_errors():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
-    return _group_by_file({name: local(value) for name, value in tensors.items()})
+    return _group_by_file({name: get_local_part(value) for name, value in tensors.items()})
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:

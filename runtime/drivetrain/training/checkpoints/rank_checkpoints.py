@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import is_sharded, own_part
-from drivetrain.distributed.store import node_name
+from drivetrain.distributed.sharded_tensor import cut_part, is_sharded
+from drivetrain.distributed.store import find_node_name
 from drivetrain.errors import CheckpointError, StorageError
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system.files import storage_error
@@ -43,7 +43,7 @@ def load_latest(ranks: Ranks, folder: Path, model: nn.Module) -> tuple[Loaded | 
     """
     path, damaged = checkpoint.find_newest(folder) if ranks.is_rank0 else (None, [])
     is_divided_model = any(is_sharded(p) for p in model.parameters())
-    if is_divided_model and ranks.from_rank0([float(path is not None and is_divided(path))])[0]:
+    if is_divided_model and ranks.copy_from_rank0([float(path is not None and is_divided(path))])[0]:
         return _read_together(ranks, path, model), damaged
     loaded = _send_to_all(ranks, checkpoint.load(path) if path else None, folder)
     return (_take_local_parts(ranks, loaded, model) if is_divided_model and loaded else loaded), damaged
@@ -52,12 +52,12 @@ def load_latest(ranks: Ranks, folder: Path, model: nn.Module) -> tuple[Loaded | 
 def _read_together(ranks: Ranks, path: Path | None, model: nn.Module) -> Loaded:
     """Load a checkpoint of divided weights; every process reads its own parts. `path` is None but in rank 0."""
     header = {"path": str(path.resolve()), "state": checkpoint.read_state(path)} if path else None
-    leader_header = json.loads(ranks.text_from(0, json.dumps(header)))
+    leader_header = json.loads(ranks.copy_text_from(0, json.dumps(header)))
     folder = Path(leader_header["path"])
     sees_folder = [bool(row[0]) for row in ranks.all_gather([float(folder.is_dir())])]
     if not all(sees_folder):
         raise CheckpointError(
-            f"{ranks.text_from(sees_folder.index(False), node_name())} does not see {folder}, from which the run resumes",
+            f"{ranks.copy_text_from(sees_folder.index(False), find_node_name())} does not see {folder}, from which the run resumes",
             "a run folder that all processes see under one path, since each reads its part of the weights "
             "(optimize.sharding)",
             "choose a folder on a file system that all machines share, with --runs DIR",
@@ -73,7 +73,7 @@ def _take_local_parts(ranks: Ranks, loaded: Loaded, model: nn.Module) -> Loaded:
         parameter = parameters.get(name)
         if parameter is None or not is_sharded(parameter) or parameter.shape != value.shape:
             return value
-        return own_part(value, ranks.number, ranks.count).clone()
+        return cut_part(value, ranks.number, ranks.count).clone()
 
     tensors: dict[str, dict[str, Tensor]] = {}
     for group, by_name in loaded.tensors.items():
@@ -93,7 +93,7 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
         for group, tensors in (loaded.tensors if loaded else {}).items()
     }
     header = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes} if loaded else None
-    leader_header = json.loads(ranks.text_from(0, json.dumps(header)))
+    leader_header = json.loads(ranks.copy_text_from(0, json.dumps(header)))
     if leader_header is None:
         return None
     if loaded is None:
@@ -133,8 +133,8 @@ def save_together(
         StorageError: in all processes, if one of them cannot write; nothing is left behind.
         PeerError: if another process is gone.
     """
-    final = Path(ranks.text_from(0, str((folder / name).resolve())))
-    unfinished = Path(ranks.text_from(0, str(checkpoint.unfinished_folder(final))))
+    final = Path(ranks.copy_text_from(0, str((folder / name).resolve())))
+    unfinished = Path(ranks.copy_text_from(0, str(checkpoint.unfinished_folder(final))))
     try:
         _run_in_all(ranks, final, lambda: checkpoint.create_unfinished(unfinished) if ranks.is_rank0 else None)
         _run_in_all(ranks, final, lambda: _check_visible(unfinished))
@@ -163,7 +163,7 @@ def _run_in_all(ranks: Ranks, path: Path, function: Callable[[], object]) -> Non
     has_problem = [bool(row[0]) for row in ranks.all_gather([float(bool(problem))])]
     if any(has_problem):
         raise StorageError(
-            ranks.text_from(has_problem.index(True), problem),
+            ranks.copy_text_from(has_problem.index(True), problem),
             "a run folder with free space that all processes see under one path, since each writes its part of the "
             "weights (optimize.sharding)",
             "free disk space, or choose a folder on a file system that all machines share, with --runs DIR",
@@ -172,12 +172,12 @@ def _run_in_all(ranks: Ranks, path: Path, function: Callable[[], object]) -> Non
 
 def _check_visible(folder: Path) -> None:
     if not folder.is_dir():
-        raise StorageError(f"{node_name()} does not see {folder.parent}, the checkpoints of the leader")
+        raise StorageError(f"{find_node_name()} does not see {folder.parent}, the checkpoints of the leader")
 
 
 def _gather_entries(ranks: Ranks, final: Path, unfinished: Path) -> dict[str, Entry]:
     """The manifest entries of the files that all processes have written, by name."""
     entries: dict[str, Entry] = {}
     _run_in_all(ranks, final, lambda: entries.update(divided_tensors.describe_written(ranks, unfinished)))
-    texts = [ranks.text_from(rank, json.dumps(entries)) for rank in range(ranks.count)]
+    texts = [ranks.copy_text_from(rank, json.dumps(entries)) for rank in range(ranks.count)]
     return {name: entry for text in texts for name, entry in json.loads(text).items()}

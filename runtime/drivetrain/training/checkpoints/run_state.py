@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from drivetrain.distributed.sharded_tensor import load_local_state, local, local_state
+from drivetrain.distributed.sharded_tensor import get_local_part, get_local_state, load_local_state
 from drivetrain.errors import CheckpointError
 from drivetrain.training.checkpoints import checkpoint, resume
 from drivetrain.training.run import Run
@@ -43,7 +43,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     Raises:
         CheckpointError: if it does not contain what this run needs.
     """
-    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": local_state(run.model)}
+    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": get_local_state(run.model)}
     stored = loaded.state.get("identity")
     checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
     expected = collect_state(run) | {"identity": checked_identity}
@@ -92,7 +92,7 @@ def _restore_part_count(run: Run, part_count: int) -> None:
     if run.job.train.parts is None:
         run.batch_parts.count = max(part_count, run.ranks.count)
         if run.step.options.batch_size is not None:
-            run.configure_step(batch_size=run.batch_parts.own(run.job.train.batch)[0].samples)
+            run.configure_step(batch_size=run.batch_parts.list_own_parts(run.job.train.batch)[0].samples)
         run.identity["parts"] = str(run.batch_parts.count)
 
 
@@ -132,9 +132,9 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
         device = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
         value = value.to(device)
         # Moments take the memory format of their parameter, as fused kernels require.
-        if value.ndim == 0 or value.shape != local(parameter).shape:
+        if value.ndim == 0 or value.shape != get_local_part(parameter).shape:
             optimizer.state[parameter][key] = value.clone()
             continue
         state = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-        local(state).copy_(value)
+        get_local_part(state).copy_(value)
         optimizer.state[parameter][key] = state

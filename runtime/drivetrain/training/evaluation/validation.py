@@ -44,7 +44,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
-    return dict(zip(metrics, run.ranks.from_rank0(list(metrics.values())), strict=True)), accumulator.confusion()
+    return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), accumulator.confusion()
 
 
 def check_precision(run: Run) -> None:
@@ -83,7 +83,9 @@ def _measure_losses(run: Run) -> tuple[float, float]:
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
             accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
-    loss, fp32_loss = run.ranks.from_rank0([accumulator.metrics()["validation/loss"] for accumulator in accumulators])
+    loss, fp32_loss = run.ranks.copy_from_rank0(
+        [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
+    )
     return loss, fp32_loss
 
 
@@ -129,7 +131,7 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
     run.user_parts.metrics.begin()
     # Divided weights that are gathered under inference_mode could not be trained afterwards.
     no_gradients = torch.no_grad() if run.is_divided else forward.without_gradients(run.model)
-    with no_gradients, run.ranks.watched():
+    with no_gradients, run.ranks.raising_peer_errors():
         for micro_batch, counts in micro_batches(run, run.dataset.validation, batch_size):
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
             if counts:

@@ -64,7 +64,7 @@ def for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
         job: the checked spec.
         run: the run folder, for what went wrong.
     """
-    if job.optimize.get("measure") == "off" or world.local_ranks(job, machine) > 1:
+    if job.optimize.get("measure") == "off" or world.count_local_ranks(job, machine) > 1:
         return machine
     log = EventLog(run)
     return at_first_use(machine, similar_work.kind(job, None), say, lambda text: log.add("calibration", text))
