@@ -97,7 +97,6 @@ def _add_plan(add: Add) -> None:
         "--all", action="store_true", help="include settings that do not apply to this machine and job"
     )
     command.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
-    cluster_options.add_plan_options(command)
 
 
 def _add_verbose(command: argparse.ArgumentParser) -> None:

@@ -78,12 +78,3 @@ def check_absent(options: argparse.Namespace) -> None:
             raise SpecError(
                 f"{name} without --on", f"--on ENGINE: {', '.join(ENGINES)}", f"add --on ENGINE, or remove {name}"
             )
-
-
-def add_plan_options(command: argparse.ArgumentParser) -> None:
-    """Add the options to the parser of `plan`."""
-    command.add_argument("--nodes", type=int, metavar="N", help="say what N machines would cost and gain")
-    command.add_argument("--per-node", type=int, metavar="M", help="with --nodes: processes on each (default: 1)")
-    command.add_argument(
-        "--link", metavar="RATE", help="with --nodes: what each node can send, such as 500mbit or 10gbit"
-    )

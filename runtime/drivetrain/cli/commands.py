@@ -44,7 +44,6 @@ def facts(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Show every decision."""
-    from drivetrain.cli import plan_nodes
     from drivetrain.hardware import calibration_file, facts, gpu_selection
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
@@ -64,16 +63,12 @@ def plan(options: argparse.Namespace) -> int:
         calibration_note = calibration_file.note(machine, elsewhere=bool(container_note))
         for note in filter(None, (container_note, calibration_note)):
             show(note)
-    # Before the table is shown, so that a mistake in these options is the only output.
-    node_lines = list(plan_nodes.lines(options, job, machine))
     measured = {} if options.hardware else evidence.load_started(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     if options.json:
         say_json(resolved.to_json())
     else:
         console().print(render(resolved, job, machine, show_all=options.all))
-    for line in node_lines:
-        show(line)
     return 0
 
 

@@ -31,25 +31,3 @@ def parse_bytes(text: str) -> int:
     if not count:
         raise ValueError(f"{text!r} is not a size with its unit, such as 256m or 4g")
     return count
-
-
-_RATE_PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *([kmgt])bit(?:/s)?", re.IGNORECASE)
-
-
-def parse_rate(text: str) -> float:
-    """Parse `500mbit`, `10 Gbit/s` (powers of 1000) as bits a second.
-
-    Raises:
-        ValueError: if the text is no rate with a unit, or zero.
-    """
-    match = _RATE_PATTERN.fullmatch(text)
-    rate = float(match[1]) * 1000.0 ** " kmgt".index(match[2].lower()) if match else 0.0
-    if not rate:
-        raise ValueError(f"{text!r} is not a rate with its unit, such as 500mbit or 10gbit")
-    return rate
-
-
-def format_rate(rate: float) -> str:
-    """Bits a second in readable form: 500 Mbit/s, 10 Gbit/s."""
-    power = next((power for power in (4, 3, 2) if rate >= 1000**power), 1)
-    return f"{rate / 1000**power:.3g} {' kMGT'[power]}bit/s"
