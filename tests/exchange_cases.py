@@ -70,7 +70,7 @@ class Counting(GradientExchange):
         super().begin(*given)
 
     def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
-        self.early = len(self._waits)
+        self.early = len(self._sum_waits)
         return super().finish(loss, notes)
 
 

@@ -31,7 +31,7 @@ from drivetrain.job.train import Constant
 from drivetrain.job.values import duration_seconds
 from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
 from drivetrain.models.build import Model
-from drivetrain.models.freeze import freeze, frozen_parts
+from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
 from drivetrain.optimizations import AssembledRun
 from drivetrain.plan.plan import Plan
@@ -154,7 +154,7 @@ class Run(AssembledRun):
             return
         before = dict(self.model.named_parameters())
         sharding.shard(self.model, self.device, self.ranks.count)
-        sharding.follow(self.optimizer, before, self.model)
+        sharding.replace_parameters(self.optimizer, before, self.model)
         # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
         packed = getattr(self.model, "packed", None)
         self.configure_step(divided=True, packed_forward=packed, interruptible=contextlib.nullcontext)
@@ -243,7 +243,7 @@ def assemble(
         strided_convolution.rewrite(model)
     # The optimizer holds what is trained in any epoch, so layers that unfreeze later are in it.
     frozen = _freeze(model, network, job, epoch)
-    by_layer = lr_groups.groups(job, model, network.trained())
+    by_layer = lr_groups.make_groups(job, model, network.list_trained())
     optimizer = _optimizer(job, model, by_layer, parts)
     cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _batches(job, dataset, cut, report)
@@ -310,8 +310,8 @@ def _place_network(network: Model, plan: Plan, ranks: Ranks, device: torch.devic
 def _needs_two(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
     """Whether the network fails on a single sample once all is unfrozen that ever is."""
     with network.unfreezing.during(model, network.unfreezing.last):
-        evaluated = [] if network.freeze.train_mode else list(frozen_parts(model))
-        return single_sample.needs_two(model, evaluated, dataset, device)
+        evaluated = [] if network.freeze.train_mode else list(find_frozen_parts(model))
+        return single_sample.needs_two_samples(model, evaluated, dataset, device)
 
 
 def _begin_alike(
@@ -364,7 +364,7 @@ def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.M
     if not epoch:
         return frozen
     network.unfreezing.apply(model, epoch)
-    return [] if network.freeze.train_mode else list(frozen_parts(model))
+    return [] if network.freeze.train_mode else list(find_frozen_parts(model))
 
 
 def _objective(job: Job, dataset: Dataset) -> Objective:

@@ -157,7 +157,7 @@ class Step(StepForward):
             problem = agreement.gravest(problem, [int(note[0]) for note in notes])
             if total_loss is not None and problem is None:
                 # All processes continue with rank 0's buffers, which travel while the gradients are collected.
-                buffers = ranks.start_broadcast(self.buffers.now())
+                buffers = ranks.start_broadcast(self.buffers.list_current())
                 exchange.collect()
                 buffers()
                 self.state.samples_of = [note[2] for note in notes]

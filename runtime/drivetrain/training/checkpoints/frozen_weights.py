@@ -47,7 +47,7 @@ def put(folder: Path, path: Path, tensors: Tensors) -> None:
     """
     digest = hashlib.sha256()
     size = 0
-    for piece in safetensors_file.pieces(tensors):
+    for piece in safetensors_file.encode(tensors):
         digest.update(piece)
         size += len(piece)
     for earlier in folder.glob(f"*/{FILE}"):
