@@ -107,7 +107,9 @@ def test_evaluate_gives_the_metrics_of_the_training(
     assert {name: stored[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
     assert stored.keys() == run.last_metrics.keys()
     model, data = saved_model.load(run.folder), run.dataset
-    batches = list(forward.outputs(model.network, model.heads, data.validation, data.prepare, torch.device("cpu")))
+    batches = list(
+        forward.compute_outputs(model.network, model.heads, data.validation, data.prepare, torch.device("cpu"))
+    )
     for name in (name for name, head in model.heads.items() if head.classes and not head.several):
         scaled = torch.cat([outputs[name] for _, outputs in batches]) / model.heads[name].temperature
         expected = torch.nn.functional.cross_entropy(scaled, data.validation.targets[name], ignore_index=NO_LABEL)

@@ -42,7 +42,7 @@ def test_what_fails_in_one_layout_alone_is_found(flatten: Callable[[Tensor], Ten
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    found = inspection.layout_obstacle(network, tiny.dataset())
+    found = inspection.find_layout_obstacle(network, tiny.dataset())
     assert says in found
     assert bool(found) is bool(says)
     assert torch.equal(torch.rand(1), expected)
@@ -66,13 +66,13 @@ def test_a_backward_pass_counts_too() -> None:
         result: Tensor = Strict.apply(x)
         return result.flatten(1)
 
-    assert "view size" in inspection.layout_obstacle(Flattened(strict), tiny.dataset())
+    assert "view size" in inspection.find_layout_obstacle(Flattened(strict), tiny.dataset())
 
 
 def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "_layout_problem", lambda *_: "tried")
-    assert inspection.layout_obstacle(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), tiny.dataset()) == ""
-    assert inspection.layout_obstacle(tiny.build(tiny.job(), tiny.dataset()).module, tiny.dataset()) == ""
+    monkeypatch.setattr(inspection, "_try_layout", lambda *_: "tried")
+    assert inspection.find_layout_obstacle(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), tiny.dataset()) == ""
+    assert inspection.find_layout_obstacle(tiny.build(tiny.job(), tiny.dataset()).module, tiny.dataset()) == ""
 
 
 def test_the_plan_takes_the_layout_that_works() -> None:
@@ -95,17 +95,17 @@ def test_narrow_strided_convolutions_are_tried_in_the_safe_way() -> None:
             self.strided, self.last, self.seen = nn.Conv2d(1, 3, 1, stride=2), nn.Linear(48, 3), list[str]()
 
         def forward(self, inputs: Tensor) -> Tensor:
-            self.seen += strided_convolution.rewritten(self)
+            self.seen += strided_convolution.list_rewritten(self)
             result: Tensor = self.last(self.strided(inputs).flatten(1))
             return result
 
     network = Narrow()
-    assert inspection.layout_obstacle(network, tiny.dataset()) == ""
+    assert inspection.find_layout_obstacle(network, tiny.dataset()) == ""
     assert set(network.seen) == {"strided"}
-    assert strided_convolution.rewritten(network) == []
+    assert strided_convolution.list_rewritten(network) == []
     strided_convolution.rewrite(network)
-    assert inspection.layout_obstacle(network, tiny.dataset()) == ""
-    assert strided_convolution.rewritten(network) == ["strided"]
+    assert inspection.find_layout_obstacle(network, tiny.dataset()) == ""
+    assert strided_convolution.list_rewritten(network) == ["strided"]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "small-cnn"])

@@ -46,16 +46,16 @@ def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str)
     assert isinstance(module, cnn.ResNet | cnn.SmallCnn)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(torch.zeros(1, 3, side, side))
-    assert operations.forward(module, side) == counter.get_total_flops()
+    assert operations.count_forward_flop(module, side) == counter.get_total_flops()
 
 
 def test_an_automatic_stem_is_noted_with_its_cost() -> None:
-    text = operations.note(network("resnet18"))
+    text = operations.describe_flop(network("resnet18"))
     assert text == (
         "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP per training sample; "
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
-    costs = operations.stem_costs(network("resnet18"))
+    costs = operations.count_stem_flop(network("resnet18"))
     assert costs is not None, "the advice of the report reads these"
     assert (costs["name"], format_flop(costs["small"]), format_flop(costs["large"])) == (
         "resnet18",
@@ -76,18 +76,20 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
     ],
 )
 def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:
-    assert operations.note(network("resnet18", **more)) == told
-    assert operations.stem_costs(network("resnet18", **more)) is None
+    assert operations.describe_flop(network("resnet18", **more)) == told
+    assert operations.count_stem_flop(network("resnet18", **more)) is None
 
 
 def test_other_networks() -> None:
-    assert re.fullmatch(r"small-cnn, [\d.]+ MFLOP per training sample", operations.note(network("small-cnn")) or "")
-    assert operations.note(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
+    assert re.fullmatch(
+        r"small-cnn, [\d.]+ MFLOP per training sample", operations.describe_flop(network("small-cnn")) or ""
+    )
+    assert operations.describe_flop(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
 
 
 def test_a_note_uses_no_random_numbers() -> None:
     """The weights, and all draws after them, are those of a run that was told nothing."""
     made = network("resnet18", width=8)
     before = torch.random.get_rng_state()
-    operations.note(made)
+    operations.describe_flop(made)
     assert torch.equal(before, torch.random.get_rng_state())

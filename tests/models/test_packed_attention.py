@@ -47,23 +47,23 @@ def test_frozen_lower_layers_do_not_matter() -> None:
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
 def test_an_encoder_that_cannot_be_packed_is_detected(family: str) -> None:
-    assert inspection.token_bytes(network(family)) == 0
-    assert inspection.token_bytes(nn.Linear(2, 2)) == 0
+    assert inspection.measure_token_bytes(network(family)) == 0
+    assert inspection.measure_token_bytes(nn.Linear(2, 2)) == 0
 
 
 def test_an_encoder_that_computes_differently_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inspection.token_bytes(network()) > 0
+    assert inspection.measure_token_bytes(network()) > 0
     monkeypatch.setattr(packed_attention, "_gather_rows", lambda rows, index: rows[index.flip(0)])
-    assert inspection.token_bytes(network()) == 0
+    assert inspection.measure_token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_detected(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
     made = network(family)
-    assert inspection.token_bytes(made) > 0
+    assert inspection.measure_token_bytes(made) > 0
     made.encoder.config.is_decoder = True
-    assert inspection.token_bytes(made) == 0
+    assert inspection.measure_token_bytes(made) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
@@ -78,7 +78,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
     made = network(dropout=0.5)
     made.heads.eval()
     state = torch.get_rng_state()
-    inspection.token_bytes(made)
+    inspection.measure_token_bytes(made)
     assert torch.equal(torch.get_rng_state(), state)
     assert made.encoder.training
     assert not made.heads.training
@@ -98,7 +98,7 @@ def test_bytes_of_a_token() -> None:
         made.packed(*batch([32] * 64))
     held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
     # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
-    assert 0.4 < inspection.token_bytes(made) / (held / 2048) < 1.1
+    assert 0.4 < inspection.measure_token_bytes(made) / (held / 2048) < 1.1
 
 
 def test_a_row() -> None:

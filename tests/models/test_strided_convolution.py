@@ -46,7 +46,7 @@ def test_the_same_numbers() -> None:
     ).double()
     changed = copy.deepcopy(network)
     strided_convolution.rewrite(changed)
-    assert strided_convolution.rewritten(changed) == ["0", "1", "2"]
+    assert strided_convolution.list_rewritten(changed) == ["0", "1", "2"]
     x = torch.randn(2, 2, 5, 7).double()
     assert torch.allclose(changed(x), network(x), atol=1e-12)
     assert torch.allclose(changed[0](input=x), network[0](x), atol=1e-12)
@@ -73,7 +73,7 @@ def test_the_same_numbers() -> None:
 )
 def test_convolutions_that_torch_computes_correctly_stay(module: nn.Module) -> None:
     strided_convolution.rewrite(module)
-    assert strided_convolution.rewritten(module) == []
+    assert strided_convolution.list_rewritten(module) == []
 
 
 class ByItself(nn.Module):
@@ -116,7 +116,7 @@ def test_as_before() -> None:
     copied = copy.deepcopy(network)
     assert copied[1].forward.args[0] is copied[1]
     strided_convolution.restore_layers(network)
-    assert strided_convolution.rewritten(network) == []
+    assert strided_convolution.list_rewritten(network) == []
     assert [set(vars(module)) for module in network] == known
     assert network[0].stride == network[1].stride == (2, 2)
     assert torch.equal(network(x), before)
@@ -154,4 +154,4 @@ def test_a_programs_network_is_returned_unchanged(tmp_path: Path, monkeypatch: p
     drivetrain.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})
     assert "convolution" in (tmp_path / "library-001" / "events.jsonl").read_text()
     assert network[0].stride == (2, 2)
-    assert strided_convolution.rewritten(network) == []
+    assert strided_convolution.list_rewritten(network) == []

@@ -98,7 +98,7 @@ def refuse(given: str, possible: str, action: str) -> SpecError:
 )  # fmt: skip
 def test_what_cannot_be_copied_or_stored_is_refused(make: Any, given: str, action: str) -> None:
     with pytest.raises(SpecError) as caught:
-        dry_run.check(make(), tiny.dataset(), "the model", refuse)
+        dry_run.check_network(make(), tiny.dataset(), "the model", refuse)
     assert given in caught.value.given
     assert action in caught.value.action
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_copied_or_stored_is_refused(make: Any, given: str, actio
 )
 def test_what_can_is_trained_and_evaluated(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = make()
-    dry_run.check(network, tiny.dataset(), "the model", refuse)
+    dry_run.check_network(network, tiny.dataset(), "the model", refuse)
     monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
     run = tiny.assembled(tmp_path, tiny.job())
     before = network.state_dict()["last.bias"].clone()
@@ -122,7 +122,9 @@ def test_what_can_is_trained_and_evaluated(make: Any, tmp_path: Path, monkeypatc
     assert not torch.equal(network.state_dict()["last.bias"], before)
     assert evaluate(run)[0]["validation/loss"] > 0
     network.eval()
-    rows = list(forward.outputs(network, [""], run.dataset.validation, run.dataset.prepare, torch.device("cpu")))
+    rows = list(
+        forward.compute_outputs(network, [""], run.dataset.validation, run.dataset.prepare, torch.device("cpu"))
+    )
     assert len(rows[0][1][""]) > 0
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()

@@ -255,7 +255,7 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, batch: int
 ) -> None:
     """Computed tokens over real ones, of the default encoder and of one like BERT-base, by plan and step as they are."""
-    monkeypatch.setattr(inspection, "packing_obstacle", lambda network, dtype: "")
+    monkeypatch.setattr(inspection, "find_packing_obstacle", lambda network, dtype: "")
     reports.write(tmp_path, 1000)
     asked = reports.job(tmp_path, model="{name: encoder}")
     asked = asked.model_copy(update={"train": asked.train.model_copy(update={"batch_size": batch})})

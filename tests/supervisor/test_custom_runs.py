@@ -230,15 +230,15 @@ def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text("{}")
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     assert not code_consent.has_consent(tmp_path / "config.json", environ)
-    assert code_consent.keep(tmp_path / "config.json", environ) is None
+    assert code_consent.record_training(tmp_path / "config.json", environ) is None
     assert code_consent.has_consent(tmp_path / "config.json", environ)
-    place = code_consent.folder(environ)
+    place = code_consent.find_records_folder(environ)
     assert place is not None
     assert place.stat().st_mode & 0o777 == 0o700
     place.chmod(0o777)
     assert not code_consent.has_consent(tmp_path / "config.json", environ)
-    assert code_consent.keep(tmp_path / "config.json", environ) == f"{place} is writable by other users"
-    assert code_consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
+    assert code_consent.record_training(tmp_path / "config.json", environ) == f"{place} is writable by other users"
+    assert code_consent.record_training(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
@@ -319,7 +319,7 @@ def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     inputs = dummy_inputs.inputs(made.preprocessing, 3, seed=0)
     np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
     data = load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
-    batches = forward.outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
+    batches = forward.compute_outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
     told = [answer[""]["prediction"] for _, answer in predictions.of(batches, made.heads, data.split)]
     with torch.inference_mode():
         np.testing.assert_allclose(told, made.network(inputs[0]).numpy(), rtol=1e-6)

@@ -141,7 +141,7 @@ def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
             found.append(torch_settings.tf32())
             return images.flatten(1)[:, :3]
 
-    list(forward.outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
+    list(forward.compute_outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
     assert found == [False]
     assert cudnn.allow_tf32
 

@@ -88,8 +88,8 @@ def test_the_trial_leaves_the_network_as_it_was(tmp_path: Path, monkeypatch: pyt
     torch.manual_seed(5)
     from drivetrain.models import single_sample
 
-    assert single_sample.needs_two(network, [], tiny.dataset(), torch.device("cpu"))
-    assert not single_sample.needs_two(network, list(network.modules()), tiny.dataset(), torch.device("cpu"))
+    assert single_sample.needs_two_samples(network, [], tiny.dataset(), torch.device("cpu"))
+    assert not single_sample.needs_two_samples(network, list(network.modules()), tiny.dataset(), torch.device("cpu"))
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert network.training

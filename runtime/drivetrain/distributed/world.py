@@ -43,7 +43,7 @@ def count_local_ranks(job: Job, hardware: Hardware) -> int:
     return count_trainers(job, hardware) * hardware.shared_by
 
 
-def seems_single_process(job: Job, hardware: Hardware) -> bool:
+def seems_alone(job: Job, hardware: Hardware) -> bool:
     """Whether the run has one process, as far as is known before the machines meet."""
     return count_local_ranks(job, hardware) == 1 and not job.limits.several_nodes
 

@@ -104,7 +104,7 @@ def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[J
     job = load_stored_job(run)
     if any(custom_job.parts(job)):
         # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
-        user_code.at(job.folder, code_consent.digests_with_consent(trained.folder, consent=consent))
+        user_code.at(job.folder, code_consent.read_allowed_digests(trained.folder, consent=consent))
     data = read_run_data(run, job)
     _check_same(data, trained)
     return job, data
@@ -122,7 +122,7 @@ def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.dev
     # The probabilities of `predict`: with the temperature that the data's own heads do not have.
     heads = {name: replace(head, temperature=trained.heads[name].temperature) for name, head in data.heads.items()}
     tally = MetricAccumulator(heads, objective)
-    outputs = forward.outputs(trained.network, data.heads, data.validation, data.prepare, device)
+    outputs = forward.compute_outputs(trained.network, data.heads, data.validation, data.prepare, device)
     _count(tally, outputs, data.validation.targets)
     return tally
 
@@ -163,7 +163,7 @@ def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torc
     if note:
         say_aside(f"evaluate: {note}")
     tally = MetricAccumulator(trained.heads, objective)
-    outputs = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    outputs = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, outputs, data.split.targets)
     return tally
 

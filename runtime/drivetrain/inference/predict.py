@@ -93,7 +93,7 @@ def predict(request: PredictRequest) -> int:
         say_aside(notes.line(note))
     started = time.monotonic()
     device = torch.device(device_check.usable_device(machine, thread_limits.tell))
-    batches = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
     among = _to_terminal(request)
     if not among:
         batches = time_left.report_progress(batches, len(data.split), "predict")

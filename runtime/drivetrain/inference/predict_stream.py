@@ -136,7 +136,7 @@ class PredictStream:
 
     def _predict(self, data: NewSamples, titles: Sequence[str]) -> Iterator[tuple[str, dict[str, Answer]]]:
         heads = self.trained.heads
-        batches = forward.outputs(self.trained.network, heads, data.split, data.prepare, self.device)
+        batches = forward.compute_outputs(self.trained.network, heads, data.split, data.prepare, self.device)
         answers = predictions.of(batches, heads, data.split, every=self.every)
         for title, (_, answer) in zip(titles, answers, strict=True):
             self.count += 1

@@ -147,7 +147,7 @@ def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:
     _, data = evaluate.validation_data(run, trained, consent=True)
     split = data.validation
     exclusive = [head for head in trained.heads.values() if head.classes and not head.several]
-    for ids, outputs in forward.outputs(trained.network, data.heads, split, data.prepare, torch.device("cpu")):
+    for ids, outputs in forward.compute_outputs(trained.network, data.heads, split, data.prepare, torch.device("cpu")):
         for head in exclusive:
             targets = split.targets[head.name][torch.from_numpy(ids)]
             labelled = targets != NO_LABEL

@@ -1,7 +1,6 @@
-"""Saves and restores buffers, the tensors that a forward pass changes by itself, such as BatchNorm's statistics.
+"""Saves and restores buffers: tensors that a forward pass changes without the optimizer, as BatchNorm's statistics.
 
-A network may change a buffer in place or assign another tensor to its name, so buffers are looked up by module and name
-each time.
+A network may change a buffer in place or assign another tensor to its name, so each access looks it up by module and name.
 """
 
 from __future__ import annotations
@@ -18,31 +17,29 @@ from drivetrain.errors import SpecError
 
 
 class Buffers:
-    """The buffers of a network, with their last remembered content."""
+    """The buffers of a network, and copies of their last remembered content."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.held: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
-        """For each module with buffers: the tensor objects by name."""
+        self.modules_buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+        """For each module with buffers: the remembered tensor objects by name."""
         self.tensors: list[Tensor] = []
-        """The distinct non-empty tensors among them."""
+        """The distinct non-empty tensors among them, each once."""
         self.before: list[Tensor] = []
-        """Copies of `tensors`."""
+        """Copies of `tensors`, with the remembered content."""
 
     @functools.cached_property
     def modules(self) -> list[nn.Module]:
-        """All modules at the first step, cached: walking the module tree takes ten times as long as reading the
-        buffers.
-        """
+        """All modules at the first step; walking the module tree takes ten times as long as reading the buffers."""
         return list(self.model.modules())
 
     @functools.cached_property
-    def saved(self) -> dict[str, tuple[int, ...]]:
+    def first_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of persistent buffers at the first step, by name."""
         return _list_shapes(self.model)
 
-    def now(self) -> list[Tensor]:
-        """The non-empty buffers, each once."""
+    def list_current(self) -> list[Tensor]:
+        """The network's current non-empty buffers, each once."""
         buffers = [b for module in self.modules for b in module._buffers.values() if b is not None and b.numel()]
         return list({id(b): b for b in buffers}.values())
 
@@ -51,18 +48,18 @@ class Buffers:
         """Remember tensors and content of all buffers.
 
         Raises:
-            SpecError: if a persistent buffer has appeared, disappeared or changed its shape since the network was
-                built.
+            SpecError: if a persistent buffer has appeared, disappeared or changed its shape since the first step.
         """
-        self.held = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
-        buffers, shapes = self.now(), self.saved
-        if [id(b) for b in buffers] != [id(b) for b in self.tensors] or not _alike(buffers, self.before):
-            self._check(shapes)
+        self.modules_buffers = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
+        # The shapes of the first step are noted by the first call.
+        buffers, shapes = self.list_current(), self.first_shapes
+        if [id(b) for b in buffers] != [id(b) for b in self.tensors] or not _have_same_layout(buffers, self.before):
+            self._check_shapes(shapes)
             self.tensors, self.before = buffers, [b.clone() for b in buffers]
         else:
-            _copy(self.before, buffers)
+            _copy_tensors(self.before, buffers)
 
-    def _check(self, before: Mapping[str, tuple[int, ...]]) -> None:
+    def _check_shapes(self, before: Mapping[str, tuple[int, ...]]) -> None:
         now = _list_shapes(self.model)
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
@@ -76,43 +73,44 @@ class Buffers:
     @torch.no_grad()
     def rewind(self) -> None:
         """Restore the remembered state: the same tensor objects under the same names, with the same content."""
-        for module, buffers in self.held:
+        for module, buffers in self.modules_buffers:
             module._buffers.clear()
             module._buffers.update(buffers)
         for tensor, before in zip(self.tensors, self.before, strict=True):
             if tensor.shape != before.shape:
                 tensor.resize_(before.shape)
         # A tensor whose elements share memory cannot have been changed in place, only replaced.
-        filled = [pair for pair in zip(self.tensors, self.before, strict=True) if not _shares(pair[0])]
-        _copy([tensor for tensor, _ in filled], [before for _, before in filled])
+        pairs = [pair for pair in zip(self.tensors, self.before, strict=True) if not _has_shared_elements(pair[0])]
+        _copy_tensors([tensor for tensor, _ in pairs], [before for _, before in pairs])
 
     @torch.no_grad()
     def remember_content(self) -> None:
-        """Remember the content of buffers that `are_in_place`."""
-        _copy(self.before, self.tensors)
+        """Remember the content of the buffers, which must be `are_in_place`."""
+        _copy_tensors(self.before, self.tensors)
 
     def are_in_place(self) -> bool:
-        """Whether the buffers are still the remembered tensors, with their shapes: then only their content differs."""
-        buffers = self.now()
+        """Whether the buffers are still the remembered tensors with the same shapes, so that only content can differ."""
+        buffers = self.list_current()
         return (
             [id(b) for b in buffers] == [id(b) for b in self.tensors]
-            and _alike(buffers, self.before)
-            and not any(map(_shares, buffers))
+            and _have_same_layout(buffers, self.before)
+            and not any(map(_has_shared_elements, buffers))
         )
 
     @torch.no_grad()
     def keep_if(self, keep: Tensor) -> None:
-        """Restore the remembered content unless `keep`, a boolean tensor of shape () that the host does not read.
+        """Restore the remembered content of the buffers, which must be `are_in_place`, if `keep` is false.
 
-        The buffers must be `are_in_place`.
+        Args:
+            keep: a boolean tensor of shape (); the host does not read it, so it does not wait for a GPU.
         """
         for dtype in dict.fromkeys(tensor.dtype for tensor in self.tensors):
-            now = [tensor for tensor in self.tensors if tensor.dtype == dtype]
+            current = [tensor for tensor in self.tensors if tensor.dtype == dtype]
             before = [tensor for tensor in self.before if tensor.dtype == dtype]
             # One kernel for all tensors of a dtype instead of one for each.
-            flat, old = (torch.cat([tensor.flatten() for tensor in group]) for group in (now, before))
-            parts = torch.split(torch.where(keep, flat, old), [tensor.numel() for tensor in now])
-            torch._foreach_copy_(now, [part.view(tensor.shape) for part, tensor in zip(parts, now, strict=True)])
+            flat, flat_before = (torch.cat([tensor.flatten() for tensor in group]) for group in (current, before))
+            parts = torch.split(torch.where(keep, flat, flat_before), [tensor.numel() for tensor in current])
+            torch._foreach_copy_(current, [part.view_as(tensor) for part, tensor in zip(parts, current, strict=True)])
 
     @contextlib.contextmanager
     def keep_unchanged(self) -> Iterator[None]:
@@ -127,30 +125,30 @@ class Buffers:
 def unshare(model: nn.Module) -> None:
     """Replace buffers whose elements share memory, as `expand` creates them, by contiguous copies, in place.
 
-    Otherwise neither a checkpoint nor a broadcast could fill them.
+    Neither a checkpoint nor a broadcast could fill the original ones.
     """
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and not is_lazy(buffer) and _shares(buffer):
+            if buffer is not None and not is_lazy(buffer) and _has_shared_elements(buffer):
                 module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+def _copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source onto its target, with one GPU kernel for each dtype: torch copies mixed lists one by one."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in targets):
         pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
-def _shares(tensor: Tensor) -> bool:
+def _has_shared_elements(tensor: Tensor) -> bool:
     """Whether elements of a tensor share memory."""
     return tensor.layout == torch.strided and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
-def _alike(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Whether one list of tensors can be copied onto the other."""
+def _have_same_layout(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether tensors of two lists pairwise have the same shape, dtype and device."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(first, second, strict=True)
     )

@@ -22,7 +22,7 @@ from drivetrain.job.series import CnnLstmSpec, SeriesJob
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet, unfreezing
-from drivetrain.models.freeze import freeze, random_and_frozen
+from drivetrain.models.freeze import freeze, note_random_frozen
 from drivetrain.models.networks import (
     cnn,
     cnn_lstm,
@@ -46,92 +46,89 @@ class Model:
     builder: str
     """A key of `builders.BUILDERS`, `own` or `python`."""
     arguments: dict[str, Any]
-    """Arguments of the builder; plain JSON values."""
+    """Arguments of the builder: plain JSON values."""
     freeze: Freeze
     code: Code | None = None
     """The user's Python files that define the network; None for a built-in one."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about the weights that the network starts with."""
-    anew: set[str] = field(default_factory=set)
-    """Tensors that an earlier run or a file of weights has no values for."""
+    fresh: set[str] = field(default_factory=set)
+    """Names of tensors with random values, since the earlier run or the file of weights does not have them."""
     unfreezing: Unfreezing = field(default_factory=Unfreezing)
     """Frozen parameters that are trained later."""
 
-    def trained(self) -> list[str]:
-        """The parameters that are trained at any time, in the order of the network."""
+    def list_trained(self) -> list[str]:
+        """Names of the parameters that are trained in any epoch, in the order of the network."""
         later = self.unfreezing.first
         return [name for name, p in self.module.named_parameters() if p.requires_grad or name in later]
 
 
 def build(job: Job, dataset: Dataset) -> Model:
-    """Build the network of a job: weights initialized from the job's seed, frozen parameters already frozen.
+    """Build the network of a job, with weights initialized from its seed or loaded, and frozen parameters frozen.
 
     Raises:
         SpecError: if the network cannot be loaded, or has no such layers to freeze, to unfreeze or to train.
     """
-    network = _network(job, dataset)
+    network = _build_network(job, dataset)
     spec = getattr(job, "model", None)
     if isinstance(spec, WithWeights | CustomModel) and spec.weights:
-        network.anew, notes = initial_weights.from_file(job, spec.weights, network.module, _outputs(network, dataset))
+        network.fresh, notes = initial_weights.load_file(
+            job, spec.weights, network.module, _list_output_tensors(network, dataset)
+        )
         network.notes += notes
     freeze(network.module, network.freeze, job)
-    network.unfreezing = unfreezing.of(network.module, getattr(spec, "unfreeze", ()), job)
-    lr_groups.groups(job, network.module, network.trained())
-    network.notes += random_and_frozen(network.module, network.anew, network.unfreezing.first)
-    started = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
-    if isinstance(spec, WithWeights | ImageTimm) and not started and network.freeze != Freeze():
+    network.unfreezing = unfreezing.find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
+    lr_groups.make_groups(job, network.module, network.list_trained())
+    network.notes += note_random_frozen(network.module, network.fresh, network.unfreezing.first)
+    loads_weights = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
+    if isinstance(spec, WithWeights | ImageTimm) and not loads_weights and network.freeze != Freeze():
         frozen = {name for name, p in network.module.named_parameters() if not p.requires_grad}
         when = "never learn" if frozen - network.unfreezing.first.keys() else "learn only when they are unfrozen"
         network.notes.append(
             f"model.freeze freezes layers with random weights, which {when}; start from an earlier run "
             "(model: {from: runs/NAME-001}) or from a file (model.weights)"
         )
-    network.notes += unfreezing.not_reached(network.unfreezing, job, len(dataset.train))
+    network.notes += unfreezing.note_unreached(network.unfreezing, job, len(dataset.train))
     return network
 
 
-def _outputs(network: Model, dataset: Dataset) -> set[str]:
-    """The tensors that depend on the number of outputs."""
+def _list_output_tensors(network: Model, dataset: Dataset) -> set[str]:
+    """Names of the tensors whose shape depends on the number of outputs."""
     if network.builder == "own":
-        return initial_weights.outputs_by_shape(network.module, dataset.heads)
-    return initial_weights.outputs_of(network.builder, network.arguments)
+        return initial_weights.list_output_tensors_by_shape(network.module, dataset.heads)
+    return initial_weights.list_output_tensors(network.builder, network.arguments)
 
 
-def _network(job: Job, dataset: Dataset) -> Model:
+def _build_network(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     if earlier := earlier_run.find(job):
-        started = initial_weights.from_run(job, earlier, dataset)
+        loaded = initial_weights.build_from_run(job, earlier, dataset)
         return Model(
-            started.module,
-            earlier.builder,
-            started.arguments,
-            earlier.freeze,
-            notes=started.notes,
-            anew=started.anew,
+            loaded.module, earlier.builder, loaded.arguments, earlier.freeze, notes=loaded.notes, fresh=loaded.fresh
         )
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, CustomModel):
         module, arguments = user_network.build(job, spec, dataset)
         return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
     if isinstance(job, ImageJob):
-        return _image_network(job, dataset)
+        return _build_image_network(job, dataset)
     if isinstance(job, TextJob):
-        return _text_network(job, dataset)
+        return _build_text_network(job, dataset)
     if isinstance(job, SeriesJob):
-        return _series_network(job, dataset)
+        return _build_series_network(job, dataset)
     if isinstance(job, TableJob):
-        return _table_network(job, dataset)
+        return _build_table_network(job, dataset)
     raise AssertionError(f"no network for {job.task}")
 
 
-def _image_network(job: ImageJob, dataset: Dataset) -> Model:
+def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
     spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
     classes = dataset.heads[""].outputs
     arguments: dict[str, Any]
     assert not isinstance(spec, CustomModel | EarlierRun)
     if isinstance(spec, ImagePretrained):
         source = pretrained.find(job, spec.name)
-        network = hf_vision.from_folder(job, source, classes, channels, size, spec.dropout)
+        network = hf_vision.build_from_folder(job, source, classes, channels, size, spec.dropout)
         arguments = {
             "config": source.config.to_dict(),
             "classes": classes,
@@ -147,28 +144,28 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
         "image_size": size,
         "dropout": spec.dropout,
     }
-    started = timm_folder.find(job)
+    timm_weights = timm_folder.find(job)
     if isinstance(spec, ImageTimm):
-        model = Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
-        if started:
-            model.anew = timm_vision.fill(model.module, started)
-            model.notes.append(_starts(started, model))
+        model = Model(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
+        if timm_weights:
+            model.fresh = timm_vision.load_folder_weights(model.module, timm_weights)
+            model.notes.append(_describe_start(timm_weights, model))
         return model
     assert isinstance(spec, ImageNetwork)
     # The large stem is that of the pretrained weights, also for small images.
-    arguments |= {"width": spec.width, "stem": "large" if started else spec.stem}
+    arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
     model = Model(cnn.build(**arguments), "images", arguments, spec.freeze)
-    if started:
-        model.anew = timm_resnet.fill(model.module, started)
-        model.notes.append(_starts(started, model))
+    if timm_weights:
+        model.fresh = timm_resnet.load_weights(model.module, timm_weights)
+        model.notes.append(_describe_start(timm_weights, model))
     return model
 
 
-def _starts(started: timm_folder.TimmFolder, model: Model) -> str:
-    return f"starts from {started.origin}; initialized anew: {list_names(sorted(model.anew), 6)}"
+def _describe_start(weights: timm_folder.TimmFolder, model: Model) -> str:
+    return f"starts from {weights.origin}; initialized anew: {list_names(sorted(model.fresh), 6)}"
 
 
-def _text_network(job: TextJob, dataset: Dataset) -> Model:
+def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
     spec = job.model
     outputs = {name: head.outputs for name, head in dataset.heads.items()}
     if isinstance(spec, TextPretrained):
@@ -190,17 +187,17 @@ def _text_network(job: TextJob, dataset: Dataset) -> Model:
 def _build_pretrained_text_network(
     spec: TextPretrained, source: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
 ) -> Model:
-    usual = dataset.preprocessing.get("pooling", families.pooling(source.config))
-    pooling = usual if spec.pooling == "auto" else spec.pooling
+    default_pooling = dataset.preprocessing.get("pooling", families.pooling(source.config))
+    pooling = default_pooling if spec.pooling == "auto" else spec.pooling
     dropout = families.dropout(source.config) if spec.dropout is None else spec.dropout
     network = text_encoder.TextNetwork(source.network(), outputs, pooling, dropout)
-    types = bool(dataset.preprocessing.get("token_types"))
-    text_encoder.probe(network, source, dataset.preprocessing["max_length"], types=types)
+    has_types = bool(dataset.preprocessing.get("token_types"))
+    text_encoder.check_text_length(network, source, dataset.preprocessing["max_length"], types=has_types)
     arguments = {"config": source.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
     return Model(network, "texts", arguments, spec.freeze)
 
 
-def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
+def _build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
     spec, length = job.model, dataset.preprocessing["length"]
     assert isinstance(spec, CnnLstmSpec)
     if spec.pool ** len(spec.cnn_channels) > length:
@@ -224,7 +221,7 @@ def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
     return Model(cnn_lstm.build(**arguments), "series", arguments, spec.freeze)
 
 
-def _table_network(job: TableJob, dataset: Dataset) -> Model:
+def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
     spec, columns = job.model, features.from_json(dataset.preprocessing)
     assert isinstance(spec, MlpSpec)
     arguments: dict[str, Any] = {

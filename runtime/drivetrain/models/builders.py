@@ -1,6 +1,6 @@
 """The functions that build a network from plain values, by the name that a model folder stores.
 
-And a guard against model folders whose values describe a network larger than their weights.
+It also has a guard against model folders whose values describe a network that is larger than their weights.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "linear tables": linear_table.build,
 }
 _ALWAYS_ALLOWED_BYTES = 64 << 20
-"""Bytes of a network that are allowed whatever the file holds."""
+"""Networks up to this size are allowed whatever the size of the file."""
 _PARAMETER_OVERHEAD_BYTES = 4096
-"""Bytes that a parameter takes beside its values, with the module that it is in."""
+"""Estimated memory of a parameter in addition to its values, with its share of the module."""
 
 
 @contextlib.contextmanager
-def no_larger_than(weights: Path) -> Iterator[None]:
+def limit_size(weights: Path) -> Iterator[None]:
     """Stop building a network in this block as soon as its parameters exceed what a file of weights can hold.
 
-    The values that a builder is called with come from a folder, and may claim any size.
+    The arguments of the builder come from a folder of unknown origin, so they may claim any size.
+
+    Args:
+        weights: the file of weights.
 
     Raises:
         ValueError: if the network is too large.
     """
-    # Twice, since the file can be of half the precision; twice more for layers that a builder makes and then replaces.
+    # A factor of 2 since the file may have half the precision, and of 2 for layers that a builder makes and replaces.
     remaining_bytes = 4 * (weights.stat().st_size if weights.is_file() else 0) + _ALWAYS_ALLOWED_BYTES
 
     def charge(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal remaining_bytes
-        # This runs before the values are set, so that memory is refused before it is used. A module takes some, too.
+        # This runs before the parameter is set, so that the network is refused before its memory is used.
         remaining_bytes -= parameter.numel() * parameter.element_size() + _PARAMETER_OVERHEAD_BYTES
         if remaining_bytes < 0:
             raise ValueError(f"it is larger than {weights.name}")

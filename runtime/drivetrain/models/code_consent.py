@@ -1,8 +1,8 @@
-"""Records which models with user code this user trained; the record lies outside of every run folder.
+"""Records which models with user code this user trained here; only their code is run without asking.
 
 A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
-the user's state folder, named by the SHA-256 of the model's config.json, which holds the digests of all code files, the
-function that builds the network, and its arguments. In the file is the SHA-256 of the run's job.yaml, which names the
+the user's state folder. Its name is the SHA-256 of the model's config.json, which holds the digests of all code files, the
+function that builds the network, and its arguments. Its content is the SHA-256 of the run's job.yaml, which names the
 functions that read the data and compute the loss.
 """
 
@@ -19,7 +19,7 @@ from drivetrain.system.files import is_private, read_json, sha256
 from drivetrain.system.run_files import RunFiles
 
 
-def folder(environ: Mapping[str, str]) -> Path | None:
+def find_records_folder(environ: Mapping[str, str]) -> Path | None:
     """The folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
     if base := environ.get("XDG_STATE_HOME"):
         return Path(base) / "drivetrain" / "trained"
@@ -28,14 +28,14 @@ def folder(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Record that this user trained the model here; return the reason if that fails, else None.
+def record_training(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Record that this user trained the model here; returns the reason if that fails, else None.
 
     Args:
-        config: config.json of the model.
+        config: path of the model's config.json.
         environ: environment variables of the process.
     """
-    records = folder(environ)
+    records = find_records_folder(environ)
     if records is None:
         return "neither XDG_STATE_HOME nor HOME is set"
     try:
@@ -44,7 +44,7 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
             return f"{records} is writable by other users"
         record = records / sha256(config)
         record.touch(mode=0o600)
-        record.write_text(_spec_digest(config.parent), encoding="utf-8")
+        record.write_text(_hash_spec(config.parent), encoding="utf-8")
     except OSError as error:
         return f"{records}: {error.strerror or error}"
     return None
@@ -52,7 +52,7 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
 
 def has_consent(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this user trained the model with this configuration here."""
-    records = folder(environ)
+    records = find_records_folder(environ)
     try:
         return records is not None and is_private(records) and (records / sha256(config)).is_file()
     except OSError:
@@ -60,7 +60,7 @@ def has_consent(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> user_code.Code:
-    """The code of a `model/` folder, if this user trained the model here or consents to run it.
+    """Load the code of a `model/` folder, if this user trained the model here or consents to run it.
 
     Args:
         model: the model folder.
@@ -70,12 +70,12 @@ def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False)
     Raises:
         CheckpointError: if the code may not be run.
     """
-    if not consent and not (_in_its_run(model, digests) and has_consent(model / CONFIG)):
-        raise _refusal(model, digests)
+    if not consent and not (_is_in_its_run(model, digests) and has_consent(model / CONFIG)):
+        raise _refusal_error(model, digests)
     return user_code.at(model / "code", dict(digests))
 
 
-def _refusal(model: Path, digests: Mapping[str, str]) -> CheckpointError:
+def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:
     return CheckpointError(
         f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
         "a model in the folder of its run that you trained here, or one whose code you have read and trust",
@@ -83,39 +83,39 @@ def _refusal(model: Path, digests: Mapping[str, str]) -> CheckpointError:
     )
 
 
-def digests_with_consent(
+def read_allowed_digests(
     model: Path, *, consent: bool = False, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """SHA-256 by file name of the code a model was trained with, if the run's job.yaml may call it.
+    """Read the SHA-256 by file name of a model's code, if the run's job.yaml may call this code.
 
     Raises:
-        CheckpointError: if it may not be run.
+        CheckpointError: if the code may not be run.
     """
     config = RunFiles(model).read_json(CONFIG)
     digests = config.get("code") if isinstance(config, dict) else None
     digests = digests if isinstance(digests, dict) else {}
     load_code(model, digests, consent=consent)
-    # Another function, such as one that the code imports, or other arguments are not what was trained here.
-    if not consent and not _spec_is_recorded(model, environ):
-        raise _refusal(model, digests)
+    # A changed job.yaml may call other functions, or pass other arguments, than the training did.
+    if not consent and not _is_spec_recorded(model, environ):
+        raise _refusal_error(model, digests)
     return digests
 
 
-def _spec_digest(model: Path) -> str:
+def _hash_spec(model: Path) -> str:
     spec = model.resolve().parent / "job.yaml"
     return sha256(spec) if spec.is_file() else ""
 
 
-def _spec_is_recorded(model: Path, environ: Mapping[str, str]) -> bool:
-    records = folder(environ)
+def _is_spec_recorded(model: Path, environ: Mapping[str, str]) -> bool:
+    records = find_records_folder(environ)
     try:
         recorded = records and (records / sha256(model / CONFIG)).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-    return bool(recorded) and recorded == _spec_digest(model)
+    return bool(recorded) and recorded == _hash_spec(model)
 
 
-def _in_its_run(model: Path, digests: Mapping[str, str]) -> bool:
+def _is_in_its_run(model: Path, digests: Mapping[str, str]) -> bool:
     record = read_json(model.resolve().parent / user_code.RECORD)
     is_recorded = isinstance(record, dict) and len(record) > 0 and record.items() <= digests.items()
     return is_recorded and model.resolve().name == "model"

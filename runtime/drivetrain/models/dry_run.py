@@ -19,19 +19,19 @@ from drivetrain.data.dataset import Batch, Dataset, Head, Split
 from drivetrain.data.loader.batches import fetch, in_order
 
 TRIAL_SAMPLES = 16
-"""Samples whose targets show how a loss is put together, if these are no classes."""
+"""Number of samples whose targets a loss is tried with, if the targets are not classes."""
 
 CPU = torch.device("cpu")
 
 
-def first(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
-    """The first two samples of a split, preprocessed on `device`."""
+def take_first_batch(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
+    """A batch of the first two samples of a split, preprocessed on `device`."""
     batch = next(in_order(split, 2)).to(device)
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 
-def wrapper(module: nn.Module) -> str | None:
-    """The class name of a multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None if there is none."""
+def find_wrapper(module: nn.Module) -> str | None:
+    """The class name of the first multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None without one."""
     kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     wrappers = (
         type(part).__name__
@@ -41,13 +41,13 @@ def wrapper(module: nn.Module) -> str | None:
     return next(wrappers, None)
 
 
-def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
+def check_network(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
     """Pass samples of both splits through the network and through the user's loss, if there is one.
 
     Args:
-        module: the network; it is left in evaluation mode, with lazy parameters initialized.
+        module: the network; afterwards it is in evaluation mode, with lazy parameters initialized.
         dataset: provides the samples.
-        name: of the network, for error messages.
+        name: name of the network, for error messages.
         refuse: makes the error.
 
     Raises:
@@ -56,24 +56,24 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
     module.eval()
     before = _list_shapes(module)
     for split in (dataset.train, dataset.validation):
-        batch = first(dataset, split)
-        outputs = _outputs(module, batch, name, refuse)
-        _check_trained(module, name, refuse)
-        for output, head in _by_head(outputs, dataset.heads, name, refuse):
+        batch = take_first_batch(dataset, split)
+        outputs = _run_network(module, batch, name, refuse)
+        _check_trainable(module, name, refuse)
+        for output, head in _pair_with_heads(outputs, dataset.heads, name, refuse):
             _check_output(output, head, len(batch), name, refuse)
             if dataset.loss:
                 dataset.loss.tried(output.float(), batch.targets[head.name])
-                dataset.loss.divide(output.float(), _trial_targets(dataset, head))
-    _check_saved(before, _list_shapes(module), name, refuse)
+                dataset.loss.divide(output.float(), _gather_trial_targets(dataset, head))
+    _check_same_shapes(before, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)
 
 
-def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
-    """Targets to try a loss with, as unlike as can be: all classes, or samples from all over the data."""
+def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
+    """Targets to try a loss with, as different as possible: all classes, or targets of samples all over the data."""
     if head.classes and not head.several:
         return torch.arange(len(head.classes))
     split = dataset.train
-    # An iterable is read from its beginning.
+    # Of an iterable only the beginning is read.
     count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
     ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
     if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
@@ -82,13 +82,13 @@ def _trial_targets(dataset: Dataset, head: Head) -> Tensor:
     return next(fetch(split, [np.unique(ids)])).targets[head.name]
 
 
-def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
+def _run_network(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
     call = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
-    with blame_user_code(lambda told, do: refuse(f"{call} {told}", "", do)):
+    with blame_user_code(lambda error, action: refuse(f"{call} {error}", "", action)):
         return module(*batch.inputs)
 
 
-def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
+def _check_trainable(module: nn.Module, name: str, refuse: Refuse) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise refuse(
             f"{name} has no trainable parameter",
@@ -113,12 +113,12 @@ def _list_shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
     }
 
 
-def _check_saved(
+def _check_same_shapes(
     before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
 ) -> None:
-    """Check that a forward pass leaves the state dict's keys and shapes alone.
+    """Check that a forward pass does not change keys and shapes of the state dict.
 
-    A resumed run and `predict` build the network anew and load the saved weights into it, so the two must match.
+    A resumed run and `predict` build the network again and load the saved weights into it, so the two must match.
     """
     for key in {**before, **after}:
         if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
@@ -131,7 +131,7 @@ def _check_saved(
             )
 
 
-def _by_head(outputs: object, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
+def _pair_with_heads(outputs: object, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
     if list(heads) == [""]:
         return [(outputs, heads[""])]
     if not isinstance(outputs, Mapping) or set(outputs) != set(heads):
@@ -145,41 +145,41 @@ def _by_head(outputs: object, heads: Mapping[str, Head], name: str, refuse: Refu
 
 
 def _check_output(output: object, head: Head, size: int, name: str, refuse: Refuse) -> None:
-    to = f" for {head.name}" if head.name else ""
+    for_head = f" for {head.name}" if head.name else ""
     possible = (
         f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"
     )
     if not isinstance(output, Tensor):
-        raise refuse(f"{name} gives {describe(output)}{to}", f"a tensor of shape {possible}", "return one tensor")
+        raise refuse(f"{name} gives {describe(output)}{for_head}", f"a tensor of shape {possible}", "return one tensor")
     if tuple(output.shape) != (size, head.outputs) if head.outputs else output.shape[:1] != (size,):
         raise refuse(
-            f"{name} gives shape {tuple(output.shape)}{to} for {size} samples",
+            f"{name} gives shape {tuple(output.shape)}{for_head} for {size} samples",
             possible,
             "change the last layer, or the targets that the data defines",
         )
     if not output.is_floating_point() or not output.requires_grad:
         kind = str(output.dtype).removeprefix("torch.")
         raise refuse(
-            f"{name} gives {kind} numbers{to} without a gradient",
+            f"{name} gives {kind} numbers{for_head} without a gradient",
             "outputs of trained layers",
             "leave out detach(), argmax() and torch.no_grad()",
         )
 
 
-_OLD_NORMS = ("WeightNorm", "SpectralNorm")
-"""Hooks of torch.nn.utils.weight_norm and spectral_norm, which keep the computed weight as an attribute."""
+_OLD_NORMS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
+"""Functions of torch.nn.utils whose hooks store the computed weight as an attribute, by class name of the hook."""
 
 
 def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
-    """Check a network after a forward pass.
+    """Check that a network can be copied, optimized and saved, after a forward pass.
 
     Args:
         module: the network.
-        name: of it, for messages.
+        name: its name, for messages.
         refuse: makes the error.
 
     Raises:
-        SpecError: if a copy, an optimizer or a checkpoint cannot take it as it is.
+        SpecError: if the network cannot be.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise refuse(
@@ -192,8 +192,10 @@ def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
     for path, layer in module.named_modules():
         _check_attributes(path, layer, name, refuse)
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    with blame_user_code(lambda told, do: refuse(f"{name} cannot be copied: copy.deepcopy raised {told}", "", do)):
-        copy.deepcopy(module, dict(tensors))  # without its weights: it takes no memory
+    with blame_user_code(
+        lambda error, action: refuse(f"{name} cannot be copied: copy.deepcopy raised {error}", "", action)
+    ):
+        copy.deepcopy(module, dict(tensors))  # shares the weights, so it takes no memory
 
 
 def _check_value(key: str, value: object, name: str, refuse: Refuse) -> None:
@@ -222,11 +224,8 @@ def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) ->
         if not isinstance(value, Tensor) or value.is_leaf:
             continue
         attribute = f"{path}.{key}" if path else key
-        old = next(
-            (type(h).__name__ for h in layer._forward_pre_hooks.values() if type(h).__name__ in _OLD_NORMS), None
-        )
-        if old:
-            function = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[old]
+        hook_names = [type(hook).__name__ for hook in layer._forward_pre_hooks.values()]
+        if function := next((_OLD_NORMS[hook_name] for hook_name in hook_names if hook_name in _OLD_NORMS), None):
             raise refuse(
                 f"{name}: {attribute} is kept by torch.nn.utils.{function}, which torch can neither copy nor load",
                 "the parametrization of the same name",

@@ -7,33 +7,33 @@ import torch
 from torch import Tensor, nn
 
 MIN_ELEMENTS = 1 << 15
-"""Elements; from this size on it is faster than torch's dropout."""
-LEVELS = 1 << 16
-"""Each element uses 16 random bits, so the rate is rounded to 1/65536."""
+"""Smallest tensor for which this is faster than torch's dropout."""
+RATE_LEVELS = 1 << 16
+"""Number of values of the 16 random bits for each element: the rate is rounded to 1/65536."""
 
 
 class DropoutFromBits(nn.Dropout):
-    """Dropout with the distribution of `nn.Dropout`, from another random stream.
+    """Dropout with the distribution of `nn.Dropout`, but other random numbers.
 
-    torch generates one number per element, one after another. Here each 64-bit number of a small and fast generator
-    (SFC64, C. Doty-Humphrey, PractRand) decides four elements. The generator is seeded from torch's, so the same seed
-    gives the same bits. Small, compiled and in-place calls use torch's dropout.
+    torch generates one random number for each element. Here each 64-bit number of a small and fast generator (SFC64, C.
+    Doty-Humphrey, PractRand) decides about four elements. The generator is seeded from torch's, so the same seed gives
+    the same result. Small, compiled and in-place calls use torch's dropout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep each element with probability `1 - p` and scale by `1 / (1 - p)`; the shape is unchanged."""
-        if torch.compiler.is_compiling() or not self.training or self.inplace or not _plain(x):
+        if torch.compiler.is_compiling() or not self.training or self.inplace or not _is_supported(x):
             return super().forward(x)
-        kept_levels = round((1 - self.p) * LEVELS)
-        if not 0 < kept_levels < LEVELS:
+        kept_levels = round((1 - self.p) * RATE_LEVELS)
+        if not 0 < kept_levels < RATE_LEVELS:
             return super().forward(x)
         bits = np.random.SFC64(int(torch.randint(1 << 62, ()))).random_raw(-(-x.numel() // 4))
-        drawn = torch.from_numpy(bits.view(np.int16)[: x.numel()]).view(x.shape)
-        return x * (drawn < kept_levels - LEVELS // 2).to(x.dtype).mul_(LEVELS / kept_levels)
+        random_levels = torch.from_numpy(bits.view(np.int16)[: x.numel()]).view(x.shape)
+        return x * (random_levels < kept_levels - RATE_LEVELS // 2).to(x.dtype).mul_(RATE_LEVELS / kept_levels)
 
 
-def _plain(x: Tensor) -> bool:
-    """Whether this is a large, plain CPU tensor, and no subclass or traced stand-in."""
+def _is_supported(x: Tensor) -> bool:
+    """Whether this is a large floating-point CPU tensor, and no subclass, nested or traced tensor."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
@@ -46,7 +46,7 @@ def _plain(x: Tensor) -> bool:
 
 
 def restore_layers(network: nn.Module) -> None:
-    """Restore torch's dropout, in place."""
+    """Replace this dropout in a network by torch's, in place."""
     for module in network.modules():
         if type(module) is DropoutFromBits:
             module.__class__ = nn.Dropout  # type: ignore[assignment]

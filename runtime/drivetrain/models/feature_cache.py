@@ -28,19 +28,18 @@ from drivetrain.system import torch_errors
 from drivetrain.system.files import reserve
 
 TOKENS_PER_GROUP = 2048
-"""Tokens of a group, padding included."""
+"""Tokens at most, with padding, of samples that are computed together."""
 FLOAT32_BYTES = 4
-"""Bytes of a float32."""
 
 
 @dataclass
 class CachedRows:
-    """Activations of some samples, end to end: one row per sample, or one per token if lengths differ."""
+    """Stored activations of the samples of a split: one row per sample, or one per token if lengths differ."""
 
     flat: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.int64] | None
-    """Start of each sample, and the end of the last; None if each sample is one row."""
-    full: bool = False
+    """First row of each sample, then the end of the last one; None if each sample is one row."""
+    is_filled: bool = False
 
     def put(self, ids: Ids, activations: Inputs) -> None:
         """Store the activations of these samples."""
@@ -53,7 +52,7 @@ class CachedRows:
             self.flat[start:end] = values[row, : end - start]
 
     def take(self, ids: Ids) -> Inputs:
-        """The activations of these samples; those of different lengths are zero-padded, with their mask."""
+        """The activations of these samples, (N, ...); or, zero-padded, (N, tokens, ...) and their mask (N, tokens)."""
         if self.offsets is None:
             return (torch.from_numpy(self.flat[ids]),)
         starts, lengths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
@@ -65,14 +64,14 @@ class CachedRows:
 
 
 class Activations:
-    """A split that yields activations of the prefix in place of raw inputs.
+    """A split that yields activations of the frozen prefix in place of raw inputs.
 
     Args:
         split: the samples.
         rows: storage of the activations.
-        groups: samples that are computed together.
+        groups: ids of samples that are computed together.
         compute: computes the activations of a group.
-        tell: reports the end of the computation.
+        report: reports the end of the computation.
     """
 
     def __init__(
@@ -83,12 +82,12 @@ class Activations:
         compute: Callable[[Ids], Inputs],
         report: Callable[[str], None],
     ) -> None:
-        self.split, self.rows, self.groups, self.compute, self.tell = split, rows, groups, compute, report
+        self.split, self.rows, self.groups, self.compute, self.report = split, rows, groups, compute, report
         self.targets: Targets = split.targets
 
     @property
     def masked(self) -> bool:
-        """Whether they are of tokens, and the last input is the mask of these."""
+        """Whether each token has its activations, so that the last input is a mask."""
         return self.rows.offsets is not None
 
     def __len__(self) -> int:
@@ -96,7 +95,7 @@ class Activations:
 
     def gather(self, ids: Ids) -> Inputs:
         """The activations of these samples; the first call computes those of all samples."""
-        if not self.rows.full:
+        if not self.rows.is_filled:
             self._fill()
         return self.rows.take(ids)
 
@@ -108,11 +107,11 @@ class Activations:
         start = time.monotonic()
         for ids in self.groups:
             self._put(ids)
-        self.rows.full = True
-        self.tell(f"computed once for {len(self):,} samples, in {time.monotonic() - start:.1f} s")
+        self.rows.is_filled = True
+        self.report(f"computed once for {len(self):,} samples, in {time.monotonic() - start:.1f} s")
 
     def _put(self, ids: Ids) -> None:
-        """Compute and store a group; split it in halves if memory runs out."""
+        """Compute and store the activations of a group; compute its halves one by one if memory runs out."""
         try:
             return self.rows.put(ids, self.compute(ids))
         except (MemoryError, RuntimeError) as error:
@@ -125,10 +124,10 @@ class Activations:
 
 
 class Views:
-    """The activations of training samples whose augmentation repeats, by view; each is computed when its epoch comes.
+    """The activations of training samples whose augmentation repeats after some epochs; each such epoch is a view.
 
     Args:
-        views: the activations of each view.
+        views: the activations of each view, which are computed when its epoch first begins.
     """
 
     def __init__(self, views: Sequence[Activations]) -> None:
@@ -142,7 +141,7 @@ class Views:
         return self.views[epoch % len(self.views)]
 
     def gather(self, ids: Ids) -> Inputs:
-        """Those of the first view."""
+        """The activations of these samples in the first view."""
         return self.views[0].gather(ids)
 
     def title(self, index: int) -> str:
@@ -150,23 +149,25 @@ class Views:
         return self.views[0].title(index)
 
 
-def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
-    """What caching the activations would cost and save; None if the network cannot be split."""
+def measure_saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
+    """Measure what caching the activations would cost and save; None if the network cannot be split."""
     if isinstance(dataset.train, JointTargets) or not hasattr(model, "split_at_frozen"):
         return None
     device = next(model.parameters()).device
-    inputs = tuple(x.to(device) for x in sample(dataset))
-    split = frozen_split.of(model, inputs)
-    return frozen_split.saving(model, split, inputs) if split else None
+    inputs = tuple(x.to(device) for x in take_first_sample(dataset))
+    split = frozen_split.split_network(model, inputs)
+    return frozen_split.measure_saving(model, split, inputs) if split else None
 
 
-def total(dataset: Dataset, saving: CacheSaving) -> int:
-    """Bytes of all activations."""
+def count_bytes(dataset: Dataset, saving: CacheSaving) -> int:
+    """Bytes of the activations of all samples, in all views."""
     splits = (*[dataset.train] * max(1, dataset.views), dataset.validation)
-    return FLOAT32_BYTES * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
+    return (
+        FLOAT32_BYTES * saving.numbers * sum(int(_list_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
+    )
 
 
-def keep(
+def cache_activations(
     dataset: Dataset,
     model: nn.Module,
     device: torch.device,
@@ -182,11 +183,11 @@ def keep(
     Args:
         dataset: the samples.
         model: a network that can be split.
-        device: where the network is.
-        key: the settings that the activations depend on; those of the same dataset and key are reused.
-        batch_size: samples that are computed together, if all have the same length.
-        folder: where the activations are stored; None for memory.
-        compute: computes the activations of some samples, augmented as in the given epoch.
+        device: the device of the network.
+        key: the settings that the activations depend on; cached ones of this dataset and key are used again.
+        batch_size: number of samples that are computed together, if all have the same length.
+        folder: folder of the file of activations; None to store them in memory.
+        compute: computes the activations of some samples, augmented as in an epoch; None for no augmentation.
         report: reports that the activations of a split have been computed.
 
     Returns:
@@ -195,81 +196,83 @@ def keep(
     Raises:
         StorageError: if the disk has no space for the file.
     """
-    division, outputs = _divide(model, tuple(x.to(device) for x in sample(dataset)))
-    views: list[int | None] = [*range(dataset.views)] or [None]
-    parts = [*((dataset.train, epoch) for epoch in views), (dataset.validation, None)]
-    storages = _storage(dataset, f"{key} {division.name}", [split for split, _ in parts], outputs, folder)
+    division, outputs = _split_network(model, tuple(x.to(device) for x in take_first_sample(dataset)))
+    view_epochs: list[int | None] = [*range(dataset.views)] or [None]
+    parts = [*((dataset.train, epoch) for epoch in view_epochs), (dataset.validation, None)]
+    storages = _find_storage(dataset, f"{key} {division.name}", [split for split, _ in parts], outputs, folder)
 
-    def activations(split: Split, epoch: int | None, rows: CachedRows) -> Activations:
-        which = "" if epoch is None else f", view {epoch + 1} of {len(views)},"
+    def make_activations(split: Split, epoch: int | None, rows: CachedRows) -> Activations:
+        view = "" if epoch is None else f", view {epoch + 1} of {len(view_epochs)},"
         return Activations(
             split,
             rows,
-            _groups(split, batch_size, rows.offsets is not None),
+            _group_samples(split, batch_size, rows.offsets is not None),
             lambda ids: compute(division, split, ids, epoch),
-            lambda text: report(f"{division.name}{which} {text}"),
+            lambda text: report(f"{division.name}{view} {text}"),
         )
 
-    *trained, validation = (
-        activations(split, epoch, rows) for (split, epoch), rows in zip(parts, storages, strict=True)
+    *train_views, validation = (
+        make_activations(split, epoch, rows) for (split, epoch), rows in zip(parts, storages, strict=True)
     )
-    train = Views(trained) if dataset.views else trained[0]
+    train = Views(train_views) if dataset.views else train_views[0]
     cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
     return cached, division
 
 
-def sample(dataset: Dataset) -> Inputs:
+def take_first_sample(dataset: Dataset) -> Inputs:
     """The first training sample, preprocessed as in evaluation."""
     ids = np.zeros(1, np.int64)
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 
 
-def _divide(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Inputs]:
-    """The split network, and what its frozen prefix makes of these inputs."""
-    division = frozen_split.of(model, inputs)
+def _split_network(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Inputs]:
+    """Split the network; also returns the activations that its frozen prefix computes of these inputs."""
+    division = frozen_split.split_network(model, inputs)
     assert division is not None, "refused where there is no frozen prefix"
     with frozen_split.evaluating(model), torch.no_grad():
         return division, division.prefix(*inputs)
 
 
-def _storage(dataset: Dataset, key: str, splits: list[Split], outputs: Inputs, folder: Path | None) -> list[CachedRows]:
-    """Storage for each of these splits: what the dataset has kept under this key, or a new one in place of all other."""
+def _find_storage(
+    dataset: Dataset, key: str, splits: list[Split], outputs: Inputs, folder: Path | None
+) -> list[CachedRows]:
+    """Storage for each of these splits: that of an earlier call with this key, or new storage, which replaces all other."""
     if key not in dataset.kept:
         dataset.kept.clear()
-        dataset.kept[key] = [_rows(split, outputs, folder) for split in splits]
+        dataset.kept[key] = [_allocate_rows(split, outputs, folder) for split in splits]
     storages: list[CachedRows] = dataset.kept[key]
     return storages
 
 
-def _rows(split: Split, outputs: Inputs, folder: Path | None) -> CachedRows:
-    """Storage for the activations of a split, shaped like the given ones."""
+def _allocate_rows(split: Split, outputs: Inputs, folder: Path | None) -> CachedRows:
+    """Allocate storage for the activations of a split, whose shape is known from `outputs`."""
     ragged = len(outputs) > 1
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_list_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
     shape = (count, *outputs[0].shape[2 if ragged else 1 :])
-    return CachedRows(np.empty(shape, np.float32) if folder is None else _file(folder, shape), offsets)
+    return CachedRows(np.empty(shape, np.float32) if folder is None else _map_file(folder, shape), offsets)
 
 
-def _groups(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
-    """Group samples of similar length, which saves padding; depends on the data alone."""
+def _group_samples(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
+    """Group samples of similar length, which saves padding; the groups depend on the data alone."""
     if not ragged:
         return np.array_split(np.arange(len(split), dtype=np.int64), -(-len(split) // batch_size))
-    lengths = _lengths(split)
+    lengths = _list_lengths(split)
     order = np.argsort(lengths, kind="stable").astype(np.int64)
-    cuts, first = [0], 0
-    for position, number in enumerate(order.tolist()):
-        if position > first and (position + 1 - first) * lengths[number] > TOKENS_PER_GROUP:
-            cuts.append(position)
-            first = position
-    return [order[start:end] for start, end in pairwise([*cuts, len(order)])]
+    starts = [0]
+    for position, sample_id in enumerate(order.tolist()):
+        # This sample is the longest one of the group so far, to whose length all are padded.
+        if position > starts[-1] and (position + 1 - starts[-1]) * lengths[sample_id] > TOKENS_PER_GROUP:
+            starts.append(position)
+    return [order[start:end] for start, end in pairwise([*starts, len(order)])]
 
 
-def _lengths(split: Any) -> npt.NDArray[np.int64]:
+def _list_lengths(split: Any) -> npt.NDArray[np.int64]:
     return split.lengths  # type: ignore[no-any-return]
 
 
-def _file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Map an unlinked file, with its disk space allocated now: a disk that fills later would kill the process."""
+def _map_file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Map an unlinked file into memory. Its disk space is reserved now: a disk that is full later kills the process."""
     with tempfile.TemporaryFile(dir=folder) as file:
         reserve(file, FLOAT32_BYTES * prod(shape), folder)
         return np.memmap(file, np.float32, "r+", shape=shape)

@@ -1,4 +1,4 @@
-"""Freezes parameters; frozen modules run in evaluation mode unless the job says otherwise."""
+"""Freezes parameters (`model.freeze`); frozen modules run in evaluation mode unless the job says otherwise."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from drivetrain.job.formatting import dot_key
 from drivetrain.job.model import Freeze
 
 MAX_LISTED_CHARACTERS = 600
-"""Characters of the list of layers in a message."""
+"""Characters at most of the list of layers in a message."""
 
 
 def match_layers(names: Iterable[str], pattern: str) -> list[str]:
-    """The parameters that a pattern matches by their own name, or by that of a layer that contains them."""
+    """The parameters whose own name, or that of a layer that contains them, matches a pattern."""
     return [name for name in names if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
 
 
 def list_layers(names: Iterable[str]) -> list[str]:
-    """The layers that contain these parameters, in their order; a parameter outside of layers by its own name."""
+    """Names of the layers that contain these parameters, in their order; a parameter outside of layers counts as one."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
 def list_modules_above(names: Iterable[str]) -> list[str]:
-    """The layers that contain these parameters, and all modules around them."""
+    """Names of the layers that contain these parameters, and of all modules around them."""
     paths = [name.split(".")[:depth] for name in list_layers(names) for depth in range(1, name.count(".") + 2)]
     return list(dict.fromkeys(".".join(parts) for parts in paths))
 
 
-def unknown_layer(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
-    """The problem of a pattern, with the layers that it could name; `names` are their parameters."""
+def unknown_layer_problem(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
+    """The problem that a pattern matches nothing, with the layers of the parameters `names` as possible ones."""
     listed = ", ".join(list_layers(names))
     close = difflib.get_close_matches(pattern.rstrip("*."), list_modules_above(names), n=1, cutoff=0.5)
     return Problem(
@@ -49,10 +49,10 @@ def unknown_layer(job: Job, key: Key, description: str, pattern: str, names: Col
 
 
 def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
-    """Turn off the gradients of what the spec names.
+    """Turn off the gradients of the parameters that the spec names.
 
     Returns:
-        The largest modules that are frozen as a whole; empty if frozen modules should stay in training mode.
+        The largest modules that are entirely frozen; empty if frozen modules should stay in training mode.
 
     Raises:
         SpecError: if a pattern matches no parameter, or the network has no layers or embeddings to freeze.
@@ -60,33 +60,33 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
     parameters = dict(model.named_parameters())
     if spec.body:
         outputs = {id(parameter) for parameter in _find_output_layer(model, job).parameters()}
-        _stop([parameter for parameter in parameters.values() if id(parameter) not in outputs])
+        _freeze_parameters([parameter for parameter in parameters.values() if id(parameter) not in outputs])
     for number, pattern in enumerate(spec.names):
         matching = match_layers(parameters, pattern)
         if not matching:
             key, description = ("model", "freeze", "names", number), f"no layer matches {pattern!r}"
-            raise SpecError([unknown_layer(job, key, description, pattern, parameters)])
-        _stop([parameters[name] for name in matching])
+            raise SpecError([unknown_layer_problem(job, key, description, pattern, parameters)])
+        _freeze_parameters([parameters[name] for name in matching])
     if spec.embeddings:
-        # A table's numbers have embeddings of their own, also in a network without categories.
-        numbers = getattr(model, "number_embeddings", None)
-        parts = [numbers] if isinstance(numbers, nn.Module) else []
+        # Numbers of tables have separate embeddings, also in a network without categories.
+        number_embeddings = getattr(model, "number_embeddings", None)
+        parts = [number_embeddings] if isinstance(number_embeddings, nn.Module) else []
         if not parts or hasattr(model, "embeddings"):
-            parts.append(_part(model, "embeddings", job))
-        _stop([parameter for part in parts for parameter in part.parameters()])
+            parts.append(_find_part(model, "embeddings", job))
+        _freeze_parameters([parameter for part in parts for parameter in part.parameters()])
     if spec.layers:
-        layers = _part(model, "layers", job)
+        layers = _find_part(model, "layers", job)
         count = len(list(layers.children()))
         if spec.layers > count:
             _refuse(job, "layers", f"is {spec.layers}", f"the network has {count} layers", "freeze fewer")
         for layer in list(layers.children())[: spec.layers]:
-            _stop(list(layer.parameters()))
+            _freeze_parameters(list(layer.parameters()))
     if not any(p.requires_grad for p in model.parameters()):
         _refuse(job, "", "freezes every parameter", "at least one trainable parameter", "freeze less")
-    return [] if spec.train_mode else list(frozen_parts(model))
+    return [] if spec.train_mode else list(find_frozen_parts(model))
 
 
-def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
+def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
     """Notes on frozen parameters with new random weights.
 
     Args:
@@ -95,8 +95,9 @@ def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection
         later: frozen parameters that are trained later.
     """
     frozen = [name for name, p in model.named_parameters() if name in anew and not p.requires_grad]
-    stuck, unfrozen_later = ([name for name in frozen if (name in later) is learns] for learns in (False, True))
-    ends = ((stuck, "which never learn"), (unfrozen_later, "which learn only when they are unfrozen"))
+    never_trained = [name for name in frozen if name not in later]
+    trained_later = [name for name in frozen if name in later]
+    ends = ((never_trained, "which never learn"), (trained_later, "which learn only when they are unfrozen"))
     return [
         f"model.freeze freezes {list_names(names, 6)} with new random weights, {end}" for names, end in ends if names
     ]
@@ -104,10 +105,10 @@ def random_and_frozen(model: nn.Module, anew: Collection[str], later: Collection
 
 def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
     """The layer, or the list of layers, that computes the outputs."""
-    # Networks of timm name it in this way; ours have one of the two attributes.
-    of_timm = getattr(model, "get_classifier", None)
+    # Networks of timm have this method; ours have one of the two attributes.
+    get_classifier = getattr(model, "get_classifier", None)
     candidates = [
-        of_timm() if callable(of_timm) else None,
+        get_classifier() if callable(get_classifier) else None,
         *(getattr(model, name, None) for name in ("heads", "classifier")),
     ]
     layer = next((part for part in candidates if isinstance(part, nn.Module) and list(part.parameters())), None)
@@ -123,7 +124,7 @@ def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
     return layer
 
 
-def _part(model: nn.Module, name: str, job: Job) -> nn.Module:
+def _find_part(model: nn.Module, name: str, job: Job) -> nn.Module:
     part = getattr(model, name, None)
     if not isinstance(part, nn.Module):
         _refuse(job, name, f"this network has no {name}", "name patterns", "use `names: [pattern]` instead")
@@ -136,16 +137,16 @@ def _refuse(job: Job, key: str, description: str, possible: str, action: str) ->
     raise SpecError([Problem(job.document.place(path), ".".join(path), description, possible, action)])
 
 
-def _stop(parameters: list[nn.Parameter]) -> None:
+def _freeze_parameters(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.requires_grad_(False)
 
 
-def frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
+def find_frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
     """The largest modules without a trainable parameter."""
     parameters = list(module.parameters())
     if parameters and not any(p.requires_grad for p in parameters):
         yield module
         return
     for child in module.children():
-        yield from frozen_parts(child)
+        yield from find_frozen_parts(child)

@@ -1,4 +1,4 @@
-"""Splits a network into a frozen prefix, which needs to be computed only once per sample, and the rest."""
+"""Splits a network into a frozen prefix, which is computed only once per sample, and the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from drivetrain.data.dataset import Inputs
-from drivetrain.models.freeze import frozen_parts
+from drivetrain.models.freeze import find_frozen_parts
 
 Outputs = Tensor | Mapping[str, Tensor]
 MAX_SPLIT_DIFFERENCE = 1e-4
-"""Largest difference between the split and the whole network, relative to its largest output; fp32 rounding."""
+"""Largest allowed difference between outputs of the split and the whole network, relative to the largest output."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class FrozenSplit:
     """
 
     name: str
-    """The prefix in words, such as `the embeddings and 10 of 12 layers`."""
+    """Description of the prefix, such as `the embeddings and 10 of 12 layers`."""
     prefix: Callable[..., Inputs]
     rest: Callable[..., Outputs]
     packed: Callable[..., Outputs] | None = None
-    """The rest without padding, if it can compute that."""
+    """The rest, computed without padding; None if it cannot be."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class CacheSaving:
     """What caching the activations of a prefix costs and saves."""
 
     name: str
+    """Description of the prefix."""
     numbers: int
-    """Values per sample in the cache; per token if lengths differ."""
+    """Values in the cache per sample; per token if lengths differ."""
     ragged: bool
+    """Whether samples have different lengths."""
     share: float
-    """The prefix's share of the FLOPs of a training step: it runs forward only, the rest also backward."""
+    """The prefix's share of the FLOPs of a training step; it runs forward only, the rest also backward."""
     work: float
     """FLOPs of the prefix per cached byte."""
 
@@ -58,8 +60,8 @@ def count_leading_frozen(parts: Iterable[nn.Module]) -> int:
     return count
 
 
-def in_sequence(name: str, parts: Sequence[nn.Module], remainder: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
-    """Split a sequence of modules that is followed by `remainder`.
+def split_sequence(name: str, parts: Sequence[nn.Module], remainder: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
+    """Split a sequence of modules, whose output `remainder` processes, before the first trainable one.
 
     If all modules are frozen, only their final output is cached.
     """
@@ -70,7 +72,7 @@ def in_sequence(name: str, parts: Sequence[nn.Module], remainder: Callable[[Tens
     return FrozenSplit(f"{count} of {len(parts)} {name}", lambda x: (first(x),), lambda x: remainder(second(x)))
 
 
-def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
+def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
     """Split a network with frozen parts, and check the split on some inputs.
 
     Returns:
@@ -85,7 +87,9 @@ def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
             division: FrozenSplit | None = split(*inputs)
             return (
                 division
-                if division and _like_the_whole(model, division, inputs) and _is_deterministic(model, division, inputs)
+                if division
+                and _gives_same_outputs(model, division, inputs)
+                and _is_deterministic(model, division, inputs)
                 else None
             )
     except Exception:  # a third-party network can raise anything here; without a split it still trains
@@ -94,7 +98,7 @@ def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the context, so that a probe changes no statistics; modes are restored afterwards."""
+    """A block in evaluation mode, in which a probe changes no statistics; the modes are restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -104,33 +108,37 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
+def measure_saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
     """Measure, on some inputs, what caching the activations would cost and save."""
     with evaluating(model), torch.no_grad():
-        with _counting(model) as first:
+        with _counting_flops(model) as prefix_counts:
             activations = division.prefix(*inputs)
-        with _counting(model) as second:
+        with _counting_flops(model) as rest_counts:
             division.rest(*activations)
-    prefix, remainder = sum(first), sum(second)
+    prefix_flops, rest_flops = sum(prefix_counts), sum(rest_counts)
+    # A second activation is the mask of texts.
+    is_ragged, values = len(activations) > 1, activations[0]
     return CacheSaving(
         division.name,
-        activations[0][0].numel() // (activations[0].shape[1] if len(activations) > 1 else 1),
-        len(activations) > 1,
-        prefix / max(1, prefix + 3 * remainder),
-        prefix / (4 * activations[0].numel()),
+        values[0].numel() // (values.shape[1] if is_ragged else 1),
+        is_ragged,
+        prefix_flops / max(1, prefix_flops + 3 * rest_flops),
+        prefix_flops / (4 * values.numel()),
     )
 
 
 @contextlib.contextmanager
-def _counting(model: nn.Module) -> Iterator[list[int]]:
-    """Counts the FLOPs of the block; those of recurrent layers from their weights, since torch does not count them."""
+def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
+    """Count the FLOPs of the block; those of recurrent layers from their weights, since torch does not count them."""
     flops: list[int] = []
 
-    def recurrent(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    def count_recurrent(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         steps = outputs[0].numel() // outputs[0].shape[-1]
         flops.append(2 * steps * sum(p.numel() for p in layer.parameters() if p.ndim == 2))
 
-    handles = [layer.register_forward_hook(recurrent) for layer in model.modules() if isinstance(layer, nn.RNNBase)]
+    handles = [
+        layer.register_forward_hook(count_recurrent) for layer in model.modules() if isinstance(layer, nn.RNNBase)
+    ]
     try:
         with FlopCounterMode(display=False) as counter:
             yield flops
@@ -141,24 +149,24 @@ def _counting(model: nn.Module) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def _like_the_whole(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
-    undivided, parts = (tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
+def _gives_same_outputs(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
+    undivided, parts = (list_outputs(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
     return all(
         float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
         for one, two in zip(undivided, parts, strict=True)
     )
 
 
-def tensors(outputs: Outputs) -> list[Tensor]:
-    """The outputs of a network as a list, one tensor per head."""
+def list_outputs(outputs: Outputs) -> list[Tensor]:
+    """The outputs of a network as a list with one tensor per head."""
     return [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
 
 
 @torch.no_grad()
 def _is_deterministic(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
-    """Whether the prefix is deterministic while the network is in training mode."""
+    """Whether the prefix gives the same activations for two seeds, with the network in training mode."""
     model.train()
-    for part in frozen_parts(model):
+    for part in find_frozen_parts(model):
         part.eval()
     outputs = []
     for seed in (0, 1):

@@ -1,4 +1,4 @@
-"""Starts a network from existing weights: of an earlier run (`model.from`), or of a file (`model.weights`)."""
+"""Loads existing weights into a new network: of an earlier run (`model.from`) or of a file (`model.weights`)."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.models import safetensors_file
-from drivetrain.models.builders import BUILDERS, no_larger_than
+from drivetrain.models.builders import BUILDERS, limit_size
 from drivetrain.models.networks import cnn
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 
 Refuse = Callable[[str, str, str], SpecError]
-"""Makes an error of what was given, what is possible and what to do."""
+"""Makes an error from a description, what is possible, and what to do."""
 
 
 @dataclass(frozen=True)
-class Started:
+class LoadedNetwork:
     """A network with weights of an earlier run."""
 
     module: nn.Module
     arguments: dict[str, Any]
     """Arguments of its builder."""
-    anew: set[str]
-    """Tensors that were initialized anew."""
+    fresh: set[str]
+    """Names of tensors with random values."""
     notes: list[str]
-    """What was taken and what was initialized anew."""
+    """For the user: which tensors were loaded, and which are random."""
 
 
-def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
-    """Build the network of an earlier run for other data, and take over its weights.
+def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedNetwork:
+    """Build the network of an earlier run for this job's data, and load its weights.
 
-    An output keeps its weights if its classes, or the names of its numbers, are the same in the same order.
+    A head keeps its weights if its classes, or the names of its numbers, are the same in the same order.
 
     Raises:
         SpecError: if the weights cannot be read or do not fit the network.
     """
     counts = {name: its_head.outputs for name, its_head in dataset.heads.items()}
-    arguments = _with_counts(_resize_arguments(job, earlier, dataset), counts)
+    arguments = _set_output_counts(_resize_arguments(job, earlier, dataset), counts)
     try:
-        with no_larger_than(earlier.folder / WEIGHTS):
+        with limit_size(earlier.folder / WEIGHTS):
             network = BUILDERS[earlier.builder](**arguments)
     except DrivetrainError:
         raise
@@ -59,43 +59,43 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
             "a model folder as written at the end of training",
             "copy the folder again, or use the version of drivetrain that wrote it",
         )
-    theirs = {row["name"]: head(row) for row in earlier.heads}
-    anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
-    ours_by_head = _head_tensors(earlier.builder, arguments)
-    theirs_by_head = _head_tensors(earlier.builder, earlier.arguments)
-    fresh = {tensor for name in anew for tensor in ours_by_head[name]}
-    # Heads are numbered in the order of the job, which may be another one than in the earlier run.
-    source = {
-        ours: their_name
+    earlier_heads = {row["name"]: head(row) for row in earlier.heads}
+    new_heads = [name for name, ours in dataset.heads.items() if not _predicts_same(ours, earlier_heads.get(name))]
+    tensors_by_head = _list_tensors_by_head(earlier.builder, arguments)
+    earlier_tensors_by_head = _list_tensors_by_head(earlier.builder, earlier.arguments)
+    fresh = {tensor for name in new_heads for tensor in tensors_by_head[name]}
+    # Heads are numbered in the order of the job, which may differ from that of the earlier run.
+    earlier_names = {
+        tensor: earlier_tensor
         for name in dataset.heads
-        if name not in anew
-        for ours, their_name in zip(ours_by_head[name], theirs_by_head[name], strict=True)
+        if name not in new_heads
+        for tensor, earlier_tensor in zip(tensors_by_head[name], earlier_tensors_by_head[name], strict=True)
     }
     file = earlier.folder / WEIGHTS
 
     def refuse(description: str, possible: str, action: str) -> SpecError:
         return SpecError([job.problem(job.model_key("name"), description, possible, action)])
 
-    stored = _read(file, refuse)
-    stored |= {ours: stored[their_name] for ours, their_name in source.items() if their_name in stored}
-    _fill(network, stored, fresh, file, refuse)
-    notes = [f"starts from {earlier.folder}, {_count(network, fresh)} tensors"]
-    if anew:
-        names = ", ".join(name or "the classifier" for name in anew)
+    stored = _read_weights(file, refuse)
+    stored |= {name: stored[earlier_name] for name, earlier_name in earlier_names.items() if earlier_name in stored}
+    _load_weights(network, stored, fresh, file, refuse)
+    notes = [f"starts from {earlier.folder}, {_describe_count(network, fresh)} tensors"]
+    if new_heads:
+        names = ", ".join(name or "the classifier" for name in new_heads)
         notes.append(
             f"initialized anew, since the classes differ from {earlier.folder}: {names} ({list_names(sorted(fresh), 6)})"
         )
-    return Started(network, arguments, fresh, notes)
+    return LoadedNetwork(network, arguments, fresh, notes)
 
 
-def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tuple[set[str], list[str]]:
+def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tuple[set[str], list[str]]:
     """Load weights from a file into a network of the job; returns the tensors that stay random, and notes.
 
     Args:
         job: the job.
         name: the file, as in the spec.
-        network: with random weights.
-        outputs: tensors that may have another shape or be missing in the file; they then stay random.
+        network: the network, with random weights.
+        outputs: names of tensors that stay random if they have another shape in the file or are missing there.
 
     Raises:
         SpecError: if the file cannot be read or does not fit.
@@ -111,10 +111,10 @@ def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
                 f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run"
             )
         raise refuse(f"{file} is not a .safetensors file", "weights without pickle", f"run `drivetrain convert {file}`")
-    weights, expected = _read(file, refuse), network.state_dict()
+    weights, expected = _read_weights(file, refuse), network.state_dict()
     fresh = {key for key in outputs if key not in weights or weights[key].shape != expected[key].shape}
-    _fill(network, weights, fresh, file, refuse)
-    notes = [f"starts from {file}, {_count(network, fresh)} tensors"]
+    _load_weights(network, weights, fresh, file, refuse)
+    notes = [f"starts from {file}, {_describe_count(network, fresh)} tensors"]
     if unused := sorted(weights.keys() - expected.keys()):
         notes.append(f"not used, since the network has no such tensors: {list_names(unused, 6)}")
     if fresh:
@@ -124,52 +124,51 @@ def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
     return fresh, notes
 
 
-def outputs_of(builder: str, arguments: Mapping[str, Any]) -> set[str]:
+def list_output_tensors(builder: str, arguments: Mapping[str, Any]) -> set[str]:
     """The names of all tensors whose shape depends on the number of outputs."""
-    return {tensor for tensors in _head_tensors(builder, arguments).values() for tensor in tensors}
+    return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
 
 
-def outputs_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
-    """The names of all tensors with as many rows as a head has outputs, for networks of user code."""
+def list_output_tensors_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
+    """The names of all tensors with as many rows as some head has outputs, for networks of user code."""
     counts = {head.outputs for head in heads.values()}
     return {name for name, value in network.state_dict().items() if value.dim() and value.shape[0] in counts}
 
 
-def _same(ours: Head, theirs: Head | None) -> bool:
-    """Whether both predict the same: the same classes, or numbers of the same names."""
+def _predicts_same(ours: Head, theirs: Head | None) -> bool:
+    """Whether both heads predict the same classes, or numbers of the same names."""
     return theirs is not None and all(
         getattr(ours, key) == getattr(theirs, key) for key in ("classes", "columns", "several")
     )
 
 
-def _head_tensors(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The tensors of each head, by its name, in the order of the network.
+def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the tensors of each head, by its name, in the order of the network.
 
-    A second network has 1 more output in its first head, 2 more in its second, and so on: how much a tensor grows tells
-    its head.
+    They are found by a second network, whose first head has 1 more output, the second 2 more, and so on: the amount by
+    which a tensor grows tells its head.
     """
     counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
     sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
-    names = dict(enumerate(sizes, 1))
-    before = _shapes(builder, arguments)
-    after = _shapes(
-        builder, _with_counts(arguments, {name: sizes[name] + growth_of_head for growth_of_head, name in names.items()})
-    )
+    head_by_growth = dict(enumerate(sizes, 1))
+    grown_counts = {name: sizes[name] + growth for growth, name in head_by_growth.items()}
+    before = _list_shapes(builder, arguments)
+    after = _list_shapes(builder, _set_output_counts(arguments, grown_counts))
     by_head: dict[str, list[str]] = {name: [] for name in sizes}
     for key, shape in before.items():
         if growth := sum(after[key]) - sum(shape):
-            by_head[names[growth]].append(key)
+            by_head[head_by_growth[growth]].append(key)
     return by_head
 
 
-def _shapes(builder: str, arguments: Mapping[str, Any]) -> dict[str, torch.Size]:
-    """The shapes of all tensors of a network; no memory is allocated, and no random number is used up."""
+def _list_shapes(builder: str, arguments: Mapping[str, Any]) -> dict[str, torch.Size]:
+    """The shapes of all tensors of a network, by name; allocates no memory and uses no random numbers."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return {key: value.shape for key, value in BUILDERS[builder](**arguments).state_dict().items()}
 
 
-def _with_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The arguments of a builder with these numbers of outputs, by head."""
+def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The arguments of a builder, with other numbers of outputs, by head."""
     if "classes" in arguments:
         return {**arguments, "classes": counts[""]}
     return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
@@ -187,21 +186,23 @@ def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict
         return arguments
     if arguments["stem"] == "auto":
         # The size decided the stem when that run began.
-        arguments["stem"] = "small" if earlier_size <= cnn.SMALL_IMAGE else "large"
+        arguments["stem"] = "small" if earlier_size <= cnn.MAX_SMALL_IMAGE_SIDE else "large"
     return arguments | {"image_size": size}
 
 
 def _check_window(job: SeriesJob, earlier: EarlierModel, length: int) -> None:
-    """Check that the pooling of the earlier network leaves something of a window."""
-    least = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
-    if length < least:
+    """Check that a window is not shorter than the pooling of the earlier network."""
+    min_length = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
+    if length < min_length:
         description = f"has windows of {length} rows, of which the pooling of {earlier.folder} leaves nothing"
         key = ("data", "train" if job.data.arrays else "window")
-        earlier.refuse(description, f"{least} rows or more", "use longer windows, or another run", key)
+        earlier.refuse(description, f"{min_length} rows or more", "use longer windows, or another run", key)
 
 
-def _fill(network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse) -> None:
-    """Load all tensors but the fresh ones."""
+def _load_weights(
+    network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse
+) -> None:
+    """Load all tensors except those in `fresh`."""
     expected = network.state_dict()
     wrong = [
         f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, expected {tuple(value.shape)}"
@@ -218,13 +219,13 @@ def _fill(network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], fi
     network.load_state_dict(expected | {name: weights[name] for name in expected if name not in fresh})
 
 
-def _read(file: Path, refuse: Refuse) -> dict[str, Tensor]:
+def _read_weights(file: Path, refuse: Refuse) -> dict[str, Tensor]:
     try:
         return safetensors_file.read(file)
     except (OSError, ValueError) as error:
         raise refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again") from None
 
 
-def _count(network: nn.Module, fresh: set[str]) -> str:
+def _describe_count(network: nn.Module, fresh: set[str]) -> str:
     total = len(network.state_dict())
     return f"{total - len(fresh)} of {total}" if fresh else f"all {total}"

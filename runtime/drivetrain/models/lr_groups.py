@@ -23,7 +23,7 @@ class LrGroup:
     """Of the parameters, in the order of the network."""
 
 
-def groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
+def make_groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
     """The groups of a job in the order of the spec, the rest of the parameters last, if there is any.
 
     A parameter belongs to the first pattern that matches it.
@@ -40,7 +40,7 @@ def groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
     for pattern, factor in job.train.lr_groups.items():
         names = freeze.match_layers(remaining, pattern)
         if not names:
-            problems.append(_problem(job, model, pattern, trained, matched))
+            problems.append(_match_problem(job, model, pattern, trained, matched))
         matched.append(LrGroup(pattern, factor, tuple(names)))
         remaining = [name for name in remaining if name not in set(names)]
     if problems:
@@ -48,7 +48,9 @@ def groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
     return [*matched, LrGroup("", 1.0, tuple(remaining))] if remaining else matched
 
 
-def _problem(job: Job, model: nn.Module, pattern: str, trained: Sequence[str], before: Sequence[LrGroup]) -> Problem:
+def _match_problem(
+    job: Job, model: nn.Module, pattern: str, trained: Sequence[str], before: Sequence[LrGroup]
+) -> Problem:
     key = ("train", "lr_groups", pattern)
     if taken_names := freeze.match_layers(trained, pattern):
         first = next(group.pattern for group in before if taken_names[0] in group.names)
@@ -63,7 +65,7 @@ def _problem(job: Job, model: nn.Module, pattern: str, trained: Sequence[str], b
     description = (
         f"{pattern!r} matches only frozen layers (model.freeze)" if frozen else f"no layer matches {pattern!r}"
     )
-    return freeze.unknown_layer(job, key, description, pattern, trained)
+    return freeze.unknown_layer_problem(job, key, description, pattern, trained)
 
 
 def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[str]:

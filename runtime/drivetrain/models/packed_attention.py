@@ -32,9 +32,9 @@ MAX_GROUP_TOKENS = 512
 """Largest number of tokens in an attention group, padding included."""
 WIDTH_MULTIPLE = 8
 """The width of a head is filled up with zeros to a multiple of this many numbers, which both kernels load at once."""
-WIDEST_FLASH = 192
+MAX_FLASH_WIDTH = 192
 """Widest head whose backward pass the flash kernel computes on all chips with and without dropout."""
-OLDEST_FLASH, OLDEST_EFFICIENT = (8, 0), (5, 0)
+MIN_FLASH_CAPABILITY, MIN_EFFICIENT_CAPABILITY = (8, 0), (5, 0)
 """Capabilities from which on the kernels exist; from the first on they take bf16."""
 
 
@@ -75,11 +75,11 @@ def choose_kernel(
     capability: tuple[int, int], dtype: torch.dtype, width: int, may_flash: bool, may_efficient: bool
 ) -> Kernel | None:
     """The fastest kernel that this chip has for these numbers, of those that are allowed; None without one."""
-    has_flash, is_half = capability >= OLDEST_FLASH, dtype in (torch.float16, torch.bfloat16)
-    if may_flash and has_flash and is_half and width <= WIDEST_FLASH:
+    has_flash, is_half = capability >= MIN_FLASH_CAPABILITY, dtype in (torch.float16, torch.bfloat16)
+    if may_flash and has_flash and is_half and width <= MAX_FLASH_WIDTH:
         return flash_attention
     takes_dtype = dtype in (torch.float32, torch.float16) or (has_flash and dtype == torch.bfloat16)
-    return efficient_attention if may_efficient and capability >= OLDEST_EFFICIENT and takes_dtype else None
+    return efficient_attention if may_efficient and capability >= MIN_EFFICIENT_CAPABILITY and takes_dtype else None
 
 
 def flash_attention(
@@ -154,10 +154,10 @@ class PackedRow:
 def lay_out(mask: Tensor, kernel: Kernel | None = None) -> PackedRow:
     """Lay out the texts of this mask, (N, tokens): in groups, or in their order for a kernel that needs none."""
     lengths = host_lengths.of(mask)
-    return _grouped(mask, lengths) if kernel is None else _in_order(mask, lengths, kernel)
+    return _lay_out_groups(mask, lengths) if kernel is None else _lay_out_in_order(mask, lengths, kernel)
 
 
-def _in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedRow:
+def _lay_out_in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedRow:
     positions = np.flatnonzero(np.arange(mask.shape[1]) < lengths[:, None])
     count = len(positions)
     size = _round_up(count)
@@ -175,7 +175,7 @@ def _in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedRow:
     )
 
 
-def _grouped(mask: Tensor, lengths: Lengths) -> PackedRow:
+def _lay_out_groups(mask: Tensor, lengths: Lengths) -> PackedRow:
     width = mask.shape[1]
     positions: list[Any] = []
     groups: list[TextGroup] = []

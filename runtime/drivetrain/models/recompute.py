@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from drivetrain.errors import SpecError
 
-_LISTS = (nn.ModuleList, nn.Sequential)
-Buffers = dict[nn.Module, dict[str, Tensor | None]]
+_LIST_CLASSES = (nn.ModuleList, nn.Sequential)
+BuffersByModule = dict[nn.Module, dict[str, Tensor | None]]
 
 
 def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
@@ -25,10 +25,12 @@ def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
     Only modules with submodules count; if blocks are nested, the innermost are returned.
     """
     blocks: list[nn.Module] = []
-    alike = Counter(type(child) for child in network.children()) if isinstance(network, _LISTS) else Counter()
+    alike = Counter(type(child) for child in network.children()) if isinstance(network, _LIST_CLASSES) else Counter()
     for child in network.children():
         inside = find_repeated_blocks(child)
-        is_block = alike[type(child)] > 1 and not isinstance(child, _LISTS) and any(True for _ in child.children())
+        is_block = (
+            alike[type(child)] > 1 and not isinstance(child, _LIST_CLASSES) and any(True for _ in child.children())
+        )
         blocks += inside or ([child] if is_block else [])
     return blocks
 
@@ -40,7 +42,7 @@ def recompute(network: nn.Module) -> None:
         block.__class__ = _recomputing_class(kind)
 
 
-def recomputes(network: nn.Module) -> bool:
+def is_recomputed(network: nn.Module) -> bool:
     """Whether the blocks of a network are recomputed."""
     return any(isinstance(module, RecomputedBlock) for module in network.modules())
 
@@ -61,7 +63,7 @@ class RecomputedBlock(nn.Module):
             *inputs,
             use_reentrant=False,
             preserve_rng_state=True,
-            context_fn=lambda: _contexts(self),
+            context_fn=lambda: _make_contexts(self),
             **named,
         )
         if any(x._version != version for x, version in versions):
@@ -82,23 +84,23 @@ def _recomputing_class(kind: Any) -> Any:
     return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of the first pass, which changes nothing, and of the recomputation, which uses copies of the buffers."""
-    return contextlib.nullcontext(), as_before(block)
+    return contextlib.nullcontext(), keeping_buffers(block)
 
 
-def as_before(network: nn.Module) -> AbstractContextManager[None]:
+def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
     """A context that runs the network on copies of its buffers, so that a forward pass leaves no trace in them."""
-    copies: Buffers = {
+    copies: BuffersByModule = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
         for module in network.modules()
         if module._buffers
     }
-    return _with(copies)
+    return _swapping_buffers(copies)
 
 
 @contextlib.contextmanager
-def _with(buffers: Buffers) -> Iterator[None]:
+def _swapping_buffers(buffers: BuffersByModule) -> Iterator[None]:
     """Swap in other buffers: BatchNorm has already counted these samples in the first pass."""
     original = {module: module._buffers for module in buffers}
     for module, values in buffers.items():

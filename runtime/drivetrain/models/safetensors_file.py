@@ -18,7 +18,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.system.fault_points import fault_point
 
 Tensors = Mapping[str, Tensor]
-MOST_HEADER = 16 << 20
+MAX_HEADER_BYTES = 16 << 20
 """Bytes; the header of a hundred thousand tensors takes about ten million."""
 
 
@@ -33,15 +33,15 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ValueError("it is not there" if not path.exists() else "it is no file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > MOST_HEADER:
-        raise ValueError(f"its header has {length} bytes, more than {MOST_HEADER}")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {length} bytes, more than {MAX_HEADER_BYTES}")
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
 
 
-_KINDS = {
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -76,13 +76,13 @@ def write(path: Path, tensors: Tensors) -> None:
     """
     fault_point("write tensors")
     with path.open("wb") as file:
-        for piece in pieces(tensors):
+        for piece in encode(tensors):
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 
 
-def pieces(tensors: Tensors) -> Iterator[memoryview]:
+def encode(tensors: Tensors) -> Iterator[memoryview]:
     """The bytes of such a file: its header, then tensor by tensor.
 
     Raises:
@@ -92,14 +92,14 @@ def pieces(tensors: Tensors) -> Iterator[memoryview]:
     rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, value in rows:
-        if value.dtype not in _KINDS:
+        if value.dtype not in _DTYPE_NAMES:
             raise CheckpointError(
                 f"{name} is of type {str(value.dtype).removeprefix('torch.')}",
                 "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
                 "keep it in one of these",
             )
         start, end = end, end + value.numel() * value.element_size()
-        header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _DTYPE_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
     yield memoryview(len(text).to_bytes(8, "little") + text)

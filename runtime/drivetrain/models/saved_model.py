@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from drivetrain.data.dataset import Head, head
 from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.models import safetensors_file
-from drivetrain.models.builders import BUILDERS, no_larger_than
+from drivetrain.models.builders import BUILDERS, limit_size
 from drivetrain.models.networks import user_network
 from drivetrain.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
 from drivetrain.system.fault_points import fault_point
@@ -113,22 +113,22 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
         CheckpointError: if there is none, it is incomplete, or it needs code that may not be run.
     """
     folder = find(path)
-    config = _config(folder)
-    network = _network(folder, config, consent)
+    config = _read_config(folder)
+    network = _build_network(folder, config, consent)
     if config["preprocessing"].get("kind") == "own":
         config["preprocessing"]["code"] = str(folder / "code")
-    _fill(network, folder)
+    _load_weights(network, folder)
     return SavedModel(
         folder,
         config["task"],
         network.eval(),
-        _heads(folder, config["heads"]),
+        _read_heads(folder, config["heads"]),
         config["preprocessing"],
         config["trained"],
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     config = RunFiles(folder).read_json(CONFIG)
     if not isinstance(config, dict):
         _refuse(folder, f"{CONFIG} is incomplete")
@@ -140,16 +140,16 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+def _build_network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     """Build the network; its weights are not loaded yet."""
     if config["builder"] == "own":
-        return _own(folder, config, consent)
+        return _build_from_user_code(folder, config, consent)
     if config["builder"] == "python":
         _refuse(folder, "the network was passed in by a Python program, and only that program can build it")
     if config["builder"] not in BUILDERS:
         _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
     try:
-        with no_larger_than(folder / WEIGHTS):
+        with limit_size(folder / WEIGHTS):
             return BUILDERS[config["builder"]](**config["arguments"])
     except DrivetrainError:
         raise
@@ -157,17 +157,17 @@ def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
         _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
 
 
-def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     """Build the network from the user's code."""
     kinds = {"file": str, "factory": str, "arguments": dict, "inputs": list}
     if not isinstance(config.get("code"), dict) or any(
         not isinstance(config["arguments"].get(key), kind) for key, kind in kinds.items()
     ):
         _refuse(folder, f"{CONFIG} does not name the code of the network")
-    return user_network.rebuilt(folder, config["code"], config["arguments"], consent=consent)
+    return user_network.rebuild(folder, config["code"], config["arguments"], consent=consent)
 
 
-def _fill(network: nn.Module, folder: Path) -> None:
+def _load_weights(network: nn.Module, folder: Path) -> None:
     """Load the weights; names and shapes must match the network exactly."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
@@ -187,7 +187,7 @@ def _fill(network: nn.Module, folder: Path) -> None:
     network.load_state_dict(stored)
 
 
-def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
+def _read_heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
     names = {field.name for field in fields(Head)}
     heads = {}
     for row in rows:

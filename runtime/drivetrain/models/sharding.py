@@ -49,7 +49,7 @@ def is_divided(network: nn.Module) -> bool:
     return any(is_sharded(p) for p in network.parameters())
 
 
-def follow(optimizer: torch.optim.Optimizer, before: dict[str, nn.Parameter], network: nn.Module) -> None:
+def replace_parameters(optimizer: torch.optim.Optimizer, before: dict[str, nn.Parameter], network: nn.Module) -> None:
     """Give an optimizer without state the parameters of the divided network in place of those before, by name.
 
     Groups with whole and divided parameters are split, since no kernel takes both.

@@ -19,7 +19,7 @@ from drivetrain.models.buffers import Buffers
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-def needs_two(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset, device: torch.device) -> bool:
+def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset, device: torch.device) -> bool:
     """Whether a forward pass in training mode fails with one sample, and not with two. The network is left as it was.
 
     Args:
@@ -30,12 +30,12 @@ def needs_two(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset
     """
     if len(dataset.train) < 2 or not any(isinstance(module, _NORMS) for module in model.modules()):
         return False
-    batch = dry_run.first(dataset, dataset.train, device)
-    with _training(model, evaluated):
-        return not _passes(model, batch.between(0, 1)) and _passes(model, batch)
+    batch = dry_run.take_first_batch(dataset, dataset.train, device)
+    with _in_training_mode(model, evaluated):
+        return not _accepts(model, batch.between(0, 1)) and _accepts(model, batch)
 
 
-def _passes(model: nn.Module, batch: Batch) -> bool:
+def _accepts(model: nn.Module, batch: Batch) -> bool:
     try:
         model(*batch.inputs)
     except Exception:  # whatever a network raises here, it raises in the first step too, where it is explained
@@ -44,7 +44,7 @@ def _passes(model: nn.Module, batch: Batch) -> bool:
 
 
 @contextlib.contextmanager
-def _training(model: nn.Module, evaluated: Sequence[nn.Module]) -> Iterator[None]:
+def _in_training_mode(model: nn.Module, evaluated: Sequence[nn.Module]) -> Iterator[None]:
     """A block in training mode, without gradients, that leaves modes, buffers and generators as they were."""
     modes = {module: module.training for module in model.modules()}
     with Buffers(model).keep_unchanged(), torch.random.fork_rng(), torch.no_grad():

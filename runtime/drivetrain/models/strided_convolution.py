@@ -32,25 +32,25 @@ def rewrite(network: nn.Module) -> None:
         if isinstance(module, nn.Conv2d) and _is_affected(module, module.in_channels):
             module._conv_forward = partial(_convolve_thinned, module.stride)  # type: ignore[method-assign]
         elif isinstance(module, nn.ConvTranspose2d) and _is_affected(module, module.out_channels):
-            module.forward = partial(_spread, module)  # type: ignore[method-assign]
+            module.forward = partial(_transpose_convolve_spread, module)  # type: ignore[method-assign]
 
 
-def rewritten(network: nn.Module) -> list[str]:
+def list_rewritten(network: nn.Module) -> list[str]:
     """Names of the convolutions that `rewrite` changed."""
-    return [name for name, module in network.named_modules() if _method(module)]
+    return [name for name, module in network.named_modules() if _find_rewritten_method(module)]
 
 
 def restore_layers(network: nn.Module) -> None:
     """Restore torch's convolutions, in place."""
     for module in network.modules():
-        if name := _method(module):
+        if name := _find_rewritten_method(module):
             delattr(module, name)
 
 
 @contextlib.contextmanager
-def rewritten_for_block(network: nn.Module) -> Iterator[None]:
+def rewriting(network: nn.Module) -> Iterator[None]:
     """Compute the affected convolutions of a network in the safe way within the `with` block."""
-    is_rewritten = bool(rewritten(network))  # by the training itself, which keeps it so
+    is_rewritten = bool(list_rewritten(network))  # by the training itself, which keeps it so
     rewrite(network)
     try:
         yield
@@ -59,9 +59,9 @@ def rewritten_for_block(network: nn.Module) -> Iterator[None]:
             restore_layers(network)
 
 
-def _method(module: nn.Module) -> str | None:
+def _find_rewritten_method(module: nn.Module) -> str | None:
     """The method that `rewrite` has overridden on this instance; None if it has not."""
-    for name, ours in (("_conv_forward", _convolve_thinned), ("forward", _spread)):
+    for name, ours in (("_conv_forward", _convolve_thinned), ("forward", _transpose_convolve_spread)):
         if getattr(vars(module).get(name), "func", None) is ours:
             return name
     return None
@@ -69,14 +69,14 @@ def _method(module: nn.Module) -> str | None:
 
 def _is_affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
     """Whether oneDNN may use the faulty kernel; `channels` is the channel count of the strided side."""
-    plain = module.groups == 1 and set(module.kernel_size) == {1} and not any(_numbers(module.padding))
+    plain = module.groups == 1 and set(module.kernel_size) == {1} and not any(_list_padding(module.padding))
     has_whole_output = isinstance(module, nn.Conv2d) or all(
         p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)
     )
     return plain and has_whole_output and channels < WIDE_ENOUGH_CHANNELS and max(module.stride) > 1
 
 
-def _numbers(padding: Any) -> tuple[int, ...]:
+def _list_padding(padding: Any) -> tuple[int, ...]:
     return (0,) if padding == "valid" else tuple(padding)
 
 
@@ -85,7 +85,9 @@ def _convolve_thinned(stride: tuple[int, ...], x: Tensor, weight: Tensor, bias: 
     return functional.conv2d(x[..., ::rows, ::columns], weight, bias)
 
 
-def _spread(module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+def _transpose_convolve_spread(
+    module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None
+) -> Tensor:
     if output_size is not None:
         return type(module).forward(module, input, output_size)
     rows, columns = module.stride

@@ -13,7 +13,7 @@ from drivetrain.pretrained.timm_folder import TimmFolder
 _LAYER = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn|downsample\.)(\d+)\.(\w+)")
 
 
-def our_name(name: str) -> str:
+def translate_name(name: str) -> str:
     """The name of a tensor of theirs in our ResNet; empty for one that it has no place for.
 
     Args:
@@ -33,10 +33,10 @@ def our_name(name: str) -> str:
 
 def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names, without their classifier."""
-    return {ours: value for name, value in weights.items() if (ours := our_name(name))}
+    return {ours: value for name, value in weights.items() if (ours := translate_name(name))}
 
 
-def fill(network: nn.Module, source: TimmFolder) -> set[str]:
+def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     """Load all tensors but the classifier's; returns those that stay random.
 
     Raises:

@@ -57,7 +57,7 @@ class Unfreezing:
                 parameter.requires_grad_(trained)
 
 
-def of(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:
+def find_unfreezing(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:
     """The unfreezing of a network whose frozen parameters are those of the first epoch.
 
     Raises:
@@ -73,7 +73,7 @@ def of(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:
                 key = ("model", "unfreeze", number, "names", position)
                 description = _describe_unmatched(model, pattern, first)
                 remaining = [name for name in frozen if name not in first]
-                problems.append(freeze.unknown_layer(job, key, description, pattern, remaining))
+                problems.append(freeze.unknown_layer_problem(job, key, description, pattern, remaining))
             first |= dict.fromkeys(matching, entry.epoch - 1)
     if problems:
         raise SpecError(problems)
@@ -88,7 +88,7 @@ def _describe_unmatched(model: nn.Module, pattern: str, first: Mapping[str, int]
     return f"{pattern!r} is not frozen (model.freeze)" if matching else f"no layer matches {pattern!r}"
 
 
-def not_reached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
+def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
     """A note on what stays frozen because `train.steps` ends the run before; `samples` of the training data."""
     steps, per_epoch = job.train.steps, -(-samples // job.train.batch)
     if steps is None or unfreezing.last * per_epoch < steps:

@@ -35,16 +35,12 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
     """What is missing for it to apply, or None: it applies to several processes only; how many machines there are may
     be known only when they meet.
     """
-    return "one process here" if world.seems_single_process(job, hardware) else None
+    return "one process here" if world.seems_alone(job, hardware) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if there is certainly one process."""
-    if (
-        value == OFF
-        or not world.seems_single_process(job, hardware)
-        or (job.limits.nodes is None and job.task != "python")
-    ):
+    if value == OFF or not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
         return None
     return "there is only one process, so no gradients travel"
 

@@ -150,18 +150,18 @@ def apply(run: AssembledRun, value: Value) -> None:
     from drivetrain.models import feature_cache
     from drivetrain.system import torch_settings
 
-    saving = feature_cache.saving(run.dataset, run.model)
+    saving = feature_cache.measure_saving(run.dataset, run.model)
     if saving is None:  # what was frozen at first has been unfrozen
         return
     if run.stage and saving.work < CACHE_PAYS and run.job.optimize.get("feature_cache") is not True:
         return
-    storage = _place(run.job, run.hardware, feature_cache.total(run.dataset, saving))
+    storage = _place(run.job, run.hardware, feature_cache.count_bytes(run.dataset, saving))
     if storage is None:
         run.events.add("feature_cache", f"there is no more room for the outputs of {saving.name}: {WITHOUT}")
         return
     samples = run.dataset
     # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
-    run.dataset, split = feature_cache.keep(
+    run.dataset, split = feature_cache.cache_activations(
         samples,
         run.model,
         run.device,

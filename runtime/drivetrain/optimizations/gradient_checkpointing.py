@@ -105,4 +105,4 @@ def effective(run: AssembledRun) -> Value:
     """Whether the blocks save only their inputs."""
     from drivetrain.models import recompute
 
-    return recompute.recomputes(run.model)
+    return recompute.is_recomputed(run.model)

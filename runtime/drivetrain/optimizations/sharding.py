@@ -30,7 +30,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if several processes train a network whose weights, gradients and optimizer state do not fit each of them."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(OFF, obstacle)
-    if world.seems_single_process(job, hardware):
+    if world.seems_alone(job, hardware):
         return Choice(OFF, "one process here, as far as limits.nodes says; used if requested")
     if workload is None:
         return Choice(OFF, "used only if the network does not fit each process, or if requested")
@@ -47,7 +47,7 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
     """What is missing for it to apply, or None: it applies to several processes only; how many machines there are may
     be known only when they meet.
     """
-    return "one process here" if world.seems_single_process(job, hardware) else None
+    return "one process here" if world.seems_alone(job, hardware) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -58,7 +58,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if job.task == "python":
         return "a training of a Python program has whole weights, which its callbacks may read"
-    if world.seems_single_process(job, hardware) and job.limits.nodes is not None:
+    if world.seems_alone(job, hardware) and job.limits.nodes is not None:
         return "there is only one process, which holds the whole network"
     if hardware.torch and _release(hardware.torch.version) < OLDEST:
         return f"torch {hardware.torch.version} cannot save parts of tensors without pickle; {'.'.join(map(str, OLDEST))} can"

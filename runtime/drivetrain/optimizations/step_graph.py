@@ -58,7 +58,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         )
     if job.task in ("custom", "python") or hasattr(getattr(job, "model", None), "file"):
         return "a replay does not run your own code, which may decide something in each step"
-    if not world.seems_single_process(job, hardware) or (job.train.parts or 1) > 1:
+    if not world.seems_alone(job, hardware) or (job.train.parts or 1) > 1:
         return "steps of several processes or parts exchange numbers that the host reads"
     if job.task.startswith("text") if workload is None else workload.ragged:
         return "samples have different lengths, and every shape would need a graph of its own"

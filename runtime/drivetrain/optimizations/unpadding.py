@@ -202,10 +202,10 @@ def apply(run: AssembledRun, value: Value) -> None:
     workload = inspect_network(run.model)
     # Weights that are divided among processes are whole only within a step, in which nothing can be tried.
     if packed and run.hardware.gpu and not run.plan.value("sharding"):
-        if obstacle := inspection.packing_obstacle(run.model, run.step.dtype):
+        if obstacle := inspection.find_packing_obstacle(run.model, run.step.dtype):
             run.events.add("unpadding", f"batches are cut by length, not packed: {obstacle}")
             packed, value = None, GPU_TOKENS
-        workload = replace(workload, token_bytes=inspection.token_bytes(run.model))
+        workload = replace(workload, token_bytes=inspection.measure_token_bytes(run.model))
     packs = value == PACKED
     tokens = row_tokens(run.job, run.hardware, workload) if packs else int(value)
     splitter = TokenSplitter(tokens, pass_tokens(run.hardware, workload), in_order=packs)

@@ -140,9 +140,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     dataset = _open_data(call, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
-    dry_run.check(model, dataset, "the model", refuse)
+    dry_run.check_network(model, dataset, "the model", refuse)
     # The result is not needed yet: this raises if a pattern matches no parameter.
-    lr_groups.groups(job, model, Model(model, "python", {}, Freeze()).trained())
+    lr_groups.make_groups(job, model, Model(model, "python", {}, Freeze()).list_trained())
     if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
@@ -167,7 +167,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
 def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:
     if not isinstance(model, nn.Module):
         raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
-    if wrapper_name := dry_run.wrapper(model):
+    if wrapper_name := dry_run.find_wrapper(model):
         raise refuse(
             f"model is a {wrapper_name}",
             "the network itself, in one process on one GPU",

@@ -46,7 +46,7 @@ def reproduce(request: ReproduceRequest) -> int:
     job = job_spec.load(run / JOB_FILE, folder=folder, locate=fetch)
     # The folder that the run names may be anybody's: only the code that is in the run, after the same question as of
     # `evaluate`, runs from there.
-    digests = code_consent.digests_with_consent(run / "model", consent=request.run_code) if any(parts(job)) else None
+    digests = code_consent.read_allowed_digests(run / "model", consent=request.run_code) if any(parts(job)) else None
     if digests is not None:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
     _check_inputs(run, job)

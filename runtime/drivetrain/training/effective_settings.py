@@ -53,7 +53,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     say(describe_settings(run, run.hardware))
     for line in trained_layers.describe(run):
         say(line)
-    if names := strided_convolution.rewritten(run.model):
+    if names := strided_convolution.list_rewritten(run.model):
         run.events.add(
             "convolution",
             f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "

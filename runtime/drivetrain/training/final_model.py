@@ -116,7 +116,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     if code is None:
         return saved_model.commit(run.folder / "model", groups, config, {})
     folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
-    if obstacle := code_consent.keep(folder / CONFIG):
+    if obstacle := code_consent.record_training(folder / CONFIG):
         say(
             f"model: its code cannot be recorded as yours because {obstacle}; predict, evaluate and export will ask for "
             "--run-code"
@@ -165,7 +165,7 @@ def test_model(run: Run) -> dict[str, Any]:
     heads = mark_partial(data.heads, [split.targets])
     objective = losses.build_objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
     accumulator = MetricAccumulator(saved.heads, objective)
-    for ids, outputs in forward.outputs(saved.network, data.heads, split, data.test.prepare, run.device):
+    for ids, outputs in forward.compute_outputs(saved.network, data.heads, split, data.test.prepare, run.device):
         index = torch.from_numpy(ids)
         accumulator.add(outputs, {name: y[index] for name, y in split.targets.items()})
     metrics = accumulator.metrics("test/")

@@ -30,7 +30,7 @@ from drivetrain.job.extension import Extension
 from drivetrain.job.values import duration_seconds
 from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
 from drivetrain.models.build import Model
-from drivetrain.models.freeze import freeze, frozen_parts
+from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
 from drivetrain.optimizations import AssembledRun
 from drivetrain.plan.plan import Plan
@@ -153,7 +153,7 @@ class Run(AssembledRun):
             return
         whole_parameters = dict(self.model.named_parameters())
         sharding.shard(self.model, self.device, self.ranks.count)
-        sharding.follow(self.optimizer, whole_parameters, self.model)
+        sharding.replace_parameters(self.optimizer, whole_parameters, self.model)
         packed = getattr(self.model, "packed", None)
         # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
         self.configure_step(divided=True, packed_forward=packed, interruptible=contextlib.nullcontext)
@@ -241,7 +241,7 @@ def assemble(
         strided_convolution.rewrite(model)
     # The optimizer gets all parameters that are trained in any epoch, so layers that unfreeze later are in it.
     kept_in_eval_mode = _freeze(model, network, job, epoch)
-    rate_groups = lr_groups.groups(job, model, network.trained())
+    rate_groups = lr_groups.make_groups(job, model, network.list_trained())
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
     batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _build_batches(job, dataset, batch_parts, report)
@@ -313,8 +313,8 @@ def _move_network(network: Model, plan: Plan, ranks: Ranks, device: torch.device
 def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
     """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
     with network.unfreezing.during(model, network.unfreezing.last):
-        kept_in_eval_mode = [] if network.freeze.train_mode else list(frozen_parts(model))
-        return single_sample.needs_two(model, kept_in_eval_mode, dataset, device)
+        kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
+        return single_sample.needs_two_samples(model, kept_in_eval_mode, dataset, device)
 
 
 def _synchronize_start(
@@ -369,7 +369,7 @@ def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.M
     if not epoch:
         return frozen
     network.unfreezing.apply(model, epoch)
-    return [] if network.freeze.train_mode else list(frozen_parts(model))
+    return [] if network.freeze.train_mode else list(find_frozen_parts(model))
 
 
 def _build_objective(job: Job, dataset: Dataset) -> Objective:

@@ -82,7 +82,7 @@ class HeadTraining:
         ]
         try:
             with frozen_split.evaluating(self.step.model), torch.no_grad():
-                inputs = tuple(x.to(self.step.device) for x in feature_cache.sample(self.dataset))
+                inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
                 outputs = self.step.model(*self.step.lay_out(inputs))
         finally:
             for handle in handles:

@@ -162,7 +162,7 @@ class Step(StepForward):
             problem = agreement.choose_gravest(problem, [int(note[0]) for note in all_notes])
             if total_loss is not None and problem is None:
                 # All processes continue with rank 0's buffers, which travel while the gradients are collected.
-                finish_broadcast = self.options.ranks.start_broadcast(self.buffers.now())
+                finish_broadcast = self.options.ranks.start_broadcast(self.buffers.list_current())
                 exchange.collect()
                 finish_broadcast()
                 self.state.sample_hashes = [note[2] for note in all_notes]

@@ -233,12 +233,12 @@ def _build_result(
         "shards": run.readable.fetched.record() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
-        "model": operations.note(run.network),
+        "model": operations.describe_flop(run.network),
         "facts": _collect_facts(run),
     }
 
 
 def _collect_facts(run: Run) -> dict[str, dict[str, object]]:
     """Properties of data and network by key, which the report's advice reads."""
-    stem = operations.stem_costs(run.network)
+    stem = operations.count_stem_flop(run.network)
     return run.dataset.facts | ({"stem": stem} if stem else {})

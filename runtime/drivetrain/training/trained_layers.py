@@ -10,7 +10,7 @@ from __future__ import annotations
 from drivetrain import optimizations
 from drivetrain.data.labels import list_names
 from drivetrain.models import freeze, lr_groups
-from drivetrain.models.freeze import frozen_parts
+from drivetrain.models.freeze import find_frozen_parts
 from drivetrain.system.console import Detail
 from drivetrain.training.run import Run
 
@@ -26,7 +26,7 @@ def enter_stage(run: Run) -> bool:
     run.stage = unfreezing.stage(epoch)
     unfreezing.apply(run.model, epoch)
     if not run.network.freeze.train_mode:
-        run.kept_in_eval_mode = list(frozen_parts(run.model))
+        run.kept_in_eval_mode = list(find_frozen_parts(run.model))
     _reapply_optimizations(run)
     return True
 

@@ -89,7 +89,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(notes.line(note))
     with clock.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
-    if text := operations.note(network):
+    if text := operations.describe_flop(network):
         say(notes.line(text, "model"))
     for note in network.notes:
         say(notes.line(note, "model"))

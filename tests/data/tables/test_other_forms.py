@@ -90,10 +90,10 @@ def check_scores(data: Dataset, path: Path) -> None:
     network, head = Fixed(data), data.heads[""]
     new, labelled = read(data, path, labelled=False), read(data, path, labelled=True)
     device = torch.device("cpu")
-    outputs = list(forward.outputs(network, [""], new.split, new.prepare, device))
+    outputs = list(forward.compute_outputs(network, [""], new.split, new.prepare, device))
     answers = [answer[""]["prediction"] for _, answer in predictions.of(outputs, data.heads, new.split)]
     tally = MetricAccumulator(data.heads, None)
-    for ids, found in forward.outputs(network, [""], labelled.split, labelled.prepare, device):
+    for ids, found in forward.compute_outputs(network, [""], labelled.split, labelled.prepare, device):
         tally.add(found, {"": labelled.split.targets[""][torch.from_numpy(ids)]})
     truth = targets(labelled)
     score = scored(head, json.loads(json.dumps(answers)), truth)

@@ -135,7 +135,7 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
     """With the model folder alone: both columns, their token types, and the same truncation."""
     assert any("texts are cut in their middle" in note for note in run.dataset.notes)
     inputs = run.dataset.validation.gather(np.arange(4))
-    assert frozen_split.of(run.model, inputs) is not None
+    assert frozen_split.split_network(run.model, inputs) is not None
     found = predicted(run, tmp_path, run.folder.parent / "held.csv")
     assert "max_length 12: " in capsys.readouterr().err
     expected = predictions.probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values

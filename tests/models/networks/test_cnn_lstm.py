@@ -64,11 +64,11 @@ def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | N
     for part in frozen:
         network.get_submodule(part).requires_grad_(False)
     windows = torch.randn(5, 16, 3)
-    split = frozen_split.of(network, (windows,))
+    split = frozen_split.split_network(network, (windows,))
     assert (split and split.name) == name
     if split is None:
         return
-    saving = frozen_split.saving(network, split, (windows,))
+    saving = frozen_split.measure_saving(network, split, (windows,))
     # Two operations for each weight and time step; the LSTM sees a quarter of 16, in two directions.
     convolutions = 2 * (3 * 8 * 3 * 16 + 8 * 6 * 3 * 8)
     lstm = 2 * 4 * 2 * (6 + 5) * 4 * 5

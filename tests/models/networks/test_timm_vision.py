@@ -150,7 +150,7 @@ def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor])
 @pytest.mark.slow
 def test_nothing_else_finds_the_torchvision_of_timm() -> None:
     """Its plain import fails beside a torch for CPUs; transformers imports it wherever it is found, torchmetrics if pip lists it."""
-    if not (timm_vision.ASIDE / "torchvision").is_dir():
+    if not (timm_vision.TORCHVISION_FOLDER / "torchvision").is_dir():
         pytest.skip("torchvision is not kept aside here")
     program = (
         "import importlib.metadata, importlib.util, sys, torch\n"
@@ -168,7 +168,7 @@ def test_nothing_else_finds_the_torchvision_of_timm() -> None:
 
 def test_timm_that_is_missing_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setattr(timm_vision, "ASIDE", folder / "nowhere")
+    monkeypatch.setattr(timm_vision, "TORCHVISION_FOLDER", folder / "nowhere")
     with pytest.raises(SpecError) as caught:
         tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
     for part in ("timm cannot be imported here", "the images and `make setup` have both", "drivetrain[timm]"):

@@ -146,4 +146,4 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
     assert made.plan.value("gradient_checkpointing") is value
-    assert recompute.recomputes(made.model) is value
+    assert recompute.is_recomputed(made.model) is value

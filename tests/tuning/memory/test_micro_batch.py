@@ -61,7 +61,7 @@ class Scale:
         yield
 
     def pass_(self, step: Step, count: int) -> None:
-        each = 1 << 18 if recompute.recomputes(step.model) else 1 << 20
+        each = 1 << 18 if recompute.is_recomputed(step.model) else 1 << 20
         self.most = max(self.most, count * each)
 
 
@@ -152,7 +152,7 @@ def fitted(
     ).measure()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
-    assert not recompute.recomputes(network.module)
+    assert not recompute.is_recomputed(network.module)
     assert network.module.training
     return found
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from drivetrain.models.frozen_split import FrozenSplit, in_sequence
+from drivetrain.models.frozen_split import FrozenSplit, split_sequence
 
 BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
-SMALL_IMAGE = 96
+MAX_SMALL_IMAGE_SIDE = 96
 """Pixels; up to this side a ResNet gets the stem for small images."""
 
 
-class _Mean(nn.Module):
+class _GlobalAverage(nn.Module):
     """Global average pooling: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,9 +33,9 @@ class SmallCnn(nn.Module):
         inside = channels
         for outside in (width, 2 * width, 4 * width):
             stages += [
-                *_conv_norm(inside, outside),
+                *_build_conv_norm(inside, outside),
                 nn.ReLU(inplace=True),
-                *_conv_norm(outside, outside),
+                *_build_conv_norm(outside, outside),
                 nn.ReLU(inplace=True),
                 nn.MaxPool2d(2, ceil_mode=True),
             ]
@@ -43,7 +43,7 @@ class SmallCnn(nn.Module):
         self.features = nn.Sequential(*stages)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.classifier = nn.Linear(inside, classes)
-        initialize(self)
+        initialize_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.outputs(self.features(images).mean(dim=(2, 3)))
@@ -54,7 +54,7 @@ class SmallCnn(nn.Module):
 
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
         """Split before the first trainable convolution."""
-        return in_sequence("layers", [*self.features, _Mean()], self.outputs)
+        return split_sequence("layers", [*self.features, _GlobalAverage()], self.outputs)
 
 
 class BasicBlock(nn.Module):
@@ -65,9 +65,9 @@ class BasicBlock(nn.Module):
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            *_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True), *_conv_norm(width, width)
+            *_build_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True), *_build_conv_norm(width, width)
         )
-        self.shortcut = _shortcut(inside, width, stride)
+        self.shortcut = _build_shortcut(inside, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.main(x) + self.shortcut(x))
@@ -82,13 +82,13 @@ class Bottleneck(nn.Module):
         super().__init__()
         outside = width * self.expansion
         self.main = nn.Sequential(
-            *_conv_norm(inside, width, kernel=1),
+            *_build_conv_norm(inside, width, kernel=1),
             nn.ReLU(inplace=True),
-            *_conv_norm(width, width, stride=stride),
+            *_build_conv_norm(width, width, stride=stride),
             nn.ReLU(inplace=True),
-            *_conv_norm(width, outside, kernel=1),
+            *_build_conv_norm(width, outside, kernel=1),
         )
-        self.shortcut = _shortcut(inside, outside, stride)
+        self.shortcut = _build_shortcut(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.main(x) + self.shortcut(x))
@@ -105,15 +105,15 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if name == "resnet50" else BasicBlock
-        self.stem = stem(channels, width, small)
+        self.stem = build_stem(channels, width, small)
         inside, stages = width, []
         for index, count in enumerate(BLOCKS[name]):
-            stages.append(_stage(block, inside, width << index, count, stride=1 if index == 0 else 2))
+            stages.append(_build_stage(block, inside, width << index, count, stride=1 if index == 0 else 2))
             inside = (width << index) * block.expansion
         self.stages = nn.Sequential(*stages)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.classifier = nn.Linear(inside, classes)
-        initialize(self)
+        initialize_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.outputs(self.stages(self.stem(images)).mean(dim=(2, 3)))
@@ -125,19 +125,21 @@ class ResNet(nn.Module):
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
         """Split before the first trainable block."""
         blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
-        return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)
+        return split_sequence("parts", [self.stem, *blocks, _GlobalAverage()], self.outputs)
 
 
-def stem(channels: int, width: int, small: bool) -> nn.Sequential:
+def build_stem(channels: int, width: int, small: bool) -> nn.Sequential:
     """The first layers of a ResNet: the small stem keeps the resolution, the large one divides height and width by 4."""
     if small:
-        return nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
+        return nn.Sequential(*_build_conv_norm(channels, width), nn.ReLU(inplace=True))
     return nn.Sequential(
-        *_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+        *_build_conv_norm(channels, width, kernel=7, stride=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2, padding=1),
     )
 
 
-def _stage(
+def _build_stage(
     block: type[BasicBlock] | type[Bottleneck], inside: int, width: int, count: int, stride: int
 ) -> nn.Sequential:
     blocks: list[nn.Module] = [block(inside, width, stride)]
@@ -145,18 +147,18 @@ def _stage(
     return nn.Sequential(*blocks)
 
 
-def _conv_norm(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
+def _build_conv_norm(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
     conv = nn.Conv2d(inside, outside, kernel, stride=stride, padding=kernel // 2, bias=False)
     return conv, nn.BatchNorm2d(outside)
 
 
-def _shortcut(inside: int, outside: int, stride: int) -> nn.Module:
+def _build_shortcut(inside: int, outside: int, stride: int) -> nn.Module:
     if inside == outside and stride == 1:
         return nn.Identity()
-    return nn.Sequential(*_conv_norm(inside, outside, kernel=1, stride=stride))
+    return nn.Sequential(*_build_conv_norm(inside, outside, kernel=1, stride=stride))
 
 
-def initialize(model: nn.Module) -> None:
+def initialize_weights(model: nn.Module) -> None:
     """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the classifier."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -179,5 +181,5 @@ def build(
     """A built-in network by name. Arguments are plain values, which `model/` stores to build the network again."""
     if name == "small-cnn":
         return SmallCnn(channels, classes, width or 32, dropout)
-    small = image_size <= SMALL_IMAGE if stem == "auto" else stem == "small"
+    small = image_size <= MAX_SMALL_IMAGE_SIDE if stem == "auto" else stem == "small"
     return ResNet(name, channels, classes, width or 64, dropout, small)

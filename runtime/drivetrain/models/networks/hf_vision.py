@@ -33,7 +33,7 @@ class VisionNetwork(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.outputs(vectors(self.backbone(pixel_values=images), self.pooling))
+        return self.outputs(pool_features(self.backbone(pixel_values=images), self.pooling))
 
     def outputs(self, vector: Tensor) -> Tensor:
         """Class outputs (N, classes) from feature vectors (N, width)."""
@@ -45,7 +45,7 @@ class VisionNetwork(nn.Module):
             return None
         return FrozenSplit(
             "the whole backbone",
-            lambda images: (vectors(self.backbone(pixel_values=images), self.pooling),),
+            lambda images: (pool_features(self.backbone(pixel_values=images), self.pooling),),
             self.outputs,
         )
 
@@ -64,7 +64,7 @@ class VisionNetwork(nn.Module):
         return next((part for part in lists if len(part) == count), None)
 
 
-def vectors(output: Any, pooling: str) -> Tensor:
+def pool_features(output: Any, pooling: str) -> Tensor:
     """One feature vector per image, (N, width)."""
     hidden = output.last_hidden_state
     if pooling == "cls":
@@ -98,7 +98,9 @@ def build(*, config: Mapping[str, object], classes: int, width: int, pooling: st
     return VisionNetwork(backbone, classes, width, pooling, dropout)
 
 
-def from_folder(job: Job, source: Pretrained, classes: int, channels: int, size: int, dropout: float) -> VisionNetwork:
+def build_from_folder(
+    job: Job, source: Pretrained, classes: int, channels: int, size: int, dropout: float
+) -> VisionNetwork:
     """Build the network of a pretrained folder, and try it on one image of the job's size.
 
     Raises:
@@ -108,7 +110,7 @@ def from_folder(job: Job, source: Pretrained, classes: int, channels: int, size:
     backbone.eval()
     try:
         with quiet(), torch.inference_mode():
-            width = vectors(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
+            width = pool_features(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
     except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
         required_size = getattr(source.config, "image_size", None)
         raise SpecError(

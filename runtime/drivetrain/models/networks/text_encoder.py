@@ -25,7 +25,7 @@ class _LayerReached(Exception):
         self.hidden = hidden
 
 
-class GivenEmbeddings(nn.Module):
+class PassedEmbeddings(nn.Module):
     """Replaces the embeddings of an encoder: returns the hidden states that it is given."""
 
     def forward(self, *args: object, **named: object) -> Tensor:
@@ -82,15 +82,15 @@ def build_upper_encoder(
 
     It shares the encoder's modules, and so their weights and training mode; only the containers are copied.
     """
-    upper = _replace(encoder, _path(encoder, layers), nn.ModuleList(list(layers)[first:]))
-    return _replace(upper, _path(encoder, embeddings), GivenEmbeddings())
+    upper = _replace(encoder, _find_path(encoder, layers), nn.ModuleList(list(layers)[first:]))
+    return _replace(upper, _find_path(encoder, embeddings), PassedEmbeddings())
 
 
 def _hidden(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     return args[0] if args else keywords["hidden_states"]  # type: ignore[no-any-return]
 
 
-def _path(root: nn.Module, part: nn.Module) -> list[str]:
+def _find_path(root: nn.Module, part: nn.Module) -> list[str]:
     names: list[str] = [name for name, module in root.named_modules() if module is part]
     return names[0].split(".")
 
@@ -268,7 +268,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     return TextNetwork(encoder, outputs, pooling, dropout)
 
 
-def probe(network: TextNetwork, source: Pretrained, longest: int, *, types: bool) -> None:
+def check_text_length(network: TextNetwork, source: Pretrained, longest: int, *, types: bool) -> None:
     """Run one text of the maximum length through the network, with token types or without.
 
     Raises:

@@ -21,7 +21,7 @@ from drivetrain.job.model import ImageTimm
 from drivetrain.models import safetensors_file
 from drivetrain.pretrained.timm_folder import TimmFolder
 
-ASIDE = Path(sys.prefix) / "lib" / "timm"
+TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
 """The folder of torchvision; `docker/unused/aside` fills it."""
 
 
@@ -32,7 +32,7 @@ def load_timm() -> Any:
         SpecError: if it cannot be imported.
     """
     try:
-        with _torchvision():
+        with _importable_torchvision():
             import timm
     except Exception as error:  # a torchvision built for another torch version raises more than ImportError
         raise SpecError(
@@ -44,29 +44,33 @@ def load_timm() -> Any:
 
 
 @contextlib.contextmanager
-def _torchvision() -> Iterator[None]:
+def _importable_torchvision() -> Iterator[None]:
     """Make torchvision importable: the installed one if there is one, else the one aside, without its operators.
 
     torchvision's wheels are built for one build of torch. The usual one needs CUDA's libraries, and beside a torch for
     CPUs its import fails when it describes operators that could not be loaded. The images and `make setup` therefore
     keep torchvision in a folder of its own, where nothing else finds it.
     """
-    if "timm" in sys.modules or importlib.util.find_spec("torchvision") or not (ASIDE / "torchvision").is_dir():
+    if (
+        "timm" in sys.modules
+        or importlib.util.find_spec("torchvision")
+        or not (TORCHVISION_FOLDER / "torchvision").is_dir()
+    ):
         yield
         return
     register = torch.library.register_fake
-    sys.path.append(str(ASIDE))
-    torch.library.register_fake = _but_of_torchvision(register)
+    sys.path.append(str(TORCHVISION_FOLDER))
+    torch.library.register_fake = _skip_torchvision(register)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it cannot read images, which is not its task here
             yield
     finally:
         torch.library.register_fake = register
-        sys.path.remove(str(ASIDE))
+        sys.path.remove(str(TORCHVISION_FOLDER))
 
 
-def _but_of_torchvision(register: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_torchvision(register: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.library.register_fake` that leaves out the operators of torchvision."""
 
     def register_unless_torchvision(operator: object, *arguments: object, **options: object) -> Any:
@@ -99,7 +103,7 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
     return network
 
 
-def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
+def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
     """Build the network of a job, with the weights it names.
 
     Raises:
@@ -138,11 +142,11 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
             ]
         ) from None
     if spec.weights:
-        _fill(job, spec.weights, network)
+        _load_file_weights(job, spec.weights, network)
     return network.train()
 
 
-def fill(network: nn.Module, source: TimmFolder) -> set[str]:
+def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     """Load all tensors but the classifier's from a folder of timm; returns those that stay random.
 
     Raises:
@@ -159,10 +163,10 @@ def fill(network: nn.Module, source: TimmFolder) -> set[str]:
             "weights of this architecture, and for some the image_size of its training",
             "leave out data.image_size, or use another folder",
         )
-    return {name for name in network.state_dict() if name.startswith(_classifier(network))}
+    return {name for name in network.state_dict() if name.startswith(_list_classifier_prefixes(network))}
 
 
-def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
+def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
     """Load all weights but the classifier's, which was trained for other classes, from the file of a job."""
     key, where = ("model", "weights"), job.resolve(name)
     if where.suffix != ".safetensors":
@@ -184,7 +188,7 @@ def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
 
 def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:
     """Load all tensors but the classifier's; returns the names of those that do not fit, and then loads none."""
-    expected, head = network.state_dict(), _classifier(network)
+    expected, head = network.state_dict(), _list_classifier_prefixes(network)
     body = [name for name in expected if not name.startswith(head)]
     wrong = [name for name in body if name not in weights or weights[name].shape != expected[name].shape]
     if not wrong:
@@ -192,6 +196,6 @@ def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[
     return wrong
 
 
-def _classifier(network: nn.Module) -> tuple[str, ...]:
+def _list_classifier_prefixes(network: nn.Module) -> tuple[str, ...]:
     names: Any = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")
     return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))

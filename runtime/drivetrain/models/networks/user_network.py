@@ -51,7 +51,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
         SpecError: if the user's code raises, or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
-    first = dry_run.first(dataset, dataset.train)
+    first = dry_run.take_first_batch(dataset, dataset.train)
     # Reading the user's samples may have advanced the random state; seed again.
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blame_user_code(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
@@ -76,7 +76,9 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
         )
     buffers.unshare(module)
     with code_files.note_opened(nn.Module) as opened_later:
-        dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
+        dry_run.check_network(
+            module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)])
+        )
     code.keep_opened([*opened, *opened_later])
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {
@@ -87,7 +89,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     }
 
 
-def rebuilt(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
+def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
     """Build the network of a `model/` folder from the code stored there.
 
     Args:
@@ -149,14 +151,18 @@ def blame_job_code(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if torch_errors.is_out_of_memory(error) or not any(parts(job)) or not (lines or _inside(job, error)):
+        if (
+            torch_errors.is_out_of_memory(error)
+            or not any(parts(job))
+            or not (lines or _is_network_running(job, error))
+        ):
             raise
-        key, part = _last(job, lines)
+        key, part = _find_blamed_part(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
         raise SpecError([job.problem((*key, "file"), description, "", action(error))]) from error
 
 
-def _inside(job: Job, error: BaseException) -> bool:
+def _is_network_running(job: Job, error: BaseException) -> bool:
     """Whether the user's network was running when the error was raised. If torch's layers alone raised it, no line of
     the user's is in the traceback.
     """
@@ -166,7 +172,7 @@ def _inside(job: Job, error: BaseException) -> bool:
     )
 
 
-def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
+def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
     """The job key and function whose file appears in the traceback; the network's if none does."""
     every = [(key, part) for key, part, _ in parts(job)]
     return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])

@@ -48,7 +48,7 @@ def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
     """
     digest = hashlib.sha256()
     size = 0
-    for piece in safetensors_file.pieces(tensors):
+    for piece in safetensors_file.encode(tensors):
         digest.update(piece)
         size += len(piece)
     for earlier in folder.glob(f"*/{FROZEN_FILE}"):

@@ -182,7 +182,12 @@ def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> 
     ceiling = meter.ceiling()
     guard = meter.guard(lambda: ceiling, count.kept)
     try:
-        with torch.random.fork_rng(devices=[]), recompute.as_before(network), _watch_blocks(network, count), guard:
+        with (
+            torch.random.fork_rng(devices=[]),
+            recompute.keeping_buffers(network),
+            _watch_blocks(network, count),
+            guard,
+        ):
             count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
             network.train()(*inputs)
     except MemoryError:
