@@ -98,7 +98,7 @@ def _outputs(network: Model, dataset: Dataset) -> set[str]:
 
 
 def _network(job: Job, dataset: Dataset) -> Model:
-    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
+    torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     if earlier := earlier_run.find(job):
         started = initial_weights.from_run(job, earlier, dataset)
         return Model(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from drivetrain.data.dataset import Dataset, Inputs, JointTargets, Split, Targets, as_it_is
+from drivetrain.data.dataset import Dataset, Inputs, JointTargets, Split, Targets, keep_unchanged
 from drivetrain.data.stateless_random import Ids
 from drivetrain.models import frozen_split
 from drivetrain.models.frozen_split import CacheSaving, FrozenSplit
@@ -137,7 +137,7 @@ class Views:
     def __len__(self) -> int:
         return len(self.views[0])
 
-    def at(self, epoch: int) -> Activations:
+    def at_epoch(self, epoch: int) -> Activations:
         """The activations of the view of this epoch, counted from 0."""
         return self.views[epoch % len(self.views)]
 
@@ -214,7 +214,7 @@ def keep(
         activations(split, epoch, rows) for (split, epoch), rows in zip(parts, storages, strict=True)
     )
     train = Views(trained) if dataset.views else trained[0]
-    cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
+    cached = replace(dataset, train=train, validation=validation, prepare=keep_unchanged, mixable=False)
     return cached, division
 
 
@@ -234,10 +234,10 @@ def _divide(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Inputs]:
 
 def _storage(dataset: Dataset, key: str, splits: list[Split], outputs: Inputs, folder: Path | None) -> list[CachedRows]:
     """Storage for each of these splits: what the dataset has kept under this key, or a new one in place of all other."""
-    if key not in dataset.kept:
-        dataset.kept.clear()
-        dataset.kept[key] = [_rows(split, outputs, folder) for split in splits]
-    storages: list[CachedRows] = dataset.kept[key]
+    if key not in dataset.cache:
+        dataset.cache.clear()
+        dataset.cache[key] = [_rows(split, outputs, folder) for split in splits]
+    storages: list[CachedRows] = dataset.cache[key]
     return storages
 
 

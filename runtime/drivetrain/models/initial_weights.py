@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.dataset import Dataset, Head, head
+from drivetrain.data.dataset import Dataset, Head, head_from_json
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.job import Job
@@ -59,7 +59,7 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
             "a model folder as written at the end of training",
             "copy the folder again, or use the version of drivetrain that wrote it",
         )
-    theirs = {row["name"]: head(row) for row in earlier.heads}
+    theirs = {row["name"]: head_from_json(row) for row in earlier.heads}
     anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
     ours_by_head = _head_tensors(earlier.builder, arguments)
     theirs_by_head = _head_tensors(earlier.builder, earlier.arguments)

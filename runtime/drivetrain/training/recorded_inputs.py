@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.data import fingerprint
 from drivetrain.data.custom import code_files
-from drivetrain.data.dataset import Dataset, InputRecord, head
+from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
 from drivetrain.data.formats import shards
 from drivetrain.data.load_data import add_test, load
 from drivetrain.distributed import world
@@ -121,7 +121,9 @@ def read_stored(folder: Path) -> InputRecord | None:
         document = RunFiles(folder).read_json(SETTLED)
         if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
             raise ValueError(SETTLED)
-        return InputRecord({**document["preprocessing"]}, {row["name"]: head(row) for row in document["heads"]})
+        return InputRecord(
+            {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
+        )
     except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / name} is missing, damaged or edited",
@@ -168,7 +170,7 @@ def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
 def _keep(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
     files: dict[str, dict[str, Any]] = {
-        key: {"folder": path.is_dir(), "rows": fingerprint.of(_base(path, path.is_dir()), names)}
+        key: {"folder": path.is_dir(), "rows": fingerprint.fingerprint_files(_base(path, path.is_dir()), names)}
         for key, path, names in _list_files(_places(run.job), data)
     }
     write_json(

@@ -19,7 +19,7 @@ from drivetrain.data import one_copy, stateless_random
 from drivetrain.data.custom.stream import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.mixup import mix, mixes
+from drivetrain.data.mixup import mix, uses_mixing
 from drivetrain.distributed import world
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import ALONE, Ranks, join_ranks
@@ -184,7 +184,7 @@ class Run(AssembledRun):
         mixed_batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
         return (
             mixed_batch.take_rows(self.batch_parts.shard(np.arange(len(mixed_batch))))
-            if mixes(self.job)
+            if uses_mixing(self.job)
             else mixed_batch
         )
 
@@ -199,7 +199,7 @@ class Run(AssembledRun):
     def step_seed(self, part: int = 0) -> int:
         """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
         where = (self.counters.step, part) if part else (self.counters.step,)
-        return stateless_random.key(self.job.train.seed, "step", *where)
+        return stateless_random.derive_key(self.job.train.seed, "step", *where)
 
     def own_parts(self, samples: int) -> list[SeededPart]:
         """The parts that this process computes of a batch of `samples` over all processes, with the seeds of this step."""
@@ -340,7 +340,7 @@ def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str,
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     world.check_parts(job, cut.ranks.count)
     start_checks.check_divisible(job, dataset, cut)
-    if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
+    if not (dataset.mixable and uses_mixing(job)):  # mixing needs the whole batch
         batches.shard = cut.shard
     batches.handover.processes = cut.ranks.count
     batches.tell = partial(report, "loader")
