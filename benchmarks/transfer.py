@@ -141,7 +141,7 @@ def patterns() -> tuple[np.ndarray, np.ndarray]:
     made, labels = [], []
     for label, name in enumerate(PATTERNS):
         for number in range(200):
-            image = Image.fromarray(texture(name, stateless_random.generator(0, "sample", name, number)))
+            image = Image.fromarray(texture(name, stateless_random.make_generator(0, "sample", name, number)))
             made.append(np.asarray(image.resize((64, 64))))
             labels.append(label)
     return np.stack(made), np.array(labels)

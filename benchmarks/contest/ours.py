@@ -78,7 +78,7 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
     data, machine = load(job), facts.from_json(read_json(folder / "hardware.json"))
 
     def run() -> int:
-        data.kept.clear()
+        data.cache.clear()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             for name in ("hardware.json", "plan.json"):
                 shutil.copy(folder / name, scratch)

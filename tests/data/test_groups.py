@@ -89,13 +89,13 @@ def test_every_fold_has_whole_groups(home: Path, text: str, kind: str, target: s
 def test_shares_of_classes_and_of_parts() -> None:
     drawn = np.random.default_rng(0)
     belongs, labels = drawn.integers(0, 200, 3000), drawn.integers(0, 3, 3000)
-    found = groups.parts(labels, belongs, [0.2] * 5, 0)
+    found = groups.assign_parts(labels, belongs, [0.2] * 5, 0)
     counts = np.array([np.bincount(labels[found == part], minlength=3) for part in range(5)])
     assert np.abs(counts / np.bincount(labels) - 0.2).max() < 0.02
     assert all(len(set(found[belongs == group])) == 1 for group in range(200))
-    assert not np.array_equal(found, groups.parts(labels, belongs, [0.2] * 5, 1))
+    assert not np.array_equal(found, groups.assign_parts(labels, belongs, [0.2] * 5, 1))
     # Each part has a group, however small its share.
-    assert set(groups.parts(np.zeros(2, np.int64), np.array([0, 1]), [0.95, 0.05], 0)) == {0, 1}
+    assert set(groups.assign_parts(np.zeros(2, np.int64), np.array([0, 1]), [0.95, 0.05], 0)) == {0, 1}
 
 
 def test_a_sample_without_a_group_is_alone() -> None:

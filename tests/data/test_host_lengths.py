@@ -28,21 +28,21 @@ def batch() -> Batch:
 def test_they_go_with_the_batch_to_a_device_that_nobody_reads() -> None:
     sent = pickle.loads(pickle.dumps(batch()))
     there = sent.to(torch.device("meta"))
-    assert host_lengths.of(there.inputs[-1]).tolist() == LENGTHS
-    assert host_lengths.known(there.inputs[0]) is None
+    assert host_lengths.read_lengths(there.inputs[-1]).tolist() == LENGTHS
+    assert host_lengths.find_known_lengths(there.inputs[0]) is None
     for part, lengths in (
         (there.between(1, 3), [9, 4]),
         (there.take_rows(np.array([3, 0])), [4, 3]),
         (next(there.split(2)), [3, 9]),
         (replace(there, ids=there.ids + 1), LENGTHS),
     ):
-        assert host_lengths.of(part.inputs[-1]).tolist() == lengths
+        assert host_lengths.read_lengths(part.inputs[-1]).tolist() == lengths
 
 
 def test_a_batch_is_cut_by_them() -> None:
     there = batch().to(torch.device("meta"))
-    buckets = [host_lengths.of(part.inputs[-1]).tolist() for part in length_buckets.cut(there, 4, 9)]
-    rows = [host_lengths.of(part.inputs[-1]).tolist() for part in length_buckets.rows(there, 4, 12)]
+    buckets = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.cut(there, 4, 9)]
+    rows = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.rows(there, 4, 12)]
     assert (buckets, rows) == ([[9], [4, 4], [3]], [[3, 9], [4, 4]])
 
 
@@ -56,6 +56,6 @@ def test_the_loader_counts_them(tmp_path: Path) -> None:
 
 def test_what_nobody_noted_is_counted_on_the_device() -> None:
     mask = torch.ones(2, 3, dtype=torch.int64)
-    assert host_lengths.of(mask).tolist() == [3, 3]
+    assert host_lengths.read_lengths(mask).tolist() == [3, 3]
     with pytest.raises(RuntimeError):
-        host_lengths.of(mask.to("meta"))
+        host_lengths.read_lengths(mask.to("meta"))

@@ -10,7 +10,7 @@ import torch
 
 from drivetrain.data import mixup
 from drivetrain.data.dataset import Batch, Head
-from drivetrain.data.mixup import mix, mix_batch, rectangle
+from drivetrain.data.mixup import draw_rectangle, mix, mix_batch
 from drivetrain.job.data import Cutmix, Mixup
 from drivetrain.job.images import ImageClassificationJob, ImageJob
 
@@ -89,7 +89,7 @@ def test_cutmix_takes_one_rectangle_and_labels_by_area(step: int) -> None:
 def test_rectangle_has_its_area_unless_cut_off(share: float) -> None:
     areas = []
     for seed in range(300):
-        top, bottom, left, right = rectangle(np.random.default_rng(seed), 40, 60, share)
+        top, bottom, left, right = draw_rectangle(np.random.default_rng(seed), 40, 60, share)
         assert 0 <= top <= bottom <= 40
         assert 0 <= left <= right <= 60
         areas.append((bottom - top) * (right - left) / 2400)
@@ -123,8 +123,8 @@ def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
 
 def test_of_mixup_and_cutmix_one_is_picked_with_equal_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    real = mixup.rectangle
-    monkeypatch.setattr(mixup, "rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
+    real = mixup.draw_rectangle
+    monkeypatch.setattr(mixup, "draw_rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
     mixed_steps = 0
     for step in range(1000):
         y = mix_batch((images(),), {"": labels()}, HEADS, 0, step, Mixup(probability=0.5), Cutmix(probability=1.0))[1][

@@ -7,8 +7,8 @@ from drivetrain.data import notes
 
 def test_a_key_is_not_named_twice() -> None:
     """The log said `data: data.train: ...`."""
-    assert notes.line("54 training rows") == "data: 54 training rows"
-    assert notes.line("data.train: 3 rows have empty cells") == "data.train: 3 rows have empty cells"
-    assert notes.line("data: 1 of 3 samples cannot be used") == "data: 1 of 3 samples cannot be used"
-    assert notes.line("starts from runs/a-001", "model") == "model: starts from runs/a-001"
-    assert notes.line("model.freeze freezes layers", "model") == "model.freeze freezes layers"
+    assert notes.format_note("54 training rows") == "data: 54 training rows"
+    assert notes.format_note("data.train: 3 rows have empty cells") == "data.train: 3 rows have empty cells"
+    assert notes.format_note("data: 1 of 3 samples cannot be used") == "data: 1 of 3 samples cannot be used"
+    assert notes.format_note("starts from runs/a-001", "model") == "model: starts from runs/a-001"
+    assert notes.format_note("model.freeze freezes layers", "model") == "model.freeze freezes layers"

@@ -42,9 +42,9 @@ def same(one: Any, two: Any) -> bool:
 
 def shared(first: list[Any], second: list[Any]) -> int:
     """What two processes do, in one: returns the bytes that the second one maps."""
-    handle = one_copy._fill(first, len(one_copy._arrays(first)))
+    handle = one_copy._move_to_file(first, len(one_copy._list_arrays(first)))
     try:
-        return one_copy._map(second, len(one_copy._arrays(second)), handle)
+        return one_copy._map_from_file(second, len(one_copy._list_arrays(second)), handle)
     finally:
         os.close(handle)
 
@@ -54,7 +54,7 @@ def test_arrays_of_all_kinds_are_shared() -> None:
     small = two.arrays[4]
     assert shared([one], [two]) > 11 << 20
     for held in (one, two):
-        assert one_copy._arrays([held]) == []  # they lie in a file now
+        assert one_copy._list_arrays([held]) == []  # they lie in a file now
         assert all(map(same, held.arrays, columns()))
         assert held.arrays[0] is held.arrays[3]
     assert two.arrays[4] is small
@@ -68,7 +68,7 @@ def test_who_has_other_bytes_keeps_them() -> None:
     own = two.arrays[0]
     shared([one], [two])
     assert two.arrays[0] is own
-    assert one_copy._arrays([two]) == [own]
+    assert one_copy._list_arrays([two]) == [own]
     assert all(map(same, two.arrays[1:3], columns()[1:3]))
 
 
@@ -76,7 +76,7 @@ def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(1 << 18))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
     strided = torch.zeros(1 << 10, 1 << 10).T
-    assert one_copy._arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
+    assert one_copy._list_arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
 
 
 def gathered(split: Split) -> list[torch.Tensor]:
@@ -140,9 +140,9 @@ def own():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
 lead, follow = (Held(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
 before = own()
-handle = one_copy._fill([lead], 2)
+handle = one_copy._move_to_file([lead], 2)
 between = own()
-one_copy._map([follow], 2, handle)
+one_copy._map_from_file([follow], 2, handle)
 print(before - between, between - own())
 """
     given = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}

@@ -28,7 +28,7 @@ def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int
     """Tensors of this device have no numbers, so whoever reads one fails."""
     made, (ids, mask) = network(family).to("meta"), batch(lengths)
     there = mask.to("meta")
-    host_lengths.note(there, host_lengths.counted(mask))
+    host_lengths.attach_lengths(there, host_lengths.count_tokens(mask))
     assert made(ids.to("meta"), there)["one"].is_meta
     config: Any = made.encoder.config
     assert (text_encoder.reduce_mask(config, there) is None) == (text_encoder.reduce_mask(config, mask) is None)

@@ -103,7 +103,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
         values = {"feature_cache": True, "channels_last": format_}
         one = run.assemble(asked, here, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer())
         lost.append(tiny.losses(one, 3))
-        assert len(data.kept) == 1
+        assert len(data.cache) == 1
     assert lost[0] == lost[1] == pytest.approx(lost[2], rel=1e-3)
     assert capsys.readouterr().out.count("computed once for 60 samples") == 2
 

@@ -33,7 +33,9 @@ def test_views_are_those_of_the_augmented_images_and_come_again(
     asked = augmented(tmp_path)
     whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
     facts = inspection.inspect_workload(whole.dataset, whole.model)
-    assert facts.prefix_bytes == sum(rows.flat.nbytes for kept in cached.dataset.kept.values() for rows in kept)
+    assert facts.prefix_bytes == sum(
+        rows.flat.nbytes for cached_rows in cached.dataset.cache.values() for rows in cached_rows
+    )
     assert "in 2 of 5 epochs" in feature_cache.choose(asked, tiny.machine(), replace(facts, prefix_work=1e9)).reason
     for epoch in range(4):
         expected, found = gradient(whole, epoch), gradient(cached, epoch)

@@ -120,11 +120,11 @@ def by_hand(case: Case) -> dict[str, Tensor]:
     data = case.data()
     for epoch in range(EPOCHS):
         mine.model.train()
-        order = stateless_random.permutation(SEED, epoch, SAMPLES)
+        order = stateless_random.shuffle_samples(SEED, epoch, SAMPLES)
         for start in range(0, SAMPLES, BATCH):
             rows = []
             for index in order[start : start + BATCH].tolist():
-                stateless_random.seed_globally(stateless_random.key(SEED, "item", epoch, index, 0))
+                stateless_random.seed_globally(stateless_random.derive_key(SEED, "item", epoch, index, 0))
                 rows.append(data[index])
             inputs, targets = torch.utils.data.default_collate(rows)
             mine.optimizer.zero_grad()

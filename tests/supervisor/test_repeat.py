@@ -247,7 +247,7 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path, begun: list[str]) -
     file, runs = tmp_path / "images.npz", [tmp_path / "runs" / f"small-seed{seed}-001" for seed in (0, 1)]
 
     def record(run: Path) -> None:
-        rows = fingerprint.of(tmp_path, [file.name])
+        rows = fingerprint.fingerprint_files(tmp_path, [file.name])
         (run / "data.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
 
     for run in runs:

@@ -127,7 +127,7 @@ FITTED = {
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),
     "series": ("drivetrain.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
-    "table numbers": ("drivetrain.data.target_columns.head", lambda *given: None),
+    "table numbers": ("drivetrain.data.target_columns.build_head", lambda *given: None),
     "table": (
         "drivetrain.data.tables.features._number",
         lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),

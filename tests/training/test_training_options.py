@@ -173,7 +173,7 @@ def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.Monk
     seen = batches_of(made, monkeypatch)
     assert len(seen) == 8
     for step, batch in enumerate(seen):
-        drawn = stateless_random.generator(5, "mixup", step)
+        drawn = stateless_random.make_generator(5, "mixup", step)
         drawn.integers(1), drawn.random()
         share, partner = drawn.beta(0.4, 0.4), drawn.permutation(16)
         mine, theirs = batch.ids, batch.ids[partner]
@@ -197,7 +197,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
         outputs = made.model(*ready.inputs)
     scores = outputs.double().numpy()
     log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    drawn = stateless_random.generator(0, "mixup", 0)
+    drawn = stateless_random.make_generator(0, "mixup", 0)
     drawn.integers(1), drawn.random()
     share, partner = drawn.beta(1.0, 1.0), drawn.permutation(16)
     labels = split.targets[""][:16].numpy()

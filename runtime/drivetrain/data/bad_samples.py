@@ -37,7 +37,7 @@ def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list
     """
     if not bad:
         return []
-    lines = [str(one) for one in bad[:MAX_LISTED_SAMPLES]]
+    lines = [str(sample) for sample in bad[:MAX_LISTED_SAMPLES]]
     if len(bad) > MAX_LISTED_SAMPLES:
         lines.append(f"and {len(bad) - MAX_LISTED_SAMPLES:,} more")
     head = f"{key}: {len(bad):,} of {total:,} samples cannot be used"

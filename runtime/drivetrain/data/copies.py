@@ -43,20 +43,20 @@ class ComparableSplit(Protocol):
         ...
 
 
-def digests(contents: Iterable[object]) -> Contents:
+def digest_contents(contents: Iterable[object]) -> Contents:
     """The digests of hashable contents, which are compared within this process only."""
     return np.fromiter(map(hash, contents), np.int64)
 
 
-def row_digests(rows: npt.NDArray[np.generic]) -> Contents:
+def digest_rows(rows: npt.NDArray[np.generic]) -> Contents:
     """The digests of the rows of an array, shape (N, ...)."""
     if not rows[:1].size:
         return np.zeros(len(rows), np.int64)
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
-    return digests(flat.view(f"V{flat.itemsize * flat.shape[1]}").ravel().tolist())
+    return digest_contents(flat.view(f"V{flat.itemsize * flat.shape[1]}").ravel().tolist())
 
 
-def table_digests(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, float]:
+def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, float]:
     """The digests of the rows of a table, and the share of all pairs of rows that are equal by chance.
 
     The share is that of columns that have nothing to do with each other: rows of few categories often coincide.
@@ -170,7 +170,7 @@ class Division:
         )
 
 
-def contradictions(
+def note_contradictions(
     contents: Contents, labels: Sequence[str | None], title: Callable[[int], str], sample_noun: str
 ) -> list[str]:
     """A note on samples with the same content and different labels.

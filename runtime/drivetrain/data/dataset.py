@@ -32,11 +32,11 @@ class Head:
     """One output of the network: its classes, or the names and scale of its numbers."""
 
     name: str
-    """Empty if the network has a single output."""
+    """Name of the output; empty if the network has a single one."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the network's outputs; empty for regression."""
     several: bool = False
-    """Whether a sample can have several classes (multi-label)."""
+    """Whether a sample can have several classes at once (multi-label classification)."""
     columns: tuple[str, ...] = ()
     """Names of the numbers to predict; empty for classification."""
     mean: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class Head:
     partial: bool = False
     """Whether some samples have no label for this head."""
     temperature: float = 1.0
-    """What outputs are divided by before they become probabilities; fitted after a training."""
+    """Outputs are divided by it before they become probabilities; it is fitted after a training."""
 
     @property
     def outputs(self) -> int:
@@ -59,22 +59,23 @@ class Head:
         return len(self.classes) or len(self.columns)
 
     @property
-    def counted(self) -> str:
-        """How many outputs of which kind: `3 classes`, `5 labels`, `2 numbers`."""
-        return f"{self.outputs} {'labels' if self.several else 'classes' if self.classes else 'numbers'}"
+    def outputs_text(self) -> str:
+        """The number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
+        kind = "labels" if self.several else "classes" if self.classes else "numbers"
+        return f"{self.outputs} {kind}"
 
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
-    """The heads, each with whether one of these targets lacks its label."""
-    return {
-        name: replace(
-            head, partial=any(bool((part[name] == NO_LABEL).any()) for part in targets if part[name].ndim == 1)
-        )
-        for name, head in heads.items()
-    }
+    """Copies of the heads whose `partial` says whether any class index (1-D target) of these splits is NO_LABEL."""
+
+    def lacks_labels(name: str) -> bool:
+        class_indices = [of_split[name] for of_split in targets if of_split[name].ndim == 1]
+        return any(bool((indices == NO_LABEL).any()) for indices in class_indices)
+
+    return {name: replace(head, partial=lacks_labels(name)) for name, head in heads.items()}
 
 
-def head(row: Mapping[str, object]) -> Head:
+def head_from_json(row: Mapping[str, object]) -> Head:
     """Rebuild a head from `dataclasses.asdict`, as read back from JSON."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return Head(**values)
@@ -88,17 +89,18 @@ class InputRecord:
     """`Dataset.preprocessing`, as read back from JSON."""
     heads: Mapping[str, Head]
     same_data: bool = True
-    """Whether they come from this very data. False: from the data of the run that this one starts from, whose classes
-    may differ, and of which only the scale of the same numbers is used.
+    """True if they were computed from the data that is read now. False if they come from another run, on which this one
+    builds: its classes may differ, and only the scale of numbers with the same names is taken over.
     """
 
     def head(self, name: str, compute: Callable[[], Head]) -> Head:
-        """The head of this name; `compute` computes it from the data."""
+        """The head to use for an output: the recorded one, or what `compute` makes of the data."""
         if self.same_data:
             return self.heads[name]
         computed, stored = compute(), self.heads.get(name)
-        same = stored is not None and stored.columns == computed.columns
-        return replace(computed, mean=stored.mean, std=stored.std) if stored and same else computed
+        if stored is None or stored.columns != computed.columns:
+            return computed
+        return replace(computed, mean=stored.mean, std=stored.std)
 
 
 @dataclass
@@ -106,18 +108,18 @@ class Batch:
     """Some samples, preprocessed for the network.
 
     `inputs` are the positional arguments of the network, each of shape (N, ...). `targets` hold, by head name, class
-    indices (N,) int64, of which NO_LABEL is none, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
+    indices (N,) int64 (NO_LABEL for a missing label), class probabilities (N, classes) or scaled numbers (N, columns).
     """
 
     ids: Ids
     inputs: Inputs
     targets: Targets
     lengths: Lengths | None = None
-    """Real tokens of each sample, on the host; the last input is then their mask (N, tokens), real tokens first."""
+    """Number of real tokens of each sample; the last input is then their mask (N, tokens), padding last."""
 
     def __post_init__(self) -> None:
         if self.lengths is not None:
-            host_lengths.note(self.inputs[-1], self.lengths)
+            host_lengths.attach_lengths(self.inputs[-1], self.lengths)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -131,7 +133,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The batch in pinned memory, or as it is where no more can be pinned; torch's DataLoader calls this by name."""
+        """Copy to pinned memory, or return self if no more can be pinned. torch's DataLoader calls this method."""
         try:
             return replace(
                 self,
@@ -144,7 +146,7 @@ class Batch:
             return self
 
     def take_rows(self, rows: Ids) -> Batch:
-        """A batch of the samples at these indices."""
+        """The samples at these positions of the batch, as a batch."""
         return Batch(
             self.ids[rows],
             tuple(x[onto(x.device, rows)] for x in self.inputs),
@@ -153,13 +155,13 @@ class Batch:
         )
 
     def between(self, start: int, end: int) -> Batch:
-        """A batch of the samples from `start` to `end`."""
-        part = slice(start, end)
+        """The samples from `start` up to, but without, `end`, as a batch."""
+        rows = slice(start, end)
         return Batch(
-            self.ids[part],
-            tuple(x[part] for x in self.inputs),
-            {name: y[part] for name, y in self.targets.items()},
-            None if self.lengths is None else self.lengths[part],
+            self.ids[rows],
+            tuple(x[rows] for x in self.inputs),
+            {name: y[rows] for name, y in self.targets.items()},
+            None if self.lengths is None else self.lengths[rows],
         )
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -171,7 +173,7 @@ class Batch:
             yield self.between(start, start + size)
 
     def split_evenly(self, count: int) -> Iterator[Batch]:
-        """So many micro-batches in order, whose sizes differ by at most one."""
+        """`count` micro-batches, in order, whose sizes differ by at most one."""
         bounds = [len(self) * number // count for number in range(count + 1)]
         return (self.between(start, end) for start, end in pairwise(bounds))
 
@@ -205,41 +207,42 @@ class Masked(Protocol):
 
 @runtime_checkable
 class JointTargets(Protocol):
-    """A split that must read a sample to get its target; `targets` then reads all samples."""
+    """A split whose targets are known only once the samples are read; its `targets` attribute reads all of them."""
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
         """Raw inputs and targets of these samples; may run in a worker process.
 
-        Where a sampler draws one several times, `id + n * size` asks for its n-th repetition, with other random numbers.
+        If a sampler draws a sample several times in an epoch, the id of its n-th repetition is id + n * size, so that each
+        repetition is augmented with other random numbers.
         """
         ...
 
 
 @runtime_checkable
 class FetchesAhead(Protocol):
-    """A split whose samples are fetched while it is read."""
+    """A split that fetches the samples of later batches while earlier ones are used."""
 
-    def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """Fetch what these batches need, in their order; what is returned is told how many were used."""
+    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+        """Fetch the samples of these batches, in order; the caller passes the number of used batches to the result."""
         ...
 
 
 @runtime_checkable
 class ChangesByEpoch(Protocol):
-    """A split whose inputs are not the same in every epoch."""
+    """A split whose inputs differ from epoch to epoch."""
 
-    def at(self, epoch: int) -> Split:
-        """The samples as they are in this epoch, counted from 0."""
+    def at_epoch(self, epoch: int) -> Split:
+        """The samples of this epoch, counted from 0."""
         ...
 
 
 class Preprocessing(Protocol):
-    """Converts raw inputs to network inputs, on their device; augments only if an epoch is given."""
+    """Converts raw inputs to network inputs, on their device; augments them only if an epoch is given."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs: ...
 
 
-def as_it_is(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+def keep_unchanged(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
     """Return the inputs unchanged, for data that needs no preprocessing."""
     return inputs
 
@@ -253,11 +256,11 @@ class Dataset:
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
     """What `predict` needs to preprocess new samples; plain JSON values, stored with the model."""
-    prepare: Preprocessing = as_it_is
+    prepare: Preprocessing = keep_unchanged
     mixable: bool = True
     """Whether the inputs are numbers that mixup can blend."""
     views: int = 0
-    """After this many epochs the augmentation of the training samples repeats; 0 if it never does, or there is none."""
+    """Number of epochs after which the augmentation of training samples repeats; 0 if it never does, or is off."""
     decoded: bool = True
     """False if samples are decoded from files each time they are used."""
     test: NewSamples | None = None
@@ -269,25 +272,25 @@ class Dataset:
     and never the text of a note.
     """
     order: Order | None = None
-    """Which training samples an epoch has, and in which order; None to shuffle all of them."""
+    """Chooses and orders the training samples of an epoch; None to shuffle all of them."""
     drop_last: bool = False
-    """Whether an epoch leaves out a smaller last batch."""
+    """Whether an epoch leaves out its last batch if that is smaller than the others."""
     loss: Any = None
-    """The user's loss, in place of the job's: CustomTerms, a module that needs this one."""
+    """The user's loss, which replaces that of the job: a CustomTerms, whose module imports this one."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
-    """Data files that the spec does not name itself, by the key that led to them. Paths are relative to the folder that
-    the key names, or to the folder of the file that it names.
+    """Data files that the spec names only indirectly, by the spec key of the folder or file that led to them. Paths are
+    relative to that folder, or to the folder of that file.
     """
     shards: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
-    """Size and stamp of streamed shards, by the key that names them and by their names."""
+    """Size and stamp of each streamed shard, by the spec key that names the shards and by the name of the shard."""
     fetched: FetchCounts | None = field(default=None, repr=False, compare=False)
-    """What is fetched from stores while the run trains; None if nothing is."""
+    """Counts what is fetched from stores while the run trains; None if nothing is."""
     content: Callable[[], dict[str, str]] = dict
-    """Digests of arrays that a Python program passed in, by split, or of what is known of the rows of shards, by spec key;
-    computing them takes about a second per GB.
+    """Computes digests of the samples, in about a second per GB: of arrays that a Python program passed in, by split, or
+    of the index of the rows of shards, by spec key.
     """
-    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Results computed once from the samples: activations of a frozen prefix, or a copy on the GPU."""
+    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What was computed once from the samples: activations of the network's frozen layers, or a copy on the GPU."""
 
 
 @dataclass
@@ -299,7 +302,7 @@ class NewSamples:
     notes: list[str] = field(default_factory=list)
     """What the user should know: skipped files or rows, and why."""
     row_numbers: Ids | None = None
-    """Of each sample in the one table they come from, where the row below the header is 1; None for all others."""
+    """Row of each sample in its table, from 1, without the header; None if they are not from a single table."""
 
 
 def longest_samples(split: Split, count: int) -> Ids:

@@ -1,7 +1,8 @@
-"""How much memory data takes once it is decoded, and how much this process may still take.
+"""Stops the decoding of data that would take more memory than is free.
 
-A small file can stand for far more than a machine has: a compressed array of zeros, one text that a million rows share.
-What a file declares is compared with the free memory before it is decoded, and what is decoded in parts while they add up.
+A small file can unpack to more than a machine has: a compressed array of zeros, one text that a million rows share. The
+size that a file declares is compared with the free memory before it is decoded; if it is decoded in parts, their sizes
+are added up.
 """
 
 from __future__ import annotations
@@ -18,46 +19,48 @@ from drivetrain.system.units import format_bytes
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, of its control groups, and below its own limit."""
+    """Bytes that this process may still take: limited by the machine, its control groups, and RLIMIT_AS."""
     free = int(psutil.virtual_memory().available)
-    room = cgroup.read_limits(Path("/")).room
-    if room is not None:
-        free = min(free, room)
-    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if addresses != resource.RLIM_INFINITY:
-        free = min(free, max(addresses - int(psutil.Process().memory_info().vms), 0))
+    cgroup_room = cgroup.read_limits(Path("/")).room
+    if cgroup_room is not None:
+        free = min(free, cgroup_room)
+    address_space_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space_limit != resource.RLIM_INFINITY:
+        free = min(free, max(address_space_limit - int(psutil.Process().memory_info().vms), 0))
     return free
 
 
 @dataclass
 class DecodedSize:
-    """Adds up what decoded data takes, and stops before it is more than the memory that was free at first."""
+    """Adds up the bytes of decoded data, and raises an error when they exceed the memory that was free at first."""
 
     subject: str
-    """What is decoded, for messages: a file, and what of it."""
+    """The file, and which part of it is decoded, for messages."""
     key: str
     """The spec key that names the file; empty for one of the command line."""
     limit: int = field(default_factory=lambda: free_memory())
-    """Bytes."""
+    """Largest number of bytes."""
     size: int = 0
-    """Bytes so far."""
+    """Number of bytes so far."""
 
     def add(self, size: int) -> None:
-        """Count some bytes.
+        """Add a number of bytes.
 
         Raises:
-            DataError: if all of them together do not fit into memory.
+            DataError: if the sum exceeds the limit.
         """
         self.size += size
         if self.size > self.limit:
-            raise too_large(f"{self.subject} takes {format_bytes(self.size)} or more in memory", self.key, self.limit)
+            raise describe_too_large(
+                f"{self.subject} takes {format_bytes(self.size)} or more in memory", self.key, self.limit
+            )
 
 
-def too_large(description: str, key: str, limit: int | None = None) -> DataError:
+def describe_too_large(description: str, key: str, limit: int | None = None) -> DataError:
     """The error for data that does not fit into memory.
 
     Args:
-        description: what does not, as a sentence without a period.
+        description: what does not fit, as a sentence without a period.
         key: the spec key that names the file; empty for one of the command line.
         limit: bytes that fit; None for what is free now.
     """
@@ -69,15 +72,15 @@ def too_large(description: str, key: str, limit: int | None = None) -> DataError
     )
 
 
-def check(size: int, subject: str, key: str) -> None:
+def check_fits(size: int, subject: str, key: str) -> None:
     """Check that data fits into memory before it is decoded.
 
     Args:
         size: bytes of the decoded data.
-        subject: the file, and what of it, for messages.
+        subject: the file, and which part of it, for messages.
         key: the spec key that names the file; empty for one of the command line.
 
     Raises:
-        DataError: if it does not.
+        DataError: if it does not fit.
     """
     DecodedSize(subject, key).add(size)

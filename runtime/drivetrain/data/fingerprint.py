@@ -14,8 +14,9 @@ from pathlib import Path
 from drivetrain.system.files import sha256
 
 GONE = "missing"
-Rows = dict[str, str]
-"""By file name: stamp and SHA-256, or `missing`."""
+"""Fingerprint of a file that is not there."""
+Fingerprints = dict[str, str]
+"""Stamp and SHA-256 of each file, or `missing`, by file name."""
 
 
 def stamp(path: str | Path) -> str:
@@ -27,37 +28,35 @@ def stamp(path: str | Path) -> str:
         status = os.stat(path)
     except OSError:
         return ""
-    # Opening a pipe would block for ever.
-    return (
-        ""
-        if not stat.S_ISREG(status.st_mode)
-        else f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-    )
+    if not stat.S_ISREG(status.st_mode):
+        return ""  # reading a pipe would block for ever
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
-def of(base: Path, names: Iterable[str]) -> Rows:
-    """The stamps and digests of files, whose names are relative to `base` or absolute."""
-    return {name: _row(os.path.join(base, name)) for name in names}
+def fingerprint_files(base: Path, names: Iterable[str]) -> Fingerprints:
+    """The fingerprint of each file; names are absolute or relative to `base`."""
+    return {name: _fingerprint_file(os.path.join(base, name)) for name in names}
 
 
-def list_changed(base: Path, rows: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The name of each changed file, and what has changed."""
-    for name, row in rows.items():
+def list_changed(base: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each file whose fingerprint is no longer the recorded one, and what has changed."""
+    for name, fingerprint in recorded.items():
         path = os.path.join(base, name)
-        before, _, digest = row.rpartition(" ")
-        if before and before == stamp(path):
+        recorded_stamp, _, digest = fingerprint.rpartition(" ")
+        if recorded_stamp and recorded_stamp == stamp(path):
             continue
-        now = _row(path)
+        now = _fingerprint_file(path)
         if now.rpartition(" ")[2] != digest:
-            yield (
-                name,
-                "is not there any more" if now == GONE else "was not there" if row == GONE else "has other content",
-            )
+            if now == GONE:
+                change = "is not there any more"
+            else:
+                change = "was not there" if fingerprint == GONE else "has other content"
+            yield name, change
 
 
-def _row(path: str) -> str:
-    before = stamp(path)
+def _fingerprint_file(path: str) -> str:
+    file_stamp = stamp(path)
     try:
-        return f"{before} {sha256(Path(path))}" if before else GONE
+        return f"{file_stamp} {sha256(Path(path))}" if file_stamp else GONE
     except OSError:  # an unreadable file is reported where the data is loaded
         return GONE

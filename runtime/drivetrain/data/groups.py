@@ -14,6 +14,7 @@ from drivetrain.job.data import Data
 from drivetrain.job.values import fold_numbers
 
 Groups = npt.NDArray[np.int64]
+"""The number of each sample's group, from 0; shape (N,)."""
 
 
 def number_groups(names: Sequence[str | None]) -> Groups:
@@ -22,12 +23,12 @@ def number_groups(names: Sequence[str | None]) -> Groups:
     return np.array([number_of.setdefault(name or index, len(number_of)) for index, name in enumerate(names)], np.int64)
 
 
-def least(data: Data) -> int:
-    """The smallest number of groups that can be split."""
+def count_min_groups(data: Data) -> int:
+    """The smallest number of groups that can be split: one for each fold, or one for each side."""
     return fold_numbers(data.fold)[1] if data.fold else 2
 
 
-def divide(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
+def divide_by_group(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
     """Indices for training and for validation, both ascending: a fold if the job names one, else a fraction.
 
     Args:
@@ -40,50 +41,66 @@ def divide(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int,
     Raises:
         DataError: if there are fewer groups than parts.
     """
-    number, count = fold_numbers(data.fold) if data.fold else (2, 2)
+    # Parts are numbered from 1. Without folds there are two: training is part 1, validation part 2.
+    validation_part, part_count = fold_numbers(data.fold) if data.fold else (2, 2)
     assert not isinstance(data.validation, str)
-    shares = [1 / count] * count if data.fold else [1 - data.validation, data.validation]
+    shares = [1 / part_count] * part_count if data.fold else [1 - data.validation, data.validation]
     group_count = int(groups.max()) + 1
-    if group_count < count:
+    if group_count < part_count:
         raise DataError(
             f"{key}: data.groups has {group_count:,} group{'s' * (group_count > 1)}",
-            f"{count} groups or more, since each is on one side only",
+            f"{part_count} groups or more, since each is on one side only",
             "fewer folds, more data, or another column",
         )
-    is_validation = parts(labels, groups, shares, seed) == number - 1
+    is_validation = assign_parts(labels, groups, shares, seed) == validation_part - 1
     return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
 
 
-def parts(labels: npt.NDArray[np.int64], groups: Groups, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
-    """The part of each sample, shape (N,); each part has about its share of every class, and a group at least.
+def assign_parts(
+    labels: npt.NDArray[np.int64], groups: Groups, shares: Sequence[float], seed: int
+) -> npt.NDArray[np.int64]:
+    """Assign whole groups to parts, so that each part gets about its share of every class, and at least one group.
 
-    Groups are placed one by one, the largest first, where the shares of their classes are furthest from what they should
-    be.
+    Groups are placed one by one, the largest first: each goes to the part where it brings the shares of the classes
+    closest to what they should be. Equally large groups come in a random order.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        groups: the number of each sample's group, shape (N,).
+        shares: share of the samples that each part should get.
+        seed: the run's seed.
+
+    Returns:
+        The part of each sample, from 0; shape (N,).
     """
-    counts = np.zeros((int(groups.max()) + 1, int(labels.max()) + 1))
+    counts = np.zeros((int(groups.max()) + 1, int(labels.max()) + 1))  # of samples, by group and class
     np.add.at(counts, (groups, labels), 1)
-    total = np.maximum(counts.sum(axis=0), 1)
-    target_shares, have = np.array(shares)[:, None], np.zeros((len(shares), counts.shape[1]))
-    shuffled = stateless_random.generator(seed, "validation").permutation(len(counts))
-    order = shuffled[np.argsort(-counts.sum(axis=1)[shuffled], kind="stable")]
-    part_of = np.zeros(len(counts), np.int64)
-    for index, group in enumerate(order.tolist()):
-        off = have / total - target_shares
-        cost = ((off + counts[group] / total) ** 2 - off**2).sum(axis=1)
-        empty = have.sum(axis=1) == 0
-        if len(order) - index <= empty.sum():
-            cost[~empty] = np.inf
-        part_of[group] = cost.argmin()
-        have[part_of[group]] += counts[group]
-    return part_of[groups]
+    class_totals = np.maximum(counts.sum(axis=0), 1)
+    target_shares = np.array(shares)[:, None]
+    placed_counts = np.zeros((len(shares), counts.shape[1]))  # of samples, by part and class
+    shuffled = stateless_random.make_generator(seed, "validation").permutation(len(counts))
+    largest_first = shuffled[np.argsort(-counts.sum(axis=1)[shuffled], kind="stable")]
+    part_of_group = np.zeros(len(counts), np.int64)
+    for placed, group in enumerate(largest_first.tolist()):
+        # The cost of a part is by how much the group would raise the squared error of its shares.
+        error = placed_counts / class_totals - target_shares
+        cost = ((error + counts[group] / class_totals) ** 2 - error**2).sum(axis=1)
+        is_empty = placed_counts.sum(axis=1) == 0
+        if len(largest_first) - placed <= is_empty.sum():
+            cost[~is_empty] = np.inf  # each remaining group is needed for an empty part
+        part_of_group[group] = cost.argmin()
+        placed_counts[part_of_group[group]] += counts[group]
+    return part_of_group[groups]
 
 
-def note(column: str, groups: Groups, train_rows: Ids, validation_rows: Ids, lost_classes: Sequence[str]) -> str:
-    """How many groups are on each side, and classes that are in validation only."""
-    sides = [len(np.unique(groups[rows])) for rows in (train_rows, validation_rows)]
+def describe_division(
+    column: str, groups: Groups, train_rows: Ids, validation_rows: Ids, lost_classes: Sequence[str]
+) -> str:
+    """A note on how many groups are on each side of the split, and on classes that are in validation only."""
+    group_counts = [len(np.unique(groups[rows])) for rows in (train_rows, validation_rows)]
     lost_text = (
         f"; without a training sample, since all their groups are for validation: {', '.join(lost_classes)}"
         if lost_classes
         else ""
     )
-    return f"groups of {column}: {sides[0]:,} for training, {sides[1]:,} for validation, none on both sides{lost_text}"
+    return f"groups of {column}: {group_counts[0]:,} for training, {group_counts[1]:,} for validation, none on both sides{lost_text}"

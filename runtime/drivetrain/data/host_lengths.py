@@ -1,4 +1,4 @@
-"""How many real tokens the rows of a mask have, as the host knows it: to read a mask from a GPU is to wait for the GPU."""
+"""Keeps the number of real tokens of each row of a mask on the host: reading the mask would wait for the GPU."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import numpy.typing as npt
 from torch import Tensor
 
 Lengths = npt.NDArray[np.int64]
+"""Number of real (not padding) tokens of each row, shape (N,)."""
 _ATTRIBUTE = "host_lengths"
+"""Attribute of a mask that holds its lengths."""
 
 
-def note(mask: Any, lengths: Lengths) -> None:
-    """Note the lengths of a mask (N, tokens) on that tensor; a tensor that is computed from it does not have them."""
+def attach_lengths(mask: Any, lengths: Lengths) -> None:
+    """Store the lengths of a mask (N, tokens) on that tensor; tensors computed from it do not inherit them."""
     setattr(mask, _ATTRIBUTE, lengths)
 
 
-def known(mask: Tensor) -> Lengths | None:
-    """The real tokens of each row as far as the host knows them; None if the mask would have to be read from a GPU."""
-    noted: Lengths | None = getattr(mask, _ATTRIBUTE, None)
-    return counted(mask) if noted is None and mask.device.type == "cpu" else noted
+def find_known_lengths(mask: Tensor) -> Lengths | None:
+    """The attached lengths, or those counted on the CPU; None if the mask would have to be read from a GPU."""
+    attached: Lengths | None = getattr(mask, _ATTRIBUTE, None)
+    return count_tokens(mask) if attached is None and mask.device.type == "cpu" else attached
 
 
-def of(mask: Tensor) -> Lengths:
-    """The real tokens of each row; waits for the GPU if only that knows them."""
-    lengths = known(mask)
-    return counted(mask) if lengths is None else lengths
+def read_lengths(mask: Tensor) -> Lengths:
+    """The real tokens of each row; waits for the GPU if they must be counted there."""
+    lengths = find_known_lengths(mask)
+    return count_tokens(mask) if lengths is None else lengths
 
 
-def counted(mask: Tensor) -> Lengths:
-    """The real tokens of each row, counted where the mask is."""
+def count_tokens(mask: Tensor) -> Lengths:
+    """Count the real tokens of each row of a mask (N, tokens), on its device."""
     lengths: Lengths = mask.sum(dim=1).cpu().numpy()
     return lengths

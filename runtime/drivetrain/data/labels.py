@@ -1,4 +1,4 @@
-"""Class names and class indices, from labels as written in the data."""
+"""Converts labels, as written in the data, to class names and class indices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.system import spelling
 from drivetrain.system.printable import printable
 
 
-def class_names(labels: Iterable[str]) -> tuple[str, ...]:
+def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
     """The distinct labels, sorted as numbers if all are integers, else as text."""
     names = set(labels)
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
@@ -21,16 +21,22 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
-    """The class index of each label, shape (N,); other forms of Unicode and blanks around a label do not matter, and `2.0`
-    is the class `2`, and the other way round.
+def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
+    """The class index of each label, shape (N,).
+
+    Blanks around a label and its form of Unicode do not matter, and `2.0` is the class `2`, and the other way round.
 
     Raises:
         DataError: for a label that is not among the classes; names `key`.
     """
     index_of = {name: i for i, name in enumerate(classes)}
-    codes = {_code(name): i for i, name in reversed(list(enumerate(classes)))}
-    index_of |= {label: codes[code] for label in set(labels) - index_of.keys() if (code := _code(label)) in codes}
+    index_of_code = {_normalize(name): i for i, name in reversed(list(enumerate(classes)))}
+    # Labels that are not written as a class is are looked up by their normalized form.
+    index_of |= {
+        label: index_of_code[code]
+        for label in set(labels) - index_of.keys()
+        if (code := _normalize(label)) in index_of_code
+    }
     unknown = Counter(label for label in labels if label not in index_of)
     if unknown:
         examples = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(unknown.items())[:5])
@@ -45,20 +51,23 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
     return np.fromiter((index_of[label] for label in labels), np.int64, len(labels))
 
 
-def _code(label: str) -> str:
+def _normalize(label: str) -> str:
+    """The form in which labels are compared: without blanks around it, in one form of Unicode and of numbers."""
     return spelling.code(label.strip())
 
 
-def alike(column: str, classes: Iterable[str]) -> list[str]:
-    """A note on classes or categories that are probably the same."""
-    same = spelling.alike(classes)
+def note_similar_names(column: str, classes: Iterable[str]) -> list[str]:
+    """A note on classes or categories of a column whose spellings are so similar that they are probably the same."""
+    similar = spelling.alike(classes)
     return (
-        [f'"{column}": spellings that are probably the same, and are learned apart: {list_names(same)}'] if same else []
+        [f'"{column}": spellings that are probably the same, and are learned apart: {list_names(similar)}']
+        if similar
+        else []
     )
 
 
 _NO_VALUE = {"nan", "na", "n/a", "#n/a", "null"}
-"""Not `none` or `-`, which are classes, too, as that of parts without a defect."""
+"""Names that stand for no value. `none` and `-` are left out: they can be the class of parts without a defect."""
 
 
 def looks_empty(name: str) -> bool:
@@ -66,7 +75,7 @@ def looks_empty(name: str) -> bool:
     return name.strip().lower() in _NO_VALUE
 
 
-def list_names(names: Sequence[str], most: int = 10) -> str:
-    """`a, b, c` and how many more."""
-    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(printable, names[:most])) + remainder
+def list_names(names: Sequence[str], max_listed: int = 10) -> str:
+    """List the first names, and say how many there are more: `a, b, c and 7 more`."""
+    remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
+    return ", ".join(map(printable, names[:max_listed])) + remainder

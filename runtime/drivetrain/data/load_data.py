@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from drivetrain.data import class_balance, copies, load_new
 from drivetrain.data.copies import ComparableSplit
-from drivetrain.data.dataset import Dataset, InputRecord, head
+from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError, SpecError
@@ -24,13 +24,13 @@ from drivetrain.job.train import Focal
 from drivetrain.pretrained import earlier_run
 from drivetrain.system.fault_points import fault_point
 
-_KEPT_FROM_EARLIER_RUN = {
+_TAKEN_FROM_EARLIER_RUN = {
     "images": "channels, mean and deviation",
     "texts": "vocabulary and tokenizer",
     "series": "features and their scale",
     "table": "features, categories and scale",
 }
-"""What a job takes from the run that it starts from, by kind of data."""
+"""What a job takes over from the run named in `model.from`, by kind of data."""
 
 
 def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
@@ -38,8 +38,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
 
     Args:
         job: the job.
-        recorded: preprocessing and heads of the run, if it read this data before: tokens, categories, scales and classes
-            are then reused instead of computed.
+        recorded: preprocessing and heads that this run stored when it first read the data, if it is resumed: tokens,
+            categories, scales and classes are then reused instead of computed.
 
     Raises:
         DataError: if the data cannot be used.
@@ -49,31 +49,31 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     earlier = earlier_run.find(job) if recorded is None else None
     record = recorded
     if earlier:
-        # Its temperature calibrates other weights than those that this run ends with.
-        heads = {row["name"]: replace(head(row), temperature=1.0) for row in earlier.heads}
+        # The temperature calibrates the weights of the earlier run, not those that this run will end with.
+        heads = {row["name"]: replace(head_from_json(row), temperature=1.0) for row in earlier.heads}
         record = InputRecord(earlier.preprocessing, heads, same_data=False)
-    tables = job.data if isinstance(job.data, TableFileData) else None
-    options, cells = (tables.csv.declared(), tables.missing) if tables else ({}, None)
-    files = csv_dialect.of_job(options, record.preprocessing if record else {}, cells)
-    dataset = _read(job, record, files)
+    table_data = job.data if isinstance(job.data, TableFileData) else None
+    csv_options, missing_cells = (table_data.csv.declared(), table_data.missing) if table_data else ({}, None)
+    files = csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
+    dataset = _read_by_task(job, record, files)
     dataset.notes[1:1] = [*job.notes, *files.notes]
     if files.stored:
         dataset.preprocessing["csv"] = files.stored
     if files.missing:
         dataset.preprocessing["missing"] = list(files.missing)
     if earlier:
-        dataset.notes.append(f"{_KEPT_FROM_EARLIER_RUN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
+        dataset.notes.append(f"{_TAKEN_FROM_EARLIER_RUN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
     check_loss(job, dataset)
-    if not isinstance(job, TextJob):  # which says it of each column
+    if not isinstance(job, TextJob):  # a text job notes the classes of each label column itself
         counts = class_balance.count_classes(dataset).items()
         dataset.notes += [
-            class_balance.describe_counts(numbers, dataset.heads[name].classes) for name, numbers in counts
+            class_balance.describe_counts(class_counts, dataset.heads[name].classes) for name, class_counts in counts
         ]
     metric = class_balance.choose_best_metric(job, dataset)
-    if metric != job.best() and recorded is None:  # a resumed run goes on with the metric that it began with
-        times = class_balance.measure_imbalance(dataset)
+    if metric != job.best() and recorded is None:  # a resumed run keeps the metric that it began with
+        ratio = class_balance.measure_imbalance(dataset)
         dataset.notes.append(
-            f"the largest class has {times:.3g} times the samples of the smallest: the best checkpoint is chosen by {metric}, "
+            f"the largest class has {ratio:.3g} times the samples of the smallest: the best checkpoint is chosen by {metric}, "
             f"not by {job.best()} (checkpoint.best); train.class_weights: balanced gives all classes the same weight"
         )
     if "pyarrow" in sys.modules:
@@ -83,18 +83,18 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:
-    """Check that the job's loss and class weights fit the classes found in the data; the weights become a note.
+    """Check that the job's loss and class weights fit the classes found in the data, and add a note on the weights.
 
     Raises:
-        SpecError: if it does not.
+        SpecError: if the loss or the weights do not fit.
     """
-    loss, most = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
-    if isinstance(loss, Focal) and loss.alpha is not None and most > 2:
+    loss, class_count = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
+    if isinstance(loss, Focal) and loss.alpha is not None and class_count > 2:
         raise SpecError(
             [
                 job.problem(
                     ("train", "loss", "alpha"),
-                    f"is {loss.alpha:g}, and the data has {most:,} classes",
+                    f"is {loss.alpha:g}, and the data has {class_count:,} classes",
                     "a weight of class 1 of two classes",
                     "remove it; train.class_weights: balanced works for any number of classes",
                 )
@@ -103,7 +103,8 @@ def check_loss(job: Job, dataset: Dataset) -> None:
     dataset.notes += class_balance.check_weights(job, dataset)
 
 
-def _read(job: Job, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
+def _read_by_task(job: Job, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
+    """Read the data with the module of the task; each is imported only if needed, with the libraries it imports."""
     if isinstance(job, ImageJob):
         if job.data.stream:
             from drivetrain.data.images import load_streamed
@@ -144,7 +145,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
     if not isinstance(job.data, Data) or job.data.test is None:
         return
     path = job.resolve(job.data.test)
-    # As a model stores it, so that the result is that of `drivetrain evaluate`.
+    # Through JSON, as a stored model has it, so that the scores are those of `drivetrain evaluate`.
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
     csv = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
     try:
@@ -161,7 +162,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
         dataset.files["data.test"] = [os.path.relpath(name, base) for name in images.names]
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
-    # Nothing is computed from the test data; a sample that is also in another part makes its scores too good.
+    # Test samples that are also in another split make the scores too good, so a note names them.
     test, description = dataset.test.split, "samples for the final test"
     for split, name in ((dataset.train, "training"), (dataset.validation, "validation")):
         if isinstance(split, ComparableSplit) and isinstance(test, ComparableSplit):

@@ -49,17 +49,17 @@ def read_as(
     labelled: bool,
     bad_samples: float = 1.0,
 ) -> NewSamples:
-    """Like `read`, for files that are written as others before them: `files` has and gets what was found.
+    """Like `read`, but with `files`, which carries the CSV dialect from one call to the next and is updated by each.
 
     Raises:
         DataError, CheckpointError: as `read`.
     """
-    samples = _read(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
+    samples = _read_by_kind(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
     samples.notes[:0] = files.notes
     return samples
 
 
-def _read(
+def _read_by_kind(
     paths: Sequence[Path],
     preprocessing: dict[str, Any],
     heads: dict[str, Head],
@@ -68,6 +68,7 @@ def _read(
     labelled: bool,
     budget: float,
 ) -> NewSamples:
+    """Check that the paths exist, and read them with the module of the model's kind of data."""
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         suggestions = [hint for path in missing if (hint := nearest_path([Path()], path))]

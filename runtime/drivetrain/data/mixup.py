@@ -1,7 +1,7 @@
-"""Mixup and cutmix of a whole batch, before it is split into micro-batches.
+"""Augments a whole batch by mixup and cutmix, before it is split into micro-batches.
 
-All random numbers depend on (seed, step) only. If a job has both, each step picks one with equal probability, and its
-own probability then decides whether the step is mixed.
+All random numbers depend on (seed, step) only. If a job has both methods, each step picks one of them with equal
+probability; the probability that the job gives for that method then decides whether the step is mixed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Box = tuple[int, int, int, int]
 """Top, bottom, left, right, in pixels; bottom and right are exclusive."""
 
 
-def mixes(job: Job) -> bool:
+def uses_mixing(job: Job) -> bool:
     """Whether the job has mixup or cutmix."""
     augment = getattr(job.data, "augment", None)
     return bool(getattr(augment, "mixup", None) or getattr(augment, "cutmix", None))
 
 
 def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
-    """Mix the batch as the job's `data.augment` says; unchanged if it has neither, or this step is not selected."""
+    """Mix the batch as the job's `data.augment` says; unchanged without either method, or if the step is not drawn."""
     augment = getattr(job.data, "augment", None)
     mixup, cutmix = getattr(augment, "mixup", None), getattr(augment, "cutmix", None)
     inputs, targets = mix_batch(batch.inputs, batch.targets, heads, job.train.seed, step, mixup, cutmix)
@@ -62,27 +62,28 @@ def mix_batch(
         Inputs of the same shapes; targets share * y + (1 - share) * partner, with class indices turned into
         probabilities. Both are unchanged if the step is not mixed.
     """
-    drawn = stateless_random.generator(seed, "mixup", step)
-    options = [option for option in (mixup, cutmix) if option is not None]
-    if not options or len(inputs[0]) < 2:
+    rng = stateless_random.make_generator(seed, "mixup", step)
+    methods = [method for method in (mixup, cutmix) if method is not None]
+    if not methods or len(inputs[0]) < 2:
         return inputs, targets
-    option = options[int(drawn.integers(len(options)))]
-    if drawn.random() >= option.probability:
+    method = methods[int(rng.integers(len(methods)))]
+    if rng.random() >= method.probability:
         return inputs, targets
-    share = float(drawn.beta(option.alpha, option.alpha))
-    partner = onto(inputs[0].device, drawn.permutation(len(inputs[0])))
-    if isinstance(option, Mixup):
+    share = float(rng.beta(method.alpha, method.alpha))
+    partner = onto(inputs[0].device, rng.permutation(len(inputs[0])))
+    if isinstance(method, Mixup):
         inputs = tuple(blend(x, x[partner], share) for x in inputs)
     else:
-        box = rectangle(drawn, inputs[0].shape[-2], inputs[0].shape[-1], share)
-        inputs = tuple(_paste(x, x[partner], box) for x in inputs)
+        box = draw_rectangle(rng, inputs[0].shape[-2], inputs[0].shape[-1], share)
+        inputs = tuple(_paste_rectangle(x, x[partner], box) for x in inputs)
+        # The share that is left of the image, since the rectangle was rounded and clipped.
         share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (inputs[0].shape[-2] * inputs[0].shape[-1])
-    soft = {name: soften(y, heads[name]) for name, y in targets.items()}
-    return inputs, {name: blend(y, y[partner], share) for name, y in soft.items()}
+    soft_targets = {name: soften(y, heads[name]) for name, y in targets.items()}
+    return inputs, {name: blend(y, y[partner], share) for name, y in soft_targets.items()}
 
 
 def blend(values: Tensor, partners: Tensor, share: float) -> Tensor:
-    """share * values + (1 - share) * others."""
+    """share * values + (1 - share) * partners."""
     return torch.lerp(partners, values, share)
 
 
@@ -93,16 +94,21 @@ def soften(targets: Tensor, head: Head) -> Tensor:
     return functional.one_hot(targets, head.outputs).to(torch.float32)
 
 
-def rectangle(drawn: np.random.Generator, height: int, width: int, share: float) -> Box:
+def draw_rectangle(rng: np.random.Generator, height: int, width: int, share: float) -> Box:
     """A rectangle with the image's aspect ratio and 1 - share of its area, centered at random and clipped to the image."""
-    half = 0.5 * float(np.sqrt(1 - share))
-    y, x = int(drawn.integers(height)), int(drawn.integers(width))
-    tall, wide = half * height, half * width
-    return (max(0, round(y - tall)), min(height, round(y + tall)), max(0, round(x - wide)), min(width, round(x + wide)))
+    half_scale = 0.5 * float(np.sqrt(1 - share))
+    center_y, center_x = int(rng.integers(height)), int(rng.integers(width))
+    half_height, half_width = half_scale * height, half_scale * width
+    return (
+        max(0, round(center_y - half_height)),
+        min(height, round(center_y + half_height)),
+        max(0, round(center_x - half_width)),
+        min(width, round(center_x + half_width)),
+    )
 
 
-def _paste(images: Tensor, partners: Tensor, box: Box) -> Tensor:
-    top, bottom, first_column, right = box
+def _paste_rectangle(images: Tensor, partners: Tensor, box: Box) -> Tensor:
+    top, bottom, left, right = box
     images = images.clone()
-    images[..., top:bottom, first_column:right] = partners[..., top:bottom, first_column:right]
+    images[..., top:bottom, left:right] = partners[..., top:bottom, left:right]
     return images

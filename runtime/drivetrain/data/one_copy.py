@@ -1,7 +1,8 @@
 """Keeps large arrays of the data once in the memory of a machine, instead of once in each process of a run there.
 
-Every process has read the data itself by now. The first one of a machine moves its arrays into memory without a name, which
-the others map in place of theirs, if theirs hold the same bytes. Pages are shared until somebody writes to them.
+Every process has read the data by the time this module is called. The first process of a machine moves its arrays into
+an unnamed file in memory. The others map that file in place of their own arrays if both hold the same bytes. Pages are
+shared until a process writes to them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from drivetrain.system import process_tree
 from drivetrain.system.units import format_bytes
 
 HEADER = np.dtype(np.int64)
-"""The file begins with start and size of each array."""
+"""Type of the start and the size of each array, in bytes, with which the file begins."""
 Change = Callable[[Any], Any]
+"""Maps an array to what replaces it."""
 
 
 @runtime_checkable
 class ArrayHolder(Protocol):
-    """Samples in memory."""
+    """A split that holds its samples in memory."""
 
     def change_arrays(self, change: Change) -> None:
-        """Replace every numpy array, tensor and pyarrow column by what `change` makes of it."""
+        """Replace every numpy array, tensor and pyarrow column by what `change` returns for it."""
         ...
 
 
@@ -40,7 +42,7 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
     """Share the arrays of a data set between the processes of each machine; called by all processes of the run.
 
     Returns:
-        What is shared, in words; empty if nothing is.
+        A note on what is shared; empty if nothing is.
 
     Raises:
         PeerError: if another process is gone.
@@ -49,81 +51,86 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
         return ""
     splits = (dataset.train, dataset.validation) if hasattr(os, "memfd_create") else ()  # macOS has none
     holders = [split for split in splits if isinstance(split, ArrayHolder)]
-    kinds = [array_file.kind(array) for array in _arrays(holders)]
-    rows = ranks.all_gather([_machine(ranks) if kinds else float(ranks.number), _number(repr(kinds))])
-    if len({tuple(row) for row in rows}) == ranks.count:
+    array_kinds = [array_file.describe_kind(array) for array in _list_arrays(holders)]
+    # Processes with the same two numbers are on one machine and hold arrays of the same kinds.
+    machines_and_kinds = ranks.all_gather(
+        [_number_machine(ranks) if array_kinds else float(ranks.number), _hash_to_float(repr(array_kinds))]
+    )
+    if len({tuple(entry) for entry in machines_and_kinds}) == ranks.count:
         return ""
-    group = [rank for rank, row in enumerate(rows) if row == rows[ranks.number]]
-    leads, handle = group[0] == ranks.number and len(group) > 1, -1
+    machine_ranks = [rank for rank, entry in enumerate(machines_and_kinds) if entry == machines_and_kinds[ranks.number]]
+    is_first, handle = machine_ranks[0] == ranks.number and len(machine_ranks) > 1, -1
+    # Without memory for the file each process keeps its own arrays.
     with contextlib.suppress(OSError):
-        handle = _fill(holders, len(kinds)) if leads else -1
-    process, file = map(int, ranks.all_gather([float(os.getpid()), float(handle)])[group[0]])
-    shared_bytes = os.fstat(handle).st_size if leads and handle >= 0 else 0
-    if not leads and file >= 0:
-        with contextlib.suppress(OSError), open(f"/proc/{process}/fd/{file}", "rb") as opened:
-            shared_bytes = _map(holders, len(kinds), opened.fileno())
+        handle = _move_to_file(holders, len(array_kinds)) if is_first else -1
+    first_pid, first_handle = map(int, ranks.all_gather([float(os.getpid()), float(handle)])[machine_ranks[0]])
+    shared_bytes = os.fstat(handle).st_size if is_first and handle >= 0 else 0
+    if not is_first and first_handle >= 0:
+        with contextlib.suppress(OSError), open(f"/proc/{first_pid}/fd/{first_handle}", "rb") as memory_file:
+            shared_bytes = _map_from_file(holders, len(array_kinds), memory_file.fileno())
     ranks.barrier()
     if handle >= 0:
         os.close(handle)
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return (
-        f"memory: {format_bytes(shared_bytes)} of the data once for the {len(group)} processes of this machine"
+        f"memory: {format_bytes(shared_bytes)} of the data once for the {len(machine_ranks)} processes of this machine"
         if shared_bytes
         else ""
     )
 
 
-def _arrays(holders: Sequence[ArrayHolder]) -> list[Any]:
-    """The large arrays, each once, in the order of the holders."""
+def _list_arrays(holders: Sequence[ArrayHolder]) -> list[Any]:
+    """The large arrays of the holders, in order; an array that occurs twice is listed once."""
     arrays: list[Any] = []
 
-    def note(array: Any) -> Any:
+    def collect(array: Any) -> Any:
         if all(array is not other for other in arrays) and array_file.is_large(array):
             arrays.append(array)
         return array
 
     for holder in holders:
-        holder.change_arrays(note)
+        holder.change_arrays(collect)
     return arrays
 
 
-def _replace(holders: Sequence[ArrayHolder], old: Any, new: Any) -> None:
+def _replace_array(holders: Sequence[ArrayHolder], old: Any, new: Any) -> None:
+    """Let `new` take the place of the array `old` in all holders."""
     for holder in holders:
         holder.change_arrays(lambda array: new if array is old else array)
 
 
-def _machine(ranks: Ranks) -> float:
-    """A number for the machine and the processes that can open each other's files there."""
+def _number_machine(ranks: Ranks) -> float:
+    """A number that is equal in processes of one user, machine and PID namespace, which can open each other's files."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return _number(f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}")
-    except OSError:  # a sandbox that hides them: everybody keeps its own
+        return _hash_to_float(f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}")
+    except OSError:  # in a sandbox that hides these files each process keeps its own arrays
         return float(ranks.number)
 
 
-def _number(text: str) -> float:
-    """Six bytes of a digest, which fit into a float64 exactly, beyond all ranks."""
+def _hash_to_float(text: str) -> float:
+    """Hash a text to 48 bits, which a float64 holds exactly; 2**32 is added so that it is no number of a rank."""
     return float(2**32 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]))
 
 
-def _fill(holders: Sequence[ArrayHolder], count: int) -> int:
-    """Move the arrays into a new file in memory; each is freed before the next is copied. Returns the open file.
+def _move_to_file(holders: Sequence[ArrayHolder], count: int) -> int:
+    """Move the arrays into a new file in memory; each is freed before the next is copied. Returns its handle.
 
     Raises:
         OSError: if there is not enough memory.
     """
     handle = os.memfd_create("drivetrain-data")
-    spans, end = np.zeros((count, 2), HEADER), array_file.align(count * 2 * HEADER.itemsize)
+    spans, end = np.zeros((count, 2), HEADER), array_file.align_size(count * 2 * HEADER.itemsize)
     try:
-        for number in range(count):
-            array = _arrays(holders)[0]  # those that were moved are no longer listed
-            size = array_file.append(array, handle, end)
-            spans[number] = end, size
-            _replace(holders, array, array_file.map_array(array, handle, end, size))
+        for index in range(count):
+            array = _list_arrays(holders)[0]  # arrays that were moved are mapped files, which are no longer listed
+            size = array_file.append_array(array, handle, end)
+            spans[index] = end, size
+            _replace_array(holders, array, array_file.map_array(array, handle, end, size))
             del array
             process_tree.give_back()
-            end += array_file.align(size)
+            end += array_file.align_size(size)
         os.pwrite(handle, spans.tobytes(), 0)
     except OSError:
         os.close(handle)
@@ -131,22 +138,22 @@ def _fill(holders: Sequence[ArrayHolder], count: int) -> int:
     return handle
 
 
-def _map(holders: Sequence[ArrayHolder], count: int, handle: int) -> int:
-    """Replace the arrays by those of a file; returns its bytes, of those arrays that are the same.
+def _map_from_file(holders: Sequence[ArrayHolder], count: int, handle: int) -> int:
+    """Replace arrays by those of the file if their content is the same; returns the number of bytes replaced.
 
     Raises:
-        OSError: if it cannot be mapped.
+        OSError: if the file cannot be mapped.
     """
     spans = np.frombuffer(os.pread(handle, count * 2 * HEADER.itemsize, 0), HEADER).reshape(count, 2)
-    shared_bytes = other = 0
+    shared_bytes = kept_count = 0
     for start, size in spans.tolist():
-        original = _arrays(holders)[other]  # those that were replaced are no longer listed
+        original = _list_arrays(holders)[kept_count]  # arrays that were replaced are no longer listed
         mapped = array_file.map_array(original, handle, start, size)
-        if array_file.is_same(original, mapped):
-            _replace(holders, original, mapped)
+        if array_file.have_same_content(original, mapped):
+            _replace_array(holders, original, mapped)
             shared_bytes += size
             del original
             process_tree.give_back()
         else:
-            other += 1
+            kept_count += 1
     return shared_bytes

@@ -13,21 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
+"""Ids of samples, from 0; shape (N,)."""
 
 
-def key(seed: int, *parts: int | str) -> int:
-    """A 63-bit integer from the seed and the purpose."""
+def derive_key(seed: int, *parts: int | str) -> int:
+    """Hash the seed and the parts, such as a purpose and a step, to an integer of 63 bits."""
     text = "/".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, *parts: int | str) -> np.random.Generator:
+def make_generator(seed: int, *parts: int | str) -> np.random.Generator:
     """A NumPy generator for random numbers of a whole batch, such as `generator(seed, "mixup", step)`."""
-    return np.random.Generator(np.random.PCG64(key(seed, *parts)))
+    return np.random.Generator(np.random.PCG64(derive_key(seed, *parts)))
 
 
 def seed_globally(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python for code of the user; ours uses none of them."""
+    """Seed the global generators of torch, NumPy and Python for the user's code; this package uses none of them."""
     import torch
 
     torch.default_generator.manual_seed(seed)
@@ -35,32 +36,35 @@ def seed_globally(seed: int) -> None:
     random.seed(seed)
 
 
-def permutation(seed: int, epoch: int, size: int) -> Ids:
+def shuffle_samples(seed: int, epoch: int, size: int) -> Ids:
     """The order of the samples in one epoch; shape (size,), int64."""
-    return generator(seed, "order", epoch).permutation(size).astype(np.int64)
+    return make_generator(seed, "order", epoch).permutation(size).astype(np.int64)
 
 
-def occurrences(ids: Ids) -> Ids:
-    """How often each sample came before in this order, shape (N,): another draw each time, whatever batch it is in."""
-    by_id = np.argsort(ids, kind="stable")
-    begins = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
-    lengths = np.diff(begins, append=len(ids))
+def count_earlier_draws(ids: Ids) -> Ids:
+    """How often each id came before in this order, shape (N,): 0 where a sample is drawn first, then 1, 2..."""
+    by_id = np.argsort(ids, kind="stable")  # equal ids form runs, in the order in which they were drawn
+    run_starts = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
+    run_lengths = np.diff(run_starts, append=len(ids))
     counts = np.empty_like(ids)
-    counts[by_id] = np.arange(len(ids)) - np.repeat(begins, lengths)
+    counts[by_id] = np.arange(len(ids)) - np.repeat(run_starts, run_lengths)
     return counts
 
 
-def uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
-    """`count` uniform numbers in [0, 1) per sample, from (seed, purpose, epoch, sample id) only; shape (N, count)."""
-    start = np.uint64(key(seed, purpose, epoch))
+def draw_uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
+    """Draw `count` numbers in [0, 1) for each sample, from (seed, purpose, epoch, sample id) only; shape (N, count)."""
+    start = np.uint64(derive_key(seed, purpose, epoch))
+    # Each of the numbers of a sample has an offset of its own.
     lanes = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
     with np.errstate(over="ignore"):
         state = start + _mix(ids.astype(np.uint64)[:, None] + np.uint64(1)) + lanes[None, :]
         bits = _mix(_mix(state) + np.uint64(0x9E3779B97F4A7C15))
+    # The upper 53 bits fill the mantissa of a float64.
     return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """One step of SplitMix64, with its constants."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

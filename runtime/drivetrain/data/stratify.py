@@ -20,12 +20,12 @@ def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, I
         seed: the run's seed.
     """
     if data.fold:
-        return fold(labels, *fold_numbers(data.fold), seed)
+        return split_fold(labels, *fold_numbers(data.fold), seed)
     assert not isinstance(data.validation, str)
     return hold_out(labels, data.validation, seed)
 
 
-def fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
+def split_fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
     """Indices for training and for validation, both ascending: all folds but one, and that one.
 
     Each class is spread evenly over the folds. Every sample is in one fold, except that of a class with one sample,
@@ -37,10 +37,11 @@ def fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> t
         count: of folds, at least 2.
         seed: the run's seed.
     """
-    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
+    # Samples are sorted by class, in random order within it, and dealt to the folds in turn.
+    shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    alone = np.bincount(labels)[labels[by_class]] == 1
-    is_validation = (np.arange(len(labels)) % count == number - 1) & ~alone
+    is_only_sample = np.bincount(labels)[labels[by_class]] == 1
+    is_validation = (np.arange(len(labels)) % count == number - 1) & ~is_only_sample
     return np.sort(by_class[~is_validation]).astype(np.int64), np.sort(by_class[is_validation]).astype(np.int64)
 
 
@@ -55,25 +56,27 @@ def hold_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
         fraction: share to hold out, between 0 and 1.
         seed: the run's seed.
     """
-    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
+    # Samples are sorted by class, in random order within it; the first ones of each class are for validation.
+    shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     sizes = np.bincount(labels)
     validation_counts = np.clip(
         np.rint(sizes * fraction).astype(np.int64), np.minimum(1, sizes // 2), np.maximum(sizes - 1, 0)
     )
-    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    is_validation = rank < np.repeat(validation_counts, sizes)
+    position_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_validation = position_in_class < np.repeat(validation_counts, sizes)
     return np.sort(by_class[~is_validation]).astype(np.int64), np.sort(by_class[is_validation]).astype(np.int64)
 
 
-def rarest(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The rarest label of each sample, as a group that a split keeps the share of; shape (N,).
+def find_rarest_labels(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The rarest label of each sample of a multi-label job, by which a split is stratified; shape (N,).
 
-    A label that goes with rarer ones is kept in balance through them; a sample without a label is in a group of its own.
+    A frequent label is balanced through the rarer ones that occur with it. Samples without a label form a class of their
+    own, numbered as one more than the last label.
 
     Args:
         labels: shape (N, labels), 0 or 1.
     """
     counts = labels.sum(axis=0)
-    rank = np.where(labels > 0, counts, np.inf)
-    return np.asarray(np.where(labels.any(axis=1), rank.argmin(axis=1), labels.shape[1]), np.int64)
+    count_of_label = np.where(labels > 0, counts, np.inf)
+    return np.asarray(np.where(labels.any(axis=1), count_of_label.argmin(axis=1), labels.shape[1]), np.int64)

@@ -1,4 +1,4 @@
-"""The targets in a table's columns: a class, several labels, or numbers."""
+"""Reads targets from the columns of a table: a class, several labels, or numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Head
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import class_names, list_names
+from drivetrain.data.labels import list_names, sort_class_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -25,7 +25,7 @@ MAX_CLASSES_OF_FEW_ROWS = 10
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """The targets of all rows, as written in the file."""
+    """The targets of all rows of a table, as written in the file."""
 
     names: tuple[str, ...]
     texts: Any
@@ -33,18 +33,20 @@ class TargetColumn:
     numbers: column_values.Numbers
     """Shape (N, names), float64; empty for single-label classification."""
     several: bool
-    """Whether the numbers are 0 and 1, for multi-label classification."""
+    """Whether the numbers are labels of a multi-label classification: 0 or 1."""
     bad: dict[int, str]
-    """Why a row has no usable target, by row."""
+    """The reason why a row has no usable target, by row."""
 
 
-def read(table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
-    """The targets of a table.
+def read_targets(
+    table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str
+) -> TargetColumn:
+    """Read the targets of a table.
 
     Args:
         table: a pyarrow table.
         names: its target columns.
-        classes: whether they are labels; several label columns hold 0 and 1.
+        classes: True for classification, in which several columns are labels of 0 and 1; False for regression.
         option: the spec key that names them, for messages.
         source: the file, for messages.
 
@@ -54,19 +56,19 @@ def read(table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: s
     for name in names:
         column_values.check_kind(table[name], name, option, source)
     if classes and len(names) == 1:
-        texts = _classes(table[names[0]], names[0], option, source)
+        texts = _read_class_texts(table[names[0]], names[0], option, source)
         bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
         return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
     columns, bad = [], {}
     for name in names:
         values, not_numbers = column_values.numbers(table[name])
         columns.append(values)
-        bad |= _unusable(table[name], name, values, not_numbers, labels=classes)
+        bad |= _find_unusable(table[name], name, values, not_numbers, labels=classes)
     return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
 
 
-def head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
-    """The head for the targets.
+def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
+    """Build the head for the targets: its classes, or the names and scale of its numbers.
 
     Args:
         target: the targets of all rows.
@@ -78,15 +80,15 @@ def head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
         DataError: if there is nothing to learn: a single class, or a label or number that never changes.
     """
     if target.texts is not None:
-        return Head("", classes=classes(target, rows, key))
+        return Head("", classes=list_classes(target, rows, key))
     values = target.numbers[train]
-    same = [name for name, column in zip(target.names, values.T, strict=True) if column.min() == column.max()]
-    if same:
+    constant_names = [name for name, column in zip(target.names, values.T, strict=True) if column.min() == column.max()]
+    if constant_names:
         kind = "label" if target.several else "number"
         raise DataError(
-            f"{key}: {list_names(same)} is {values[0, target.names.index(same[0])]:g} in all {len(train):,} training rows",
+            f"{key}: {list_names(constant_names)} is {values[0, target.names.index(constant_names[0])]:g} in all {len(train):,} training rows",
             f"a {kind} that differs between rows",
-            f"remove {same[0]}, or add rows",
+            f"remove {constant_names[0]}, or add rows",
         )
     if target.several:
         return Head("", classes=target.names, several=True)
@@ -101,8 +103,8 @@ def head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     return Head("", columns=target.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
 
 
-def tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
-    """The targets of some rows in the form of a head.
+def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
+    """Convert the targets of some rows to the tensor that a head is trained with.
 
     Returns:
         Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
@@ -118,30 +120,31 @@ def tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tens
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _classes(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:
+def _read_class_texts(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:
+    """The class of each row as stripped text; refuses numbers with fractions, which are no classes."""
     from pyarrow import types
 
     texts = column_values.texts(column)
     if types.is_floating(column.type):
         values, _ = column_values.numbers(column)
-        broken = values[np.isfinite(values) & (values != np.floor(values))]
-        if len(broken):
+        fractions = values[np.isfinite(values) & (values != np.floor(values))]
+        if len(fractions):
             raise DataError(
-                f'{option}: column "{name}" of {source} has fractions such as {broken[0]:g}',
+                f'{option}: column "{name}" of {source} has fractions such as {fractions[0]:g}',
                 "classes: text or whole numbers",
                 "use a regression for numbers, or write ranges of them as text",
             )
     return texts
 
 
-def classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
+def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     """The classes of some rows, in the order of the outputs.
 
     Raises:
         DataError: if there is only one, or more than one per two rows; names `key`.
     """
     assert target.texts is not None
-    names = class_names(column_values.different(target.texts.take(rows)))
+    names = sort_class_names(column_values.different(target.texts.take(rows)))
     if len(names) < 2:
         raise DataError(
             f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names)} in all of them",
@@ -157,17 +160,19 @@ def classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     return names
 
 
-def _unusable(
+def _find_unusable(
     column: object, name: str, values: column_values.Numbers, not_numbers: column_values.Mask, labels: bool
 ) -> dict[int, str]:
-    """Why a number or label cannot be used, by row."""
+    """The reason why a number or label cannot be used, by row."""
     possible = "0 or 1" if labels else "a number"
-    wrong = not_numbers | (np.isfinite(values) & (values != 0) & (values != 1)) if labels else not_numbers
+    is_wrong = not_numbers
+    if labels:
+        is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
     with np.errstate(invalid="ignore"):
-        infinite = np.abs(values) > column_values.LARGEST
+        is_infinite = np.abs(values) > column_values.LARGEST
     bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
-    bad |= dict.fromkeys(np.flatnonzero(infinite).tolist(), f"{name} is infinite")
+    bad |= dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")
     return bad | {
         row: f"{name} is {column_values.format_cell(column, row)}, not {possible}"
-        for row in np.flatnonzero(wrong).tolist()
+        for row in np.flatnonzero(is_wrong).tolist()
     }

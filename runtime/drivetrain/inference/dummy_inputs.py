@@ -18,7 +18,7 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
     Raises:
         CheckpointError: if this version does not know such data.
     """
-    drawn = stateless_random.generator(seed, "example", samples)
+    drawn = stateless_random.make_generator(seed, "example", samples)
     match preprocessing.get("kind"):
         case "images":
             side = preprocessing["image_size"]

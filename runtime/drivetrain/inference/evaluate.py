@@ -157,7 +157,7 @@ def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torc
 
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
-        say_aside(notes.line(note))
+        say_aside(notes.format_note(note))
     places = (request.run, trained.folder.parent)
     objective, note = new_data_loss.objective(places, trained.heads, data.split.targets)
     if note:

@@ -90,7 +90,7 @@ def predict(request: PredictRequest) -> int:
     data = load_new.read_as(request.inputs, trained.preprocessing, trained.heads, files, labelled=False)
     table = _input_table(request, data, files)
     for note in data.notes:
-        say_aside(notes.line(note))
+        say_aside(notes.format_note(note))
     started = time.monotonic()
     device = torch.device(device_check.usable_device(machine, thread_limits.tell))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)

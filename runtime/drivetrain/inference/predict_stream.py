@@ -151,7 +151,7 @@ class PredictStream:
         for note in new_notes:
             if note not in self._told:
                 self._told.add(note)
-                say_aside(notes.line(note))
+                say_aside(notes.format_note(note))
 
     def _check_any(self) -> None:
         if self.count:

@@ -100,7 +100,7 @@ def _list_output_tensors(network: Model, dataset: Dataset) -> set[str]:
 
 
 def _build_network(job: Job, dataset: Dataset) -> Model:
-    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
+    torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     if earlier := earlier_run.find(job):
         loaded = initial_weights.build_from_run(job, earlier, dataset)
         return Model(

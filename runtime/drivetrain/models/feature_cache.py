@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from drivetrain.data.dataset import Dataset, Inputs, JointTargets, Split, Targets, as_it_is
+from drivetrain.data.dataset import Dataset, Inputs, JointTargets, Split, Targets, keep_unchanged
 from drivetrain.data.stateless_random import Ids
 from drivetrain.models import frozen_split
 from drivetrain.models.frozen_split import CacheSaving, FrozenSplit
@@ -136,7 +136,7 @@ class Views:
     def __len__(self) -> int:
         return len(self.views[0])
 
-    def at(self, epoch: int) -> Activations:
+    def at_epoch(self, epoch: int) -> Activations:
         """The activations of the view of this epoch, counted from 0."""
         return self.views[epoch % len(self.views)]
 
@@ -215,7 +215,7 @@ def cache_activations(
         make_activations(split, epoch, rows) for (split, epoch), rows in zip(parts, storages, strict=True)
     )
     train = Views(train_views) if dataset.views else train_views[0]
-    cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
+    cached = replace(dataset, train=train, validation=validation, prepare=keep_unchanged, mixable=False)
     return cached, division
 
 
@@ -237,10 +237,10 @@ def _find_storage(
     dataset: Dataset, key: str, splits: list[Split], outputs: Inputs, folder: Path | None
 ) -> list[CachedRows]:
     """Storage for each of these splits: that of an earlier call with this key, or new storage, which replaces all other."""
-    if key not in dataset.kept:
-        dataset.kept.clear()
-        dataset.kept[key] = [_allocate_rows(split, outputs, folder) for split in splits]
-    storages: list[CachedRows] = dataset.kept[key]
+    if key not in dataset.cache:
+        dataset.cache.clear()
+        dataset.cache[key] = [_allocate_rows(split, outputs, folder) for split in splits]
+    storages: list[CachedRows] = dataset.cache[key]
     return storages
 
 

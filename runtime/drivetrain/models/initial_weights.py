@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.dataset import Dataset, Head, head
+from drivetrain.data.dataset import Dataset, Head, head_from_json
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.job import Job
@@ -59,7 +59,7 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
             "a model folder as written at the end of training",
             "copy the folder again, or use the version of drivetrain that wrote it",
         )
-    earlier_heads = {row["name"]: head(row) for row in earlier.heads}
+    earlier_heads = {row["name"]: head_from_json(row) for row in earlier.heads}
     new_heads = [name for name, ours in dataset.heads.items() if not _predicts_same(ours, earlier_heads.get(name))]
     tensors_by_head = _list_tensors_by_head(earlier.builder, arguments)
     earlier_tensors_by_head = _list_tensors_by_head(earlier.builder, earlier.arguments)

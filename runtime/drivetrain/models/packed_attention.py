@@ -153,7 +153,7 @@ class PackedRow:
 
 def lay_out(mask: Tensor, kernel: Kernel | None = None) -> PackedRow:
     """Lay out the texts of this mask, (N, tokens): in groups, or in their order for a kernel that needs none."""
-    lengths = host_lengths.of(mask)
+    lengths = host_lengths.read_lengths(mask)
     return _lay_out_groups(mask, lengths) if kernel is None else _lay_out_in_order(mask, lengths, kernel)
 
 

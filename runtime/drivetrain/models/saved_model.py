@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from drivetrain.data.dataset import Head, head
+from drivetrain.data.dataset import Head, head_from_json
 from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
@@ -193,7 +193,7 @@ def _read_heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
     for row in rows:
         if not isinstance(row, dict) or not {"name"} <= set(row) <= names:
             _refuse(folder, f"{CONFIG}: a head is incomplete")
-        heads[row["name"]] = head(row)
+        heads[row["name"]] = head_from_json(row)
     return heads
 
 

@@ -116,7 +116,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     except (MemoryError, RuntimeError) as error:
         if not torch_errors.is_out_of_memory(error):
             raise
-        run.dataset.kept.pop("resident", None)
+        run.dataset.cache.pop("resident", None)
         run.events.add("gpu_resident_data", f"the samples stay in host memory: {str(error).splitlines()[0][:160]}")
         return
     run.batches.split = run.dataset.train

@@ -148,9 +148,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
     for note in dataset.notes:
-        say(notes.line(note))
+        say(notes.format_note(note))
     if terms and (loss_note := terms.note()):
-        say(notes.line(loss_note, "loss"))
+        say(notes.format_note(loss_note, "loss"))
     data = job.data.model_copy(
         update={
             "train": len(dataset.train),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.data import fingerprint
 from drivetrain.data.custom import code_files
-from drivetrain.data.dataset import Dataset, InputRecord, head
+from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
 from drivetrain.data.formats import shards
 from drivetrain.data.load_data import add_test, load
 from drivetrain.distributed import world
@@ -122,7 +122,9 @@ def read_records(folder: Path) -> InputRecord | None:
         document = RunFiles(folder).read_json(PREPROCESSING_FILE)
         if "preprocessing" in record and record["preprocessing"] != sha256(folder / PREPROCESSING_FILE):
             raise ValueError(PREPROCESSING_FILE)
-        return InputRecord({**document["preprocessing"]}, {row["name"]: head(row) for row in document["heads"]})
+        return InputRecord(
+            {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
+        )
     except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / name} is missing, damaged or edited",
@@ -169,7 +171,7 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
 def _write_records(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
     files: dict[str, dict[str, Any]] = {
-        key: {"folder": path.is_dir(), "rows": fingerprint.of(_base_folder(path, path.is_dir()), names)}
+        key: {"folder": path.is_dir(), "rows": fingerprint.fingerprint_files(_base_folder(path, path.is_dir()), names)}
         for key, path, names in _list_files(_find_paths(run.job), data)
     }
     write_json(

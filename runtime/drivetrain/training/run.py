@@ -19,7 +19,7 @@ from drivetrain.data import one_copy, stateless_random
 from drivetrain.data.custom.stream import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.mixup import mix, mixes
+from drivetrain.data.mixup import mix, uses_mixing
 from drivetrain.distributed import world
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import ALONE, Ranks, join_ranks
@@ -181,7 +181,7 @@ class Run(AssembledRun):
         if not self.dataset.mixable:
             return batch
         batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
-        if not mixes(self.job):
+        if not uses_mixing(self.job):
             return batch
         # Mixing needs the whole batch, so only now does this process take its shard.
         return batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(batch))))
@@ -197,7 +197,7 @@ class Run(AssembledRun):
     def step_seed(self, part: int = 0) -> int:
         """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
         position = (self.counters.step, part) if part else (self.counters.step,)
-        return stateless_random.key(self.job.train.seed, "step", *position)
+        return stateless_random.derive_key(self.job.train.seed, "step", *position)
 
     def list_local_parts(self, samples: int) -> list[SeededPart]:
         """The parts that this process computes of a batch of `samples` over all processes, with their seeds."""
@@ -345,7 +345,7 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     world.check_parts(job, batch_parts.ranks.count)
     start_checks.check_divisible(job, dataset, batch_parts)
-    if not (dataset.mixable and mixes(job)):
+    if not (dataset.mixable and uses_mixing(job)):
         batches.shard = batch_parts.select_own_samples
     batches.handover.processes = batch_parts.ranks.count
     batches.tell = partial(report, "loader")

@@ -86,15 +86,15 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     with clock.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
-        say(notes.line(note))
+        say(notes.format_note(note))
     with clock.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
     if text := operations.describe_flop(network):
-        say(notes.line(text, "model"))
+        say(notes.format_note(text, "model"))
     for note in network.notes:
-        say(notes.line(note, "model"))
+        say(notes.format_note(note, "model"))
     if dataset.loss and (text := dataset.loss.note()):
-        say(notes.line(text, "loss"))
+        say(notes.format_note(text, "loss"))
     if network.code is not None:
         user_code.remember(folder, network.code)
     with clock.phase("model"):

@@ -209,7 +209,7 @@ class VariantBuilder:
         module = copy.deepcopy(self.network.module)
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
-        stored = dict(self.dataset.kept)
+        stored = dict(self.dataset.cache)
         timer = PhaseTimer()
         run = assemble(
             original.job,
@@ -224,8 +224,8 @@ class VariantBuilder:
         )
         if stored:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
-            self.dataset.kept.clear()
-            self.dataset.kept.update(stored)
+            self.dataset.cache.clear()
+            self.dataset.cache.update(stored)
         run.train_mode()
         return Variant(run, self.batches(run), checked=self.checked)
 

@@ -167,7 +167,7 @@ def test_evaluate_draws_what_validation_drew() -> None:
     """It opens the data under another name and seed."""
     here, there = open_split(Drawing(), "validation data", 5), open_split(Drawing(), "read()", 0)
     assert torch.equal(here.gather(np.arange(12))[0], there.gather(np.arange(12))[0])
-    assert not torch.equal(here.gather(np.arange(12))[0], here.at(0).gather(np.arange(12))[0])
+    assert not torch.equal(here.gather(np.arange(12))[0], here.at_epoch(0).gather(np.arange(12))[0])
 
 
 def test_an_iterable_draws_for_each_position() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from drivetrain.data import stratify
 from drivetrain.data.images.image_data import load
-from drivetrain.data.labels import class_names
+from drivetrain.data.labels import sort_class_names
 from tests.paths import ROOT
 from tests.pictures import folder, job, message, noise, npz
 
@@ -78,7 +78,7 @@ def test_validation_is_not_the_first_of_each_class() -> None:
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
     labels = np.repeat(np.arange(5), [50, 7, 2, 1, 23])
-    parts = [stratify.fold(labels, number, count, seed=3) for number in range(1, count + 1)]
+    parts = [stratify.split_fold(labels, number, count, seed=3) for number in range(1, count + 1)]
     held = np.concatenate([part[1] for part in parts])
     assert sorted(held.tolist()) == [i for i in range(len(labels)) if labels[i] != 3]
     for kept, one in parts:
@@ -86,7 +86,7 @@ def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
         sizes = np.bincount(labels[one], minlength=5)
         assert (abs(sizes - np.array([50, 7, 2, 0, 23]) / count) < 1).all()
         assert set(labels[kept]) == set(range(5))
-    assert not np.array_equal(parts[0][1], stratify.fold(labels, 1, count, seed=4)[1])
+    assert not np.array_equal(parts[0][1], stratify.split_fold(labels, 1, count, seed=4)[1])
 
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
     ],
 )
 def test_order_of_classes(given: str, ordered: str) -> None:
-    assert class_names(given.split()) == tuple(ordered.split())
+    assert sort_class_names(given.split()) == tuple(ordered.split())
 
 
 def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:

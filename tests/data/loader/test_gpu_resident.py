@@ -71,6 +71,6 @@ def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monk
         patch.setattr(torch, "empty", full)
         gpu_resident_data.apply(made, True)
     assert not gpu_resident_data.effective(made)
-    assert made.dataset.kept == {}
+    assert made.dataset.cache == {}
     assert "the samples stay in host memory: CUDA out of memory" in (tmp_path / "events.jsonl").read_text()
     assert tiny.losses(made, 4) == tiny.losses(plain, 4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain.data.dataset import as_it_is
+from drivetrain.data.dataset import keep_unchanged
 from drivetrain.data.load_data import load
 from drivetrain.data.series import augment
 from drivetrain.data.series.augment import SeriesPreprocessing
@@ -160,7 +160,7 @@ def test_workers_and_resume_give_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_without_augmentation_windows_are_taken_as_they_are(tmp_path: Path) -> None:
-    assert load(job_spec.load(series(tmp_path, "{mixup: {}}"))).prepare is as_it_is
+    assert load(job_spec.load(series(tmp_path, "{mixup: {}}"))).prepare is keep_unchanged
 
 
 @pytest.mark.parametrize("option", ["scaling: 0.1", "time_warp: {}", "window_warp: {}"])

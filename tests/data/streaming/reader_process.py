@@ -58,7 +58,10 @@ def main() -> int:
         job = job_spec.load(Path(path))
         data = load(job)
         batches = Batches(data.train, job.train.batch, job.train.seed, data.order)
-        batches.workers, batches.shard = workers, BatchParts(Ranks(rank, count), count, job.train.batch).select_own_samples
+        batches.workers, batches.shard = (
+            workers,
+            BatchParts(Ranks(rank, count), count, job.train.batch).select_own_samples,
+        )
         before = data.fetched.bytes if data.fetched else 0
         together = Together(Path(os.environ["TOGETHER"]), rank, count) if "TOGETHER" in os.environ else None
         for number, batch in enumerate(batches.epoch(epoch, start), start):

@@ -13,7 +13,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.streaming import fetch_ahead
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.lease import Lease
-from drivetrain.data.streaming.open_stream import fetching
+from drivetrain.data.streaming.open_stream import fetch_groups_ahead
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.system import fault_points
 from drivetrain.tracking.metrics_log import MetricsLog
@@ -61,9 +61,9 @@ def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
     shards.folder(tmp_path / "s", ".parquet")
     data = load(shards.job(tmp_path, "s"))
     reader, groups = reader_of(data), np.array_split(np.arange(100), 8)
-    with fetching(reader, groups) as old:
+    with fetch_groups_ahead(reader, groups) as old:
         left = reader.lease
-        with fetching(reader, groups):
+        with fetch_groups_ahead(reader, groups):
             assert reader.lease is not None
             assert reader.lease is not left
             assert left is not None
@@ -82,7 +82,7 @@ def test_processes_look_ahead_into_their_share_of_the_cache(
     largest = max(reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached())
     reader.cache = ShardCache(cache, 12 * largest)
     groups = np.array_split(np.arange(int(reader.index.starts[-1])), 24)
-    with fetching(reader, groups) as advance:
+    with fetch_groups_ahead(reader, groups) as advance:
         alone = len(reader.ranks)
         others = [Lease(cache) for _ in range(2)]
         advance(1)

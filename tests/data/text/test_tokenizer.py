@@ -129,7 +129,7 @@ def test_auto_has_a_limit_where_the_network_has_none() -> None:
 
 def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     sizes = np.array([3, 9, 4, 4, 8, 1, 5])
-    order = sizes[stateless_random.permutation(7, 0, len(sizes))]
+    order = sizes[stateless_random.shuffle_samples(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
     note = max_length.padding(sizes, 10, 3, 7).note()
     assert note == (

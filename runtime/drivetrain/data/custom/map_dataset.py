@@ -59,7 +59,7 @@ class ItemSplit:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def at(self, epoch: int) -> ItemSplit:
+    def at_epoch(self, epoch: int) -> ItemSplit:
         """The samples with the random numbers of this epoch, counted from 0."""
         split = copy.copy(self)
         split.epoch = epoch
@@ -155,7 +155,7 @@ class ItemSplit:
             repetition, at = divmod(number, len(self))
             # What is no sample of the training is drawn alike in every run, so that `evaluate` sees what the run saw.
             key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
-            stateless_random.seed_globally(stateless_random.key(*key, at, repetition))
+            stateless_random.seed_globally(stateless_random.derive_key(*key, at, repetition))
             return self.dataset[at]
 
         with blame_user_code(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):

@@ -87,7 +87,7 @@ class StreamSplit(ItemSplit):
             )
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch))
+        stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch))
         with blame_user_code(lambda told, do: DataError(f"{self.name}: __iter__ raised {told}", "", do)):
             if inspect.ismethod(begin := getattr(self.dataset, "set_epoch", None)):
                 begin(epoch)
@@ -96,7 +96,7 @@ class StreamSplit(ItemSplit):
     def _read_seeded(self, stream: Iterator[Any], epoch: int, ids: Ids) -> Iterator[Any]:
         """The next samples, each read with random numbers of its own, whatever the batch size."""
         for index in ids.tolist():
-            stateless_random.seed_globally(stateless_random.key(self.seed, "stream", self.name, epoch, index))
+            stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch, index))
             yield from itertools.islice(stream, 1)
 
     def _take(self, stream: Iterator[Any], epoch: int, batch: int, ids: Ids) -> list[Any]:

@@ -156,7 +156,7 @@ def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: s
         DataError: for a text that is no class; names `key`.
     """
     indices = positions(column, classes).astype(np.int64)
-    return labels.indices(column.to_pylist(), classes, key) if (indices < 0).any() else indices
+    return labels.index_labels(column.to_pylist(), classes, key) if (indices < 0).any() else indices
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:

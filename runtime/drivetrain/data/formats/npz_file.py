@@ -61,7 +61,7 @@ def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic
         entry = name if name in file.zip.namelist() else f"{name}.npy"
         shape, kind = _read_header(file.zip, entry)
         # Python's integers do not overflow, as the product of numpy would.
-        decoded_size.check(math.prod(map(abs, shape)) * kind.itemsize, f"array `{name}` of {path}", key)
+        decoded_size.check_fits(math.prod(map(abs, shape)) * kind.itemsize, f"array `{name}` of {path}", key)
         value = file[name]
     except MemoryError as error:
         raise ValueError(f"{name} does not fit into memory: {str(error) or 'out of memory'}") from None

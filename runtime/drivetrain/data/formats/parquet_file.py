@@ -92,7 +92,7 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
     for index, field in enumerate(table.schema):
         column = table[field.name]
         if types.is_dictionary(column.type):
-            decoded_size.check(_count_value_bytes(column), f'column "{field.name}" of {subject}', key)
+            decoded_size.check_fits(_count_value_bytes(column), f'column "{field.name}" of {subject}', key)
             chunks = [_take_values(chunk) for chunk in column.chunks]
             column = chunked_array(chunks) if chunks else column.cast(column.type.value_type)
         elif types.is_run_end_encoded(column.type):

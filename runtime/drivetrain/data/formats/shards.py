@@ -108,7 +108,7 @@ def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]
         # A JSON can name half of a surrogate pair.
         encoded_names = [text.encode("utf-8", "replace") for text in classes]
         lengths = compute.take(array(map(len, encoded_names), int64()), class_numbers)
-        decoded_size.check(compute.sum(lengths).as_py() or 0, f'column "{name}" with the names of its classes', "")
+        decoded_size.check_fits(compute.sum(lengths).as_py() or 0, f'column "{name}" with the names of its classes', "")
         table = table.set_column(position, name, compute.take(array(encoded_names, string()), class_numbers))
     return table
 

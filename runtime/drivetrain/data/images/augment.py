@@ -109,7 +109,7 @@ def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
 
 def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
     """Random numbers in [0, 1), shape (N, count); other ones for each purpose."""
-    return stateless_random.uniform(seed, purpose, epoch, ids, count)
+    return stateless_random.draw_uniform(seed, purpose, epoch, ids, count)
 
 
 def _per_image(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:

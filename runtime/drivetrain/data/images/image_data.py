@@ -73,7 +73,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
         validation_notes: list[str] = []
     else:
         validation_split, validation_notes = _open_validation(train, validation, head, preprocessing, (size, channels))
-    counts = f"{len(train_split):,} training and {len(validation_split):,} validation images, {head.counted}"
+    counts = f"{len(train_split):,} training and {len(validation_split):,} validation images, {head.outputs_text}"
     columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
     sources = [train] if validation is train else [train, validation]
     return Dataset(
@@ -185,7 +185,7 @@ def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.D
     if train.groups:
         train.notes += [] if are_classes else train.targets.notes(train.rows)
         group_numbers = division.whole(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
-        train_rows, validation_rows = groups.divide(strata, group_numbers, data, seed, train.key)
+        train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, data, seed, train.key)
         without_training = (
             validation_rows[np.isin(strata[validation_rows], strata[train_rows], invert=True)]
             if are_classes
@@ -197,7 +197,7 @@ def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.D
             else []
         )
         train.notes += [
-            groups.note(data.groups or "", group_numbers, train_rows, validation_rows, names),
+            groups.describe_division(data.groups or "", group_numbers, train_rows, validation_rows, names),
             *division.notes(train_rows, validation_rows),
         ]
         return train.rows[train_rows], train.rows[validation_rows]
@@ -234,14 +234,14 @@ def _note_contradictions(train: ImageSource) -> list[str]:
     if not isinstance(train.targets, ClassTargets):
         return []
     contents, classes = train.images.contents[train.rows], train.targets.take_rows(train.rows)
-    return copies.contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
+    return copies.note_contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
 
 
 def compute_preprocessing(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
     """Compute the preprocessing, with statistics of the training images or of the pretrained network; also notes."""
-    measured_rows = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[
+    measured_rows = stateless_random.make_generator(job.train.seed, "statistics").permutation(len(train))[
         :MAX_MEASURED_IMAGES
     ]
     (raw,) = train.gather(np.sort(measured_rows).astype(np.int64))

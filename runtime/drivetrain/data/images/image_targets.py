@@ -134,15 +134,15 @@ class ClassTargets:
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The class of each image."""
         used = self.take_rows(rows)
-        return labels.indices(used, labels.class_names(used), "")
+        return labels.index_labels(used, labels.sort_class_names(used), "")
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
         """The output with all classes."""
-        return Head("", labels.class_names(self.take_rows(rows)))
+        return Head("", labels.sort_class_names(self.take_rows(rows)))
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
         """Class indices (rows,) int64."""
-        return torch.from_numpy(labels.indices(self.take_rows(rows), head.classes, key))
+        return torch.from_numpy(labels.index_labels(self.take_rows(rows), head.classes, key))
 
     def notes(self, rows: Ids) -> list[str]:
         """A note on classes with a single image, if there are any."""
@@ -171,18 +171,18 @@ class LabelSets:
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image."""
-        return stratify.rarest(self._to_matrix(rows, self._list_labels(rows)))
+        return stratify.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
         """The output with all labels."""
         names = self._list_labels(rows)
         all_rows = np.arange(len(self.sets), dtype=np.int64)
         target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
-        return target_columns.head(target, rows, train, key)
+        return target_columns.build_head(target, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
         """Labels (rows, labels) of 0 and 1, float32."""
-        labels.indices([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
+        labels.index_labels([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
         return torch.from_numpy(self._to_matrix(rows, head.classes).astype(np.float32))
 
     def notes(self, rows: Ids) -> list[str]:
@@ -193,7 +193,7 @@ class LabelSets:
 
     def _list_labels(self, rows: Ids) -> tuple[str, ...]:
         """Names of all labels of some images, in the order of classes."""
-        return labels.class_names(name for row in rows.tolist() for name in self.sets[row])
+        return labels.sort_class_names(name for row in rows.tolist() for name in self.sets[row])
 
     def _to_matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
         """Labels of some images as (rows, names) of 0 and 1."""
@@ -218,11 +218,13 @@ class NumberTargets:
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image; numbers are split at random."""
-        return stratify.rarest(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
+        return (
+            stratify.find_rarest_labels(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
+        )
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
         """The labels; or the numbers with their scale in the training images."""
-        return target_columns.head(self.goal, rows, train, key)
+        return target_columns.build_head(self.goal, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
         """Labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
@@ -233,7 +235,7 @@ class NumberTargets:
                 f"as in the training data: {len(names)}",
                 "write the file again",
             )
-        return target_columns.tensor(self.goal, rows, head, key)
+        return target_columns.build_tensor(self.goal, rows, head, key)
 
     def notes(self, rows: Ids) -> list[str]:
         """How often each label occurs; the range of each number."""

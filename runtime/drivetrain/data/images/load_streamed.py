@@ -96,7 +96,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None) -> Dataset:
         decoded=False,
         order=order,
         notes=[
-            f"{len(train_rows):,} training and {len(validation_rows):,} validation images, {head.counted}",
+            f"{len(train_rows):,} training and {len(validation_rows):,} validation images, {head.outputs_text}",
             *(
                 note
                 for source in sources
@@ -216,7 +216,7 @@ def _sample_images(train: _Source, train_rows: Ids, seed: int) -> ImageSource:
     """
     shard_numbers = train.index.shard_of(train_rows)
     used_shards = np.unique(shard_numbers)
-    random = stateless_random.generator(seed, "statistics")
+    random = stateless_random.make_generator(seed, "statistics")
     sampled_shards = used_shards[random.permutation(len(used_shards))[:MAX_SAMPLED_SHARDS]]
     rows = train_rows[np.isin(shard_numbers, sampled_shards)]
     rows = np.sort(rows[random.permutation(len(rows))[:MAX_MEASURED_IMAGES]])

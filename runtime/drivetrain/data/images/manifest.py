@@ -142,7 +142,9 @@ def targets(
         sets = _read_label_sets(rows, table, form, file, key)
         return {}, lambda keep: LabelSets([sets[row] for row in keep])
     are_labels = form.kind == "labels"
-    target = target_columns.read(table, form.columns, classes=are_labels, option="data.label_column", source=str(file))
+    target = target_columns.read_targets(
+        table, form.columns, classes=are_labels, option="data.label_column", source=str(file)
+    )
     if are_labels:
         rows.unsure = int((np.isnan(target.numbers) | (target.numbers == -1)).any(axis=1).sum())
     return target.bad, partial(image_targets.take_usable, target)

@@ -56,7 +56,7 @@ class ImageArrays:
     @property
     def contents(self) -> npt.NDArray[np.int64]:
         """A digest of the pixels of each image."""
-        return copies.row_digests(self.pixels.numpy())
+        return copies.digest_rows(self.pixels.numpy())
 
     @property
     def short_sides(self) -> npt.NDArray[np.int64]:
@@ -207,7 +207,7 @@ def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Pat
             for row in np.flatnonzero(~np.isin(columns[0], (0, 1))).tolist()
         }
         return TargetColumn(tuple(names), None, np.stack(columns, axis=1), several=True, bad=wrong)
-    return target_columns.read(table, names, classes=labels, option=key, source=str(path))
+    return target_columns.read_targets(table, names, classes=labels, option=key, source=str(path))
 
 
 def _read_classes(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:

@@ -16,7 +16,7 @@ from drivetrain.data.images import decode
 from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming.open_stream import fetching
+from drivetrain.data.streaming.open_stream import fetch_groups_ahead
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DataError
 
@@ -58,7 +58,7 @@ class StreamedSplit(ImageSplit):
 
     images: StreamedImages
 
-    def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
         """A context in which the shards of the batches are fetched ahead.
 
         Args:
@@ -67,7 +67,7 @@ class StreamedSplit(ImageSplit):
         Returns:
             The context; call what it gives with the number of batches used so far.
         """
-        return fetching(self.images.reader, [self.rows[ids] for ids in groups])
+        return fetch_groups_ahead(self.images.reader, [self.rows[ids] for ids in groups])
 
 
 @dataclass(frozen=True)

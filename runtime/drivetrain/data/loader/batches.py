@@ -85,7 +85,7 @@ class Batches:
         ids = (
             self.sample_order(epoch)
             if self.sample_order
-            else stateless_random.permutation(self.seed, epoch, len(self.split))
+            else stateless_random.shuffle_samples(self.seed, epoch, len(self.split))
         )
         return ids[: self.samples]
 
@@ -101,9 +101,9 @@ class Batches:
         """The batches of one epoch, starting at batch `start`."""
         ids = self._ids(epoch)
         if self.sample_order and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
-            ids = ids + len(self.split) * stateless_random.occurrences(ids)
+            ids = ids + len(self.split) * stateless_random.count_earlier_draws(ids)
         groups = [self.shard(group) for group in self._cut(ids, start)]
-        split = self.split.at(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
+        split = self.split.at_epoch(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
         workers = self.workers_for(split, max(map(len, groups), default=0))
         return fetch(split, groups, workers=workers, pin=self.pin, report=self.tell)
 
@@ -150,7 +150,7 @@ def fetch(
 
 def _fetching(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batch]) -> Iterator[Batch]:
     """The batches, while what the next ones need is fetched."""
-    with split.fetching(groups) as used:
+    with split.fetch_ahead(groups) as used:
         for number, batch in enumerate(batches):
             yield batch
             used(number + 1)
@@ -184,7 +184,7 @@ class _Groups(torch.utils.data.Dataset[Batch]):
         inputs, targets = self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()}
         # Counted here, where the mask still is on the host.
         masked = isinstance(self.split, Masked) and self.split.masked
-        return Batch(ids, inputs, targets, host_lengths.counted(inputs[-1]) if masked else None)
+        return Batch(ids, inputs, targets, host_lengths.count_tokens(inputs[-1]) if masked else None)
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):

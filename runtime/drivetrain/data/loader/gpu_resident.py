@@ -49,7 +49,7 @@ class GpuResidentSplit:
 def reside(dataset: Dataset, device: torch.device, at_once: int, workers: int = 0) -> Dataset:
     """The dataset with its samples on a device; the copy is made once and reused."""
     workers = 0 if dataset.decoded else workers
-    resident = dataset.kept.setdefault("resident", {})
+    resident = dataset.cache.setdefault("resident", {})
     for name in ("train", "validation"):
         if name not in resident:
             resident[name] = GpuResidentSplit(getattr(dataset, name), device, at_once, workers)

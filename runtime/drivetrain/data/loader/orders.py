@@ -53,7 +53,7 @@ class Weighted:
 
     def __call__(self, epoch: int) -> Ids:
         """The drawn ids."""
-        random = stateless_random.generator(self.seed, "order", epoch)
+        random = stateless_random.make_generator(self.seed, "order", epoch)
         return random.choice(len(self.shares), self.count, self.replacement, self.shares).astype(np.int64)
 
 
@@ -95,7 +95,7 @@ class Sampled:
         return self.known[1]
 
     def _draw(self, epoch: int) -> Ids:
-        key = stateless_random.key(self.seed, "order", epoch)
+        key = stateless_random.derive_key(self.seed, "order", epoch)
         stateless_random.seed_globally(key)
         if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
             generator.manual_seed(key)

@@ -41,7 +41,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
         name = list(PATTERNS)[number % len(PATTERNS)]
         path = folder / name / f"{name}-{number // len(PATTERNS):05}.jpg"
         path.parent.mkdir(exist_ok=True)
-        image = texture(name, stateless_random.generator(seed, "sample", name, number))
+        image = texture(name, stateless_random.make_generator(seed, "sample", name, number))
         Image.fromarray(image).save(path, quality=QUALITY)
         paths.append(path)
     return paths

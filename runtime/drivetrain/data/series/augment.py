@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import stateless_random
-from drivetrain.data.dataset import Inputs, Preprocessing, as_it_is
+from drivetrain.data.dataset import Inputs, Preprocessing, keep_unchanged
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
 from drivetrain.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
@@ -42,7 +42,7 @@ class SeriesPreprocessing:
         if epoch is None:
             return inputs
         (windows,) = inputs
-        spec, draw = self.spec, partial(stateless_random.uniform, self.seed)
+        spec, draw = self.spec, partial(stateless_random.draw_uniform, self.seed)
         count, length, channels = windows.shape
         if spec.time_warp and length > 2:
             numbers = draw("time_warp", epoch, ids, spec.time_warp.knots + 3)
@@ -68,7 +68,7 @@ class SeriesPreprocessing:
 def preparation(spec: SeriesAugment, seed: int, spread: tuple[float, ...]) -> Preprocessing:
     """What prepares windows: nothing without an augmentation of single windows."""
     single = any(value for name, value in spec if name != "mixup")
-    return SeriesPreprocessing(spec, seed, spread) if single else as_it_is
+    return SeriesPreprocessing(spec, seed, spread) if single else keep_unchanged
 
 
 def normal(uniform: Floats) -> Floats:

@@ -156,7 +156,7 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8", "backslashreplace")
     table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, y.T, strict=True)})
-    return target_columns.read(table, names, classes=classes, option=key, source=str(path))
+    return target_columns.read_targets(table, names, classes=classes, option=key, source=str(path))
 
 
 def _finite(values: npt.NDArray[np.generic]) -> column_values.Mask:

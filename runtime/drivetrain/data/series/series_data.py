@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data import copies, groups, target_columns
-from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
+from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import alike, list_names
+from drivetrain.data.labels import list_names, note_similar_names
 from drivetrain.data.series import augment, timeline, window_split, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.window_split import WindowSplit
@@ -46,7 +46,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     target, marks, key = train_part.goal, train_part.marks, train_part.key
 
     def compute_head() -> Head:
-        return target_columns.head(target, marks, marks, key)
+        return target_columns.build_head(target, marks, marks, key)
 
     head = recorded.head("", compute_head) if recorded else compute_head()
     own_scale, constant = windows.fit(train_part.fitting)
@@ -62,7 +62,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     )
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
-        *alike(target.names[0], head.classes),
+        *note_similar_names(target.names[0], head.classes),
         *train_part.notes,
         *validation_part.notes,
     ]
@@ -104,7 +104,7 @@ def read(
         part = _new(path, preprocessing, files, budget, labelled)
         parts_and_splits.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in parts_and_splits for note in part.notes]
-    return NewSamples(windows.join([split for _, split in parts_and_splits]), as_it_is, notes)
+    return NewSamples(windows.join([split for _, split in parts_and_splits]), keep_unchanged, notes)
 
 
 def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
@@ -199,7 +199,7 @@ def _arrays(
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, marks
     division = copies.Division(
-        copies.row_digests(train.values.reshape(-1, *train.shape)[train.marks]), "windows", recorded
+        copies.digest_rows(train.values.reshape(-1, *train.shape)[train.marks]), "windows", recorded
     )
     # A run that was recorded before windows were compared resumes with the split that it had.
     compared = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
@@ -242,13 +242,13 @@ def _by_group(
     column, strata = job.data.groups or "overlapping windows", _strata(train)
     group_numbers = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
     group_numbers = division.whole(group_numbers) if division else group_numbers
-    if not job.data.groups and group_numbers.max() + 1 < groups.least(job.data):
+    if not job.data.groups and group_numbers.max() + 1 < groups.count_min_groups(job.data):
         raise DataError(
             f"data.train: all {len(group_numbers):,} windows of {train.path} overlap, directly or through others",
-            f"{groups.least(job.data)} recordings or more, since windows with the same rows are on one side only",
+            f"{groups.count_min_groups(job.data)} recordings or more, since windows with the same rows are on one side only",
             "save windows of more recordings, or set data.validation to a file of another recording",
         )
-    train_rows, validation_rows = groups.divide(strata, group_numbers, job.data, job.train.seed, "data.train")
+    train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, job.data, job.train.seed, "data.train")
     without_training = np.setdiff1d(strata[validation_rows], strata[train_rows])
     if len(without_training):
         assert train.goal is not None
@@ -258,7 +258,7 @@ def _by_group(
             "every class in two groups or more",
             "another train.seed, data.validation or data.groups",
         )
-    note = groups.note(column, group_numbers, train_rows, validation_rows, [])
+    note = groups.describe_division(column, group_numbers, train_rows, validation_rows, [])
     return train.take_rows(train_rows), replace(
         train.take_rows(validation_rows),
         notes=[note, *(division.notes(train_rows, validation_rows) if division else [])],

@@ -107,7 +107,7 @@ def read(
     values, is_known, filled = _fill(table, layout, ticking, path, key, budget)
     target = None
     if labelled:
-        target = target_columns.read(
+        target = target_columns.read_targets(
             table.filter(is_known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
         )
         if key == "data.train":

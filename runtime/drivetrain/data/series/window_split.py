@@ -81,7 +81,7 @@ class WindowSplit:
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if a head is given."""
-        targets = {"": target_columns.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
+        targets = {"": target_columns.build_tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
         return SeriesSplit(
             values,
             self.starts,
@@ -151,7 +151,7 @@ def _check_late(line: Timeline, early: WindowSplit, after: WindowSplit, share: f
     """Refuse classes that come only in the last part of the time, so that nothing could learn them."""
     if line.goal is None or line.goal.texts is None:
         return
-    first = target_columns.classes(line.goal, early.marks, line.key)
+    first = target_columns.list_classes(line.goal, early.marks, line.key)
     last = Counter(line.goal.texts.take(after.marks).to_pylist())
     if only := [f'"{name}" ({last[name]:,} windows)' for name in sorted(set(last) - set(first))]:
         raise DataError(

@@ -59,7 +59,7 @@ class SeriesSplit:
     def contents(self) -> Contents:
         """A digest of each window."""
         parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED_WINDOWS) or 1)
-        return np.concatenate([copies.row_digests(self.gather(ids)[0].numpy()) for ids in parts])
+        return np.concatenate([copies.digest_rows(self.gather(ids)[0].numpy()) for ids in parts])
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""

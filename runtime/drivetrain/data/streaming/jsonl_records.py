@@ -58,7 +58,7 @@ def _check_size(line: bytes, line_number: int, shard: Shard, key: str) -> None:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"line {line_number:,} has more than {MAX_LINE_BYTES:,} bytes")
     if len(line) > LONG_LINE_BYTES:
-        decoded_size.check(MAX_OBJECT_FACTOR * len(line), f"line {line_number:,} of shard {shard.address}", key)
+        decoded_size.check_fits(MAX_OBJECT_FACTOR * len(line), f"line {line_number:,} of shard {shard.address}", key)
 
 
 def _parse_line(line: bytes, line_number: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def open_cache(stream: Stream) -> ShardCache:
 
 
 @contextlib.contextmanager
-def fetching(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[Callable[[int], None]]:
+def fetch_groups_ahead(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[Callable[[int], None]]:
     """Fetch the shards of some batches ahead, if any has to be; yields what is told the number of used batches.
 
     Args:
@@ -86,7 +86,7 @@ def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> t
             "two shards or more, or a path for data.validation",
             "write smaller shards, or name shards for data.validation",
         )
-    order = used[stateless_random.generator(seed, "validation").permutation(len(used))]
+    order = used[stateless_random.make_generator(seed, "validation").permutation(len(used))]
     enough = np.searchsorted(np.cumsum(counts[order]), fraction * len(rows)) + 1
     validation_shards = order[: min(int(enough), len(order) - 1)]
     inside = np.isin(shards, validation_shards)

@@ -54,7 +54,7 @@ class StreamOrder:
 
     def windows(self, epoch: int) -> list[list[Ids]]:
         """The ids of each window before they are shuffled, by span."""
-        shards = stateless_random.generator(self.seed, "shards", epoch).permutation(len(self.sizes))
+        shards = stateless_random.make_generator(self.seed, "shards", epoch).permutation(len(self.sizes))
         laid = np.concatenate([np.arange(self.starts[shard], self.starts[shard + 1]) for shard in shards])
         # Where each shard ends in the row of all samples.
         ends = np.cumsum(self.sizes[shards])
@@ -70,7 +70,7 @@ class StreamOrder:
     def _order(self, epoch: int) -> Ids:
         spans = []
         for number, span in enumerate(self.windows(epoch)):
-            random = stateless_random.generator(self.seed, "window", epoch, number)
+            random = stateless_random.make_generator(self.seed, "window", epoch, number)
             spans.append(np.concatenate([random.permutation(window) for window in span]))
         # Spans differ in length by at most one.
         least = min(map(len, spans))

@@ -148,7 +148,7 @@ def write(
         Image(name, label, *_read_stamp(source / name))
         for name, label in zip(listing.names, listing.labels, strict=True)
     ]
-    order = stateless_random.generator(seed, "shards").permutation(len(images))
+    order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
     written_list = ShardList(_digest(images, size, seed, form))
     before = _read_earlier(target, written_list.source)

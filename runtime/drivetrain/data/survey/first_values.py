@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drivetrain.data.labels import class_names, list_names, looks_empty
+from drivetrain.data.labels import list_names, looks_empty, sort_class_names
 from drivetrain.job.draft import Entry, scalar
 
 MANY_ROWS = 20_000
@@ -83,10 +83,10 @@ def format_counts(counts: Mapping[str, int], most: int = 8) -> str:
         counts: samples of each class; if all are equal, the number is written once.
         most: classes that are listed at most.
     """
-    empty = [name for name in class_names(counts) if looks_empty(name)]
+    empty = [name for name in sort_class_names(counts) if looks_empty(name)]
     doubt = f"; probably no value: {list_names(empty)} (data.missing)" if empty else ""
     if len(set(counts.values())) == 1 and len(counts) > 1:
-        names = list_names(class_names(counts), most)
+        names = list_names(sort_class_names(counts), most)
         return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {names}{doubt}"
     order = sorted(counts, key=lambda name: (-counts[name], name))
     return f"{len(counts):,} classes: {list_names([f'{name} {counts[name]:,}' for name in order], most)}{doubt}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Inputs
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import alike, class_names, list_names
+from drivetrain.data.labels import list_names, note_similar_names, sort_class_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import date_features
 from drivetrain.data.tables.column_roles import Roles
@@ -211,7 +211,7 @@ def fit(
         category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
         notes += (
-            alike(name, category.values)
+            note_similar_names(name, category.values)
             if category
             else [f"{name} is constant in the training rows, so it is not used"]
         )
@@ -249,7 +249,7 @@ def _edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:
 
 
 def _category(name: str, column: pyarrow.ChunkedArray) -> Category | None:
-    values, missing = class_names(column_values.different(column)), bool(column.null_count)
+    values, missing = sort_class_names(column_values.different(column)), bool(column.null_count)
     return Category(name, values, missing) if len(values) + missing > 1 and values else None
 
 

@@ -13,10 +13,10 @@ import torch
 from drivetrain.data import copies
 from drivetrain.data import target_columns as targets
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
+from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import alike
+from drivetrain.data.labels import note_similar_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import features, revealing_columns
 from drivetrain.data.tables.column_roles import Roles, roles
@@ -51,7 +51,7 @@ class TableSplit:
         """A digest of each row: features as the network gets them, and targets."""
         parts = [*self.gather(np.arange(len(self))), *self.targets.values()]
         rows = [part.numpy().reshape(len(self), -1) for part in parts]
-        return copies.row_digests(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
+        return copies.digest_rows(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""
@@ -79,7 +79,7 @@ class _TablePart:
     def split(self, rows: Ids, head: Head) -> TableSplit:
         """A split of some of the rows."""
         assert self.target is not None
-        target_tensors = {"": targets.tensor(self.target, rows, head, self.key)}
+        target_tensors = {"": targets.build_tensor(self.target, rows, head, self.key)}
         return TableSplit(self.inputs, rows, target_tensors, RowNames((self.path.name,), (0,)))
 
 
@@ -97,13 +97,13 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
     bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
     table, column_roles, odd = _read_training_table(path, data, classes, dates, earlier, files)
-    target = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
+    target = targets.read_targets(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = find_usable(table, column_roles.numeric, target, odd, path, "data.train", data.bad_samples)
     division = prepare_division(table, column_roles, target, rows, recorded)
     train_rows, validation_rows = divide_rows(job, target, rows, notes, table, division)
 
     def compute_head() -> Head:
-        return targets.head(target, rows, train_rows, "data.train")
+        return targets.build_head(target, rows, train_rows, "data.train")
 
     head = recorded.head("", compute_head) if recorded else compute_head()
     if earlier:
@@ -117,7 +117,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     about = [
         *column_roles.notes(),
         *dates.notes(),
-        *alike(data.target[0], head.classes),
+        *note_similar_names(data.target[0], head.classes),
         *revealing_columns.describe(table, column_roles, target, train_rows, dates.names),
         *notes,
         *left_out,
@@ -136,7 +136,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         validation,
         {"": head},
         stored,
-        as_it_is,
+        keep_unchanged,
         mixable=not fitted.categories,
         notes=[counts, *about, *validation_notes],
     )
@@ -209,7 +209,7 @@ def read(
     titles = RowNames(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
     return NewSamples(
         TableSplit(inputs, rows, target_tensors, titles),
-        as_it_is,
+        keep_unchanged,
         [note for part in parts for note in part.notes],
         rows + 1 if len(paths) == 1 else None,
     )
@@ -265,7 +265,9 @@ def _part(
     required = dict.fromkeys((*fitted.file_columns, *target), key)
     table = table_file.read(path, key, required=required, only=True, text=text, csv=files)
     table, odd = fitted.dates.expand(table, path, key)
-    target_column = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
+    target_column = (
+        targets.read_targets(table, target, classes=classes, option=key, source=str(path)) if target else None
+    )
     rows, notes = find_usable(table, [number.name for number in fitted.numbers], target_column, odd, path, key, budget)
     return _TablePart(
         path,

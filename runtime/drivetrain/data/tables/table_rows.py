@@ -103,7 +103,7 @@ def prepare_division(
     texts += [] if target.texts is None else [target.texts]
     # Adding 0 makes one zero of the two, and the bits of a NaN are not always the same.
     bits = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in numbers]
-    contents, chance = copies.table_digests(
+    contents, chance = copies.digest_table_rows(
         [*bits, *(column_values.value_numbers(cells.take(rows)) for cells in texts)]
     )
     return copies.Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, chance))
@@ -129,7 +129,7 @@ def divide_rows(
     # Without classes all rows are one stratum.
     strata = np.zeros(len(rows), np.int64)
     if target.texts is not None:
-        targets.classes(target, rows, "data.train")
+        targets.list_classes(target, rows, "data.train")
         encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
         strata = encoded.indices.to_numpy().astype(np.int64)
         alone = np.flatnonzero(np.bincount(strata) == 1)
@@ -140,12 +140,14 @@ def divide_rows(
         # Groups that have copies of one row are joined, so that neither is torn apart.
         members = groups.number_groups(column_values.texts(table[job.data.groups]).take(rows).to_pylist())
         group_numbers = prepare_division.whole(members)
-        train_rows, validation_rows = groups.divide(strata, group_numbers, job.data, job.train.seed, "data.train")
+        train_rows, validation_rows = groups.divide_by_group(
+            strata, group_numbers, job.data, job.train.seed, "data.train"
+        )
         # Groups can be so few that all of a class are in the validation split.
         without_training = np.setdiff1d(strata[validation_rows], strata[train_rows])
         classes = encoded.dictionary.take(without_training).to_pylist() if target.texts is not None else []
         notes += [
-            groups.note(job.data.groups, group_numbers, train_rows, validation_rows, classes),
+            groups.describe_division(job.data.groups, group_numbers, train_rows, validation_rows, classes),
             *prepare_division.notes(train_rows, validation_rows),
         ]
         return rows[train_rows], rows[validation_rows]

@@ -14,7 +14,7 @@ import numpy as np
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import alike, list_names
+from drivetrain.data.labels import list_names, note_similar_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -182,7 +182,7 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
             "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
         )
-    return [*_note_rare(labels, column), *alike(column, classes)]
+    return [*_note_rare(labels, column), *note_similar_names(column, classes)]
 
 
 def _note_rare(labels: Sequence[str], column: str) -> list[str]:

@@ -284,7 +284,7 @@ def _sample_texts(
     shard_numbers = train.index.shard_of(train_rows)
     read_texts = partial(shard_texts.read_all_texts, names=job.data.text, key=train.corpus.key)
     used_shards = np.unique(shard_numbers)
-    random = stateless_random.generator(job.train.seed, "statistics")
+    random = stateless_random.make_generator(job.train.seed, "statistics")
     tables, rows, count = [], [], 0
     for number in used_shards[random.permutation(len(used_shards))[:MAX_SAMPLED_SHARDS]].tolist():
         shard_rows = train_rows[shard_numbers == number][: MAX_SAMPLED_TEXTS - count]

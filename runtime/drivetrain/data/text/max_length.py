@@ -84,7 +84,7 @@ class PaddingShares:
 
 def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> PaddingShares:
     """Measure the shares of padding in the first epoch, on at most SAMPLED_BATCHES batches."""
-    shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
+    shuffled = lengths[stateless_random.shuffle_samples(seed, 0, len(lengths))]
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:SAMPLED_BATCHES]
     real_tokens = sum(int(group.sum()) for group in groups)
     padded_tokens = sum(len(group) * int(group.max()) for group in groups)

@@ -54,7 +54,7 @@ class TextPart:
         starts = range(0, len(self), _COMPARED_ROWS)
         return np.concatenate(
             [
-                copies.digests(_normalize_texts([text.slice(start, _COMPARED_ROWS) for text in self.texts]))
+                copies.digest_contents(_normalize_texts([text.slice(start, _COMPARED_ROWS) for text in self.texts]))
                 for start in starts
             ]
         )
@@ -90,7 +90,7 @@ def read_and_split(
     stored_division: dict[str, int] = {}
     split_notes: list[str] = []
     for column, label_texts in train.labels.items():
-        notes += copies.contradictions(contents, label_texts, train.place, f'texts, by "{column}",')
+        notes += copies.note_contradictions(contents, label_texts, train.place, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
         validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
         train_part = take_all_rows(train, classes)
@@ -132,7 +132,7 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
         by_head[name] = np.full(len(label_texts), NO_LABEL, np.int64)
         present = np.array([label is not None for label in label_texts], np.bool_)
         texts = [label for label in label_texts if label is not None]
-        by_head[name][present] = labels.indices(texts, head.classes, f'{source.key}: column "{column}"')
+        by_head[name][present] = labels.index_labels(texts, head.classes, f'{source.key}: column "{column}"')
     return by_head
 
 
@@ -204,7 +204,7 @@ def find_heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
     heads, notes = {}, []
     for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
         label_texts = [label for label in train.labels[column] if label is not None]
-        classes = labels.class_names(label_texts)
+        classes = labels.sort_class_names(label_texts)
         notes += corpus.check_classes(label_texts, classes, column, f"data.labels.{column}")
         heads[name] = Head(
             name,
@@ -256,13 +256,17 @@ def _divide(
     if train.groups is not None:
         # Moving a row to training would tear its group apart; the note names the classes instead.
         group_numbers = division.whole(groups.number_groups(train.groups))
-        train_rows, validation_rows = groups.divide(strata, group_numbers, job.data, job.train.seed, "data.train")
+        train_rows, validation_rows = groups.divide_by_group(
+            strata, group_numbers, job.data, job.train.seed, "data.train"
+        )
         without_training = [
             heads[name].classes[index]
             for name, column in classes.items()
             for index in np.setdiff1d(column[validation_rows], [*column[train_rows], NO_LABEL]).tolist()
         ]
-        group_note = groups.note(job.data.groups or "", group_numbers, train_rows, validation_rows, without_training)
+        group_note = groups.describe_division(
+            job.data.groups or "", group_numbers, train_rows, validation_rows, without_training
+        )
         return train_rows, validation_rows, [group_note, *division.notes(train_rows, validation_rows)]
     train_rows, validation_rows = division.divide(strata, job.data, job.train.seed)
     unseen = np.zeros(len(validation_rows), np.bool_)

@@ -65,7 +65,7 @@ class StreamedTexts:
         ellipsis = "…" if len(text) > TITLE_CHARACTERS else ""
         return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{ellipsis}"
 
-    def fetching(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
         """A context in which the shards of the batches are fetched ahead.
 
         Args:
@@ -74,4 +74,4 @@ class StreamedTexts:
         Returns:
             The context; call what it gives with the number of batches used so far.
         """
-        return open_stream.fetching(self.reader, [self.rows[ids] for ids in groups])
+        return open_stream.fetch_groups_ahead(self.reader, [self.rows[ids] for ids in groups])

@@ -13,7 +13,7 @@ import torch
 
 from drivetrain.data import bad_samples
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
+from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.stateless_random import Ids
@@ -165,7 +165,7 @@ def read(
     notes += max_length.note_truncated(encoded.lengths, longest, side)
     split = TextSplit(part, encoded.sequences(longest, side), text_tokenizer.pad, types)
     # Row numbers say nothing about which of several files a row is from.
-    return NewSamples(split, as_it_is, notes, source.rows if len(paths) == 1 else None)
+    return NewSamples(split, keep_unchanged, notes, source.rows if len(paths) == 1 else None)
 
 
 def text_columns(preprocessing: Mapping[str, Any]) -> list[str]:

@@ -134,7 +134,7 @@ def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
     if not plain or config.model_type not in ENCODERS_PASSING_MASKS:
         return mask
     # What is compiled or exported has to hold for other texts, too.
-    lengths = None if torch.compiler.is_compiling() else host_lengths.known(mask)
+    lengths = None if torch.compiler.is_compiling() else host_lengths.find_known_lengths(mask)
     if lengths is not None and len(lengths) and lengths.min() == mask.shape[1]:
         return None
     return mask[:, None, None].bool()

@@ -53,7 +53,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     name = f"{spec.factory}() in {spec.file}"
     first = dry_run.take_first_batch(dataset, dataset.train)
     # Reading the user's samples may have advanced the random state; seed again.
-    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
+    torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     with blame_user_code(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
         code = user_code.at(job.folder)
         arguments = code.with_copies(spec.arguments)
