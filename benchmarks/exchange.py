@@ -4,8 +4,8 @@
 
 Network namespaces stand for machines; each sends at most at the given rate. Needs root and iproute2. A network of fully
 connected layers trains in one process on each, with one thread. The ways take turns, step by step, so that whatever else the
-machine does falls on all of them alike. The table has the medians of all rounds, the least and the largest ratio to the first
-way with an exchange, and what the model of `drivetrain plan --nodes` says.
+machine does falls on all of them alike. The table has the medians of all rounds, and the least and the largest ratio to the
+first way with an exchange.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.ranks import ALONE, Ranks
-from drivetrain.plan.scaling import OneMachine, Scaling
-from drivetrain.system.units import parse_rate
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import nodes
@@ -49,8 +47,6 @@ WAYS = {
     "in buckets of 8 MB": (8 * 2**20, True, None),
     "in buckets, during it, bf16": (4 * 2**20, True, torch.bfloat16),
 }
-OURS = {"in buckets, during it": False, "in buckets, during it, bf16": True}
-"""What the model predicts, and whether in bf16."""
 LITTLE = "a collective of one number"
 EMPTY = 200
 """Collectives of a few numbers."""
@@ -156,17 +152,12 @@ def main() -> None:
     size = given.layers * WIDTH * (WIDTH + 1) * 4
     where = f"{given.machines} machines, {given.batch} samples of each, {given.rate}, {given.rounds} rounds"
     print(f"{size / 1e6:.0f} MB of gradients, {where}, load {os.getloadavg()[0]:.1f}")
-    print("| way | step | ratio | of single rounds | exchange | model |\n" + "|---" * 6 + "|")
-    one = OneMachine("", given.machines * given.batch, given.machines * alone, 0.0, size)
+    print("| way | step | ratio | of single rounds | exchange |\n" + "|---" * 5 + "|")
     for way, seconds in found.items():
         ratios = sorted(a / b for a, b in zip(rounds[way], rounds[list(WAYS)[1]], strict=True))
         spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
-        model = ""
-        if way in OURS:
-            step = Scaling(one, given.machines, 1, halved=OURS[way]).step(parse_rate(given.rate))
-            model = f"{step * 1e3:.0f} ms"
         exchange = f"{(seconds - alone) * 1e3:.0f} ms"
-        print(f"| {way} | {seconds * 1e3:.0f} ms | {seconds / flat:.2f} | {spread} | {exchange} | {model} |")
+        print(f"| {way} | {seconds * 1e3:.0f} ms | {seconds / flat:.2f} | {spread} | {exchange} |")
     print(f"{LITTLE}: {little[0] * 1e6:.0f} us at least, median {statistics.median(little) * 1e6:.0f} us")
 
 

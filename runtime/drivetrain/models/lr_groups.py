@@ -1,4 +1,4 @@
-"""Learning rates by layer (`train.lr_groups`): the factor of each parameter."""
+"""Groups parameters by the factor of their learning rate (`train.lr_groups`)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class LrGroup:
     """Parameters that share a factor of the learning rate."""
 
     pattern: str
-    """As in the spec; empty for all that no pattern matches."""
+    """As in the spec; empty for the parameters that no pattern matches."""
     factor: float
     names: tuple[str, ...]
-    """Of the parameters, in the order of the network."""
+    """Names of the parameters, in the order of the network."""
 
 
 def make_groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
-    """The groups of a job in the order of the spec, the rest of the parameters last, if there is any.
+    """Make the groups of a job in the order of the spec; parameters that no pattern matches form the last one.
 
     A parameter belongs to the first pattern that matches it.
 
     Args:
         job: the spec.
         model: the network.
-        trained: names of the parameters that are trained at any time of the run.
+        trained: names of the parameters that are trained in any epoch.
 
     Raises:
         SpecError: if a pattern matches no trained parameter, or only those of earlier patterns.
@@ -49,30 +49,36 @@ def make_groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGr
 
 
 def _match_problem(
-    job: Job, model: nn.Module, pattern: str, trained: Sequence[str], before: Sequence[LrGroup]
+    job: Job, model: nn.Module, pattern: str, trained: Sequence[str], matched: Sequence[LrGroup]
 ) -> Problem:
     key = ("train", "lr_groups", pattern)
-    if taken_names := freeze.match_layers(trained, pattern):
-        first = next(group.pattern for group in before if taken_names[0] in group.names)
+    if names_of_earlier := freeze.match_layers(trained, pattern):
+        first = next(group.pattern for group in matched if names_of_earlier[0] in group.names)
         return job.problem(
             key,
             f"matches nothing that {first!r} has not matched before",
             "patterns in order: a parameter belongs to the first that matches it",
             f"write it before {first!r}, or remove it",
         )
-    every = [name for name, _ in model.named_parameters()]
-    frozen = freeze.match_layers(every, pattern)
-    description = (
-        f"{pattern!r} matches only frozen layers (model.freeze)" if frozen else f"no layer matches {pattern!r}"
-    )
+    frozen = freeze.match_layers([name for name, _ in model.named_parameters()], pattern)
+    description = f"no layer matches {pattern!r}"
+    if frozen:
+        description = f"{pattern!r} matches only frozen layers (model.freeze)"
     return freeze.unknown_layer_problem(job, key, description, pattern, trained)
 
 
 def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[str]:
-    """A line for each group: how many parameters, and their rate where that of the optimizer is `rate`."""
+    """A line for each group with its number of parameters and its learning rate.
+
+    Args:
+        matched: the groups.
+        model: the network.
+        rate: learning rate of the optimizer, which the factors multiply.
+    """
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    return [
-        f"{group.pattern or 'all others'}: {sum(map(sizes.__getitem__, group.names)):,} parameters at "
-        f"{rate * group.factor:g}" + (f" ({group.factor:g} x {rate:g})" if group.factor != 1 else "")
-        for group in matched
-    ]
+    lines = []
+    for group in matched:
+        count = sum(sizes[name] for name in group.names)
+        product = f" ({group.factor:g} x {rate:g})" if group.factor != 1 else ""
+        lines.append(f"{group.pattern or 'all others'}: {count:,} parameters at {rate * group.factor:g}{product}")
+    return lines

@@ -1,7 +1,7 @@
 """Counts the FLOPs per sample of the built-in image networks from their layer sizes.
 
-Convolutions and matrix products are counted, a multiply-add as two operations; a training step takes three times a
-forward pass.
+Only convolutions and matrix products count, a multiply-add as two operations. A training step takes three times the FLOPs
+of a forward pass.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ from drivetrain.models.build import Model
 from drivetrain.models.networks import cnn
 
 _NOTED_FLOP_SHARE = 0.5
-"""The other stem is mentioned if it needs at most this share of the FLOPs."""
+"""The large stem is mentioned if it needs at most this share of the small one's FLOPs."""
 
 
 def describe_flop(network: Model) -> str | None:
-    """A note on the FLOPs per sample and, for a ResNet, on its stem; None for other networks."""
+    """Describe the FLOPs per sample and, of a ResNet, the stem; None for other networks."""
     module, arguments = network.module, network.arguments
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
-    side = arguments["image_size"]
-    ours = f"{format_flop(3 * count_forward_flop(module, side))} per training sample"
+    image_size = arguments["image_size"]
+    flop = f"{format_flop(3 * count_forward_flop(module, image_size))} per training sample"
     if isinstance(module, cnn.SmallCnn):
-        return f"{arguments['name']}, {ours}"
-    small = isinstance(module.stem[-1], nn.ReLU)
-    kind = "small" if small else "large"
+        return f"{arguments['name']}, {flop}"
+    is_small = _has_small_stem(module)
+    stem = "small" if is_small else "large"
     if arguments["stem"] != "auto":
-        return f"{arguments['name']} with the {kind} stem, as set in the job, {ours}"
-    bound = cnn.MAX_SMALL_IMAGE_SIDE
-    reason = f"as image_size {side} is {'at most' if small else 'more than'} {bound}"
-    costs = count_stem_flop(network)
-    return f"{arguments['name']} with the {kind} stem, {reason}, {ours}{_describe_large_stem(costs) if costs else ''}"
+        return f"{arguments['name']} with the {stem} stem, as set in the job, {flop}"
+    reason = f"as image_size {image_size} is {'at most' if is_small else 'more than'} {cnn.MAX_SMALL_IMAGE_SIDE}"
+    stem_flop = count_stem_flop(network)
+    large_stem = _describe_large_stem(stem_flop) if stem_flop else ""
+    return f"{arguments['name']} with the {stem} stem, {reason}, {flop}{large_stem}"
+
+
+def _has_small_stem(network: cnn.ResNet) -> bool:
+    # The large stem ends with max pooling.
+    return isinstance(network.stem[-1], nn.ReLU)
 
 
 def count_stem_flop(network: Model) -> dict[str, object] | None:
-    """FLOPs per training sample with the small stem, if `auto` chose it, and with the large one.
+    """Count the FLOPs per training sample with the small stem, if `auto` chose it, and with the large one.
 
-    None if the large stem, which works at a sixteenth of the pixels, saves less than half.
+    None if the large stem saves less than half; the layers behind it have a sixteenth of the pixels.
     """
     module, arguments = network.module, network.arguments
-    if not isinstance(module, cnn.ResNet) or arguments["stem"] != "auto" or not isinstance(module.stem[-1], nn.ReLU):
+    if not isinstance(module, cnn.ResNet) or arguments["stem"] != "auto" or not _has_small_stem(module):
         return None
     with torch.random.fork_rng(devices=[]):
-        stem = cnn.build_stem(arguments["channels"], arguments["width"] or 64, small=False)
-    theirs, ours = (
-        count_forward_flop(module, arguments["image_size"], stem),
-        count_forward_flop(module, arguments["image_size"]),
-    )
-    return (
-        {"name": arguments["name"], "small": 3 * ours, "large": 3 * theirs}
-        if theirs <= _NOTED_FLOP_SHARE * ours
-        else None
-    )
+        large_stem = cnn.build_stem(arguments["channels"], arguments["width"] or 64, small=False)
+    image_size = arguments["image_size"]
+    large, small = count_forward_flop(module, image_size, large_stem), count_forward_flop(module, image_size)
+    if large > _NOTED_FLOP_SHARE * small:
+        return None
+    return {"name": arguments["name"], "small": 3 * small, "large": 3 * large}
 
 
 def _describe_large_stem(costs: dict[str, Any]) -> str:
@@ -64,7 +65,7 @@ def _describe_large_stem(costs: dict[str, Any]) -> str:
 
 
 def count_forward_flop(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None = None) -> int:
-    """FLOPs of a forward pass for a square image of `side` pixels; `stem` replaces the network's own stem."""
+    """Count the FLOPs of a forward pass for a square image of `side` pixels; `stem` replaces the network's own stem."""
     parts = [module.features] if isinstance(module, cnn.SmallCnn) else [stem or module.stem, module.stages]
     count = 2 * module.classifier.in_features * module.classifier.out_features
     for part in parts:
@@ -74,7 +75,7 @@ def count_forward_flop(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Mo
 
 
 def _count_module_flop(module: nn.Module, side: int) -> tuple[int, int]:
-    """FLOPs of a module, and the side of its output in pixels."""
+    """The FLOPs of a module for an input of `side` pixels, and the side of its output in pixels."""
     if isinstance(module, nn.Sequential):
         count = 0
         for part in module:
@@ -82,8 +83,9 @@ def _count_module_flop(module: nn.Module, side: int) -> tuple[int, int]:
             count += part_count
         return count, side
     if isinstance(module, cnn.BasicBlock | cnn.Bottleneck):
-        (main, after), (short, _) = _count_module_flop(module.main, side), _count_module_flop(module.shortcut, side)
-        return main + short, after
+        main_count, output_side = _count_module_flop(module.main, side)
+        shortcut_count, _ = _count_module_flop(module.shortcut, side)
+        return main_count + shortcut_count, output_side
     if isinstance(module, nn.Conv2d):
         kernel, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         side = (side + 2 * padding - kernel) // stride + 1

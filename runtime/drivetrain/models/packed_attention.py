@@ -1,4 +1,4 @@
-"""Packed (unpadded) encoder layers: the tokens of all texts in one row; only attention works text by text.
+"""Runs encoder layers without padding: the tokens of all texts are in one row, and only attention separates the texts.
 
 All other operations of a layer are per token and need no padding (as in J. Portes et al. 2023, MosaicBERT). On a GPU
 one kernel computes the attention of all texts; on a CPU texts of similar length are grouped.
@@ -27,19 +27,19 @@ ATTENTION_NAME = "drivetrain_packed"
 PACKABLE_ENCODERS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
 """Encoders in which tokens interact only in attention, and no operation depends on their position in the row."""
 ROW_MULTIPLE = 64
-"""The row is padded to a multiple of this many tokens, because libraries compile kernels for each new size."""
+"""The row is padded to a multiple of this many tokens, because libraries compile a kernel for each new size."""
 MAX_GROUP_TOKENS = 512
-"""Largest number of tokens in an attention group, padding included."""
+"""Tokens at most in an attention group, padding included."""
 WIDTH_MULTIPLE = 8
-"""The width of a head is filled up with zeros to a multiple of this many numbers, which both kernels load at once."""
+"""Heads are padded with zeros to a multiple of this many numbers, which both kernels load at once."""
 MAX_FLASH_WIDTH = 192
-"""Widest head whose backward pass the flash kernel computes on all chips with and without dropout."""
+"""Widest head for which the flash kernel has a backward pass on all chips, with and without dropout."""
 MIN_FLASH_CAPABILITY, MIN_EFFICIENT_CAPABILITY = (8, 0), (5, 0)
-"""Capabilities from which on the kernels exist; from the first on they take bf16."""
+"""Lowest compute capabilities of the two kernels; the efficient kernel takes bf16 from the first one on, too."""
 
 
 class Kernel(Protocol):
-    """Attention of all texts of a row in one call."""
+    """A function that computes the attention of all texts of a row in one call."""
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scale: float, /
@@ -48,19 +48,19 @@ class Kernel(Protocol):
 
         Args:
             query, key, value: (tokens, heads, width).
-            starts: the first token of each text, and the end of the last one, (texts + 1) int32.
-            longest: tokens of the longest text.
-            dropout: its probability.
+            starts: position of the first token of each text, and the end of the last one, (texts + 1) int32.
+            longest: number of tokens of the longest text.
+            dropout: probability of dropout.
             scale: factor of the scores.
         """
         ...
 
 
 def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
-    """The kernel for hidden states on this device and heads of this width, under the present autocast; None without a GPU.
+    """The kernel for hidden states on this device and heads of this width, under the current autocast; None without a GPU.
 
-    These are torch's operators beneath its attention for nested tensors. `torch.nn.attention.varlen` calls the same flash
-    kernel, but has no dropout, and Python code of its own in every layer.
+    The kernels are the operators that torch uses for nested tensors. `torch.nn.attention.varlen` calls the same flash
+    kernel, but has no dropout, and adds Python code to every layer.
     """
     device = hidden.device
     if device.type != "cuda":
@@ -74,7 +74,7 @@ def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
 def choose_kernel(
     capability: tuple[int, int], dtype: torch.dtype, width: int, may_flash: bool, may_efficient: bool
 ) -> Kernel | None:
-    """The fastest kernel that this chip has for these numbers, of those that are allowed; None without one."""
+    """The fastest allowed kernel that this chip has for this dtype and width; None if it has none."""
     has_flash, is_half = capability >= MIN_FLASH_CAPABILITY, dtype in (torch.float16, torch.bfloat16)
     if may_flash and has_flash and is_half and width <= MAX_FLASH_WIDTH:
         return flash_attention
@@ -118,23 +118,26 @@ def efficient_attention(
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Texts that lie next to each other in the row and share one attention call."""
+    """Adjacent texts of the row that share one attention call."""
 
     start: int
+    """Position of its first token in the row."""
     end: int
     texts: int
+    """Number of texts."""
     longest: int
+    """Number of tokens of the longest text."""
     token_positions: Tensor
     """Positions of its tokens in the flattened (texts x longest) matrix."""
     real: Tensor | None
-    """(texts, 1, 1, longest), true for real tokens; None if all texts are equally long."""
+    """Mask (texts, 1, 1, longest), true for real tokens; None if all texts are equally long."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """How the tokens of a padded batch (N, tokens), real tokens first, are laid out in one row.
+    """The positions in one row of the tokens of a padded batch (N, tokens), whose texts begin with their real tokens.
 
-    It has either groups, for attention group by group, or a kernel that computes all texts at once.
+    Attention is computed either by `groups`, or at once by `kernel`.
     """
 
     token_positions: Tensor
@@ -144,15 +147,13 @@ class PackedRow:
     groups: tuple[TextGroup, ...] = ()
     kernel: Kernel | None = None
     starts: Tensor | None = None
-    """For the kernel: where each text begins in the row, then the row's size; int32. The padding at the end of the row
-    counts as a text of its own.
-    """
+    """For the kernel: the first position of each text, then the row's size; int32. The padding at the end counts as a text."""
     longest: int = 0
-    """For the kernel: tokens of the longest of these texts."""
+    """For the kernel: number of tokens of the longest of these texts."""
 
 
 def lay_out(mask: Tensor, kernel: Kernel | None = None) -> PackedRow:
-    """Lay out the texts of this mask, (N, tokens): in groups, or in their order for a kernel that needs none."""
+    """Lay out the texts of a mask, (N, tokens): in groups, or with a kernel in their order."""
     lengths = host_lengths.read_lengths(mask)
     return _lay_out_groups(mask, lengths) if kernel is None else _lay_out_in_order(mask, lengths, kernel)
 
@@ -161,7 +162,7 @@ def _lay_out_in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedR
     positions = np.flatnonzero(np.arange(mask.shape[1]) < lengths[:, None])
     count = len(positions)
     size = _round_up(count)
-    # The padding counts as a text, too: the kernel leaves other rows unwritten, and what happens to be in memory there
+    # The padding counts as a text, too: the kernel does not write other positions, and the random content of their memory
     # would reach the gradients of the weights.
     starts = np.unique(np.concatenate([[0, size], np.cumsum(lengths)]))
     # One copy to the device instead of two.
@@ -184,7 +185,7 @@ def _lay_out_groups(mask: Tensor, lengths: Lengths) -> PackedRow:
         longest = int(lengths[texts].max())
         end = start + int(lengths[texts].sum())
         if longest == 0:
-            break  # texts are sorted by length: the rest is empty, too
+            break  # texts are sorted by length, so the remaining ones are empty, too
         is_real = np.arange(longest) < lengths[texts][:, None]
         positions.append((texts[:, None] * width + np.arange(longest))[is_real])
         # Without padding in the group, attention needs no mask and no scattering.
@@ -205,7 +206,7 @@ def encode_packed(layers: Callable[..., Any], config: Any, hidden: Tensor, mask:
         layers: encoder layers that take `inputs_embeds` and return `last_hidden_state`.
         config: the encoder's configuration.
         hidden: input of the first layer, (N, tokens, width).
-        mask: (N, tokens), the real tokens first.
+        mask: (N, tokens), 1 for real tokens, which come first.
     """
     _use_packed_attention(config)
     kernel = find_kernel(hidden, config.hidden_size // config.num_attention_heads)
@@ -218,7 +219,7 @@ def encode_packed(layers: Callable[..., Any], config: Any, hidden: Tensor, mask:
 
 
 def _use_packed_attention(config: Any) -> None:
-    """Make an encoder use `attend`, which falls back to the previous attention where no row is passed."""
+    """Make an encoder use `attend`, which calls the library's attention if no row is passed."""
     if config._attn_implementation != ATTENTION_NAME:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -240,7 +241,7 @@ def attend(
     packed_row: PackedRow | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention within each text of a row; the library's attention if there is no row.
+    """Compute attention within each text of a row, or the library's attention if there is no row.
 
     Args:
         query, key, value: (1, heads, tokens, head width).
@@ -275,7 +276,7 @@ def _attend_by_kernel(
     if missing_width := -width % WIDTH_MULTIPLE:
         parts = [functional.pad(x, (0, missing_width)) for x in parts]
     query, key, value = parts
-    # By the width before padding, which must not change the scores.
+    # The scale depends on the width before padding, which must not change the scores.
     scale = width**-0.5 if scaling is None else scaling
     return packed.kernel(query, key, value, packed.starts, packed.longest, dropout, scale)[..., :width].unsqueeze(0)
 
@@ -306,27 +307,24 @@ def _attend_with_dropout(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Attention with dropout.
-
-    On CPUs torch has no fused kernel for it, and its fallback generates one random number per element.
-    """
+    """Attention with dropout on CPUs, where torch has no fused kernel and generates a random number per element."""
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
     if real is not None:
         scores = scores.masked_fill(~real, float("-inf"))
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32)
-    # The layer's own dropout may be one that draws its random numbers faster.
+    # The layer may have a dropout that generates its random numbers faster.
     layer = getattr(module, "dropout", None)
     dropped = layer(weights) if isinstance(layer, nn.Dropout) else functional.dropout(weights, dropout)
     return dropped.to(value.dtype) @ value
 
 
 def _scatter_rows(rows: Tensor, index: Tensor, size: int) -> Tensor:
-    """Scatter rows (n, width) into zeros, (size, width)."""
+    """Copy rows (n, width) to positions `index` of a tensor of zeros, (size, width)."""
     return _ScatterRows.apply(rows, index, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of (size, width). No row occurs twice, so the backward pass copies instead of accumulating."""
+    """Copy rows of a tensor (size, width). No row occurs twice, so the backward pass copies instead of accumulating."""
     return _GatherRows.apply(rows, index)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing for the repeated blocks of a network."""
+"""Activation checkpointing: the backward pass computes the activations of repeated blocks again, to save memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ BuffersByModule = dict[nn.Module, dict[str, Tensor | None]]
 def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a network: two or more modules of one class in a list (encoder layers, ResNet blocks).
 
-    Only modules with submodules count; if blocks are nested, the innermost are returned.
+    Only modules with submodules count; of nested blocks the innermost are returned.
     """
     blocks: list[nn.Module] = []
-    alike = Counter(type(child) for child in network.children()) if isinstance(network, _LIST_CLASSES) else Counter()
+    class_counts = (
+        Counter(type(child) for child in network.children()) if isinstance(network, _LIST_CLASSES) else Counter()
+    )
     for child in network.children():
-        inside = find_repeated_blocks(child)
+        inner_blocks = find_repeated_blocks(child)
         is_block = (
-            alike[type(child)] > 1 and not isinstance(child, _LIST_CLASSES) and any(True for _ in child.children())
+            class_counts[type(child)] > 1
+            and not isinstance(child, _LIST_CLASSES)
+            and any(True for _ in child.children())
         )
-        blocks += inside or ([child] if is_block else [])
+        blocks += inner_blocks or ([child] if is_block else [])
     return blocks
 
 
@@ -48,23 +52,23 @@ def is_recomputed(network: nn.Module) -> bool:
 
 
 class RecomputedBlock(nn.Module):
-    """A block that saves only its inputs. Gradients, dropout and buffers are the same as without recomputation.
+    """A block that saves only its inputs; gradients, dropout and buffers are the same as without recomputation.
 
     Raises:
         SpecError: if the block modifies its inputs.
     """
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         if not (torch.is_grad_enabled() and self.training):
-            return super().forward(*inputs, **named)
-        versions = [(x, x._version) for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
+            return super().forward(*inputs, **keywords)
+        versions = [(x, x._version) for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)]
         outputs = checkpoint(
             super().forward,
             *inputs,
             use_reentrant=False,
             preserve_rng_state=True,
             context_fn=lambda: _make_contexts(self),
-            **named,
+            **keywords,
         )
         if any(x._version != version for x, version in versions):
             # The recomputation would start from modified inputs and silently give a wrong gradient.
@@ -78,19 +82,19 @@ class RecomputedBlock(nn.Module):
 
 @cache
 def _recomputing_class(kind: Any) -> Any:
-    # A subclass, and not a new `forward` on the instance: a copy of the network would call the original's forward. The
-    # decorator is not used at the definition because it imports the compiler, which takes as long as importing torch.
+    # A subclass instead of a new `forward` on the instance, with which a copy of the network would call the original's
+    # forward. `disable` is no decorator of the method since it imports the compiler, which takes as long as torch itself.
     forward = torch.compiler.disable(RecomputedBlock.forward)  # type: ignore[no-untyped-call]
     return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
 
 
 def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the first pass, which changes nothing, and of the recomputation, which uses copies of the buffers."""
+    """The contexts of the first pass, which does nothing, and of the recomputation, which uses copies of the buffers."""
     return contextlib.nullcontext(), keeping_buffers(block)
 
 
 def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
-    """A context that runs the network on copies of its buffers, so that a forward pass leaves no trace in them."""
+    """A context in which the network uses copies of its buffers, so that a forward pass does not change them."""
     copies: BuffersByModule = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
         for module in network.modules()
@@ -101,7 +105,7 @@ def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _swapping_buffers(buffers: BuffersByModule) -> Iterator[None]:
-    """Swap in other buffers: BatchNorm has already counted these samples in the first pass."""
+    """Replace the buffers within the block: BatchNorm has already counted these samples in the first pass."""
     original = {module: module._buffers for module in buffers}
     for module, values in buffers.items():
         module._buffers = values

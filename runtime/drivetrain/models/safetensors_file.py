@@ -19,15 +19,15 @@ from drivetrain.system.fault_points import fault_point
 
 Tensors = Mapping[str, Tensor]
 MAX_HEADER_BYTES = 16 << 20
-"""Bytes; the header of a hundred thousand tensors takes about ten million."""
+"""Longest header that is read; that of a hundred thousand tensors takes about ten million bytes."""
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file by name, onto the CPU.
+    """Read the tensors of a file, by name, onto the CPU.
 
     Raises:
-        OSError: if it cannot be opened.
-        ValueError: if it is no safetensors file, or its header is too long.
+        OSError: if the file cannot be opened.
+        ValueError: if it is not a safetensors file, or its header is too long.
     """
     if not path.is_file():  # reading a pipe could block for ever
         raise ValueError("it is not there" if not path.exists() else "it is no file")
@@ -59,19 +59,18 @@ _DTYPE_NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""dtypes and their names in the format."""
+"""Names of dtypes in the format."""
 _ALIGNMENT_BYTES = 8
 """The header's length is a multiple of this many bytes."""
 
 
 def write(path: Path, tensors: Tensors) -> None:
-    """Write a file tensor by tensor, and fsync it.
+    """Write a file tensor by tensor, and fsync it; the library's writer holds the whole file in memory.
 
-    The library's writer holds the whole file in memory. Tensors that share memory, such as tied weights, are written
-    once per name.
+    Tensors that share memory, such as tied weights, are written once per name.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
         CheckpointError: if the format does not support the dtype of a tensor.
     """
     fault_point("write tensors")
@@ -83,12 +82,12 @@ def write(path: Path, tensors: Tensors) -> None:
 
 
 def encode(tensors: Tensors) -> Iterator[memoryview]:
-    """The bytes of such a file: its header, then tensor by tensor.
+    """Yield the bytes of a file: its header, then each tensor.
 
     Raises:
         CheckpointError: if the format does not support the dtype of a tensor.
     """
-    # Largest elements first, as the library does it, so that each tensor is aligned to its element size.
+    # Largest elements first, as in the library's writer, so that each tensor is aligned to its element size.
     rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, value in rows:

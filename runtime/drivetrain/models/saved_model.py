@@ -1,4 +1,4 @@
-"""The `model/` folder: final weights in safetensors, configuration, labels and preprocessing; all that `predict` needs.
+"""Writes and reads the `model/` folder: final weights, configuration, labels and preprocessing; all that `predict` needs.
 
 model/  model.safetensors   weights of the best evaluation (averaged, if the job keeps an EMA)
         raw.safetensors     the same weights without averaging, if the job keeps an EMA
@@ -29,7 +29,8 @@ from drivetrain.system.run_files import RunFiles, refuse_links
 from drivetrain.system.version import VERSION
 
 FORMAT = 1
-_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
+_REQUIRED_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
+"""Keys of config.json and the types of their values."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class SavedModel:
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
     trained: dict[str, Any]
-    """Run, step, epoch and metric of the weights."""
+    """Run, step, epoch and metric of the weights, as in config.json."""
 
 
 def commit(
@@ -53,12 +54,12 @@ def commit(
 
     Args:
         final: the folder.
-        groups: tensors by file stem.
-        config: content of `config.json`, beside its format and our version.
-        code: the user's Python files, if they define the network.
+        groups: tensors by name, by stem of their file.
+        config: content of `config.json` except its format and our version.
+        code: content of the user's Python files, by name, if they define the network.
 
     Raises:
-        StorageError: if it cannot be written.
+        StorageError: if the folder cannot be written.
     """
     fault_point("commit model")
     unfinished = final.with_name(f".tmp-model-{os.getpid()}")
@@ -82,10 +83,10 @@ def commit(
 
 
 def find(path: Path) -> Path:
-    """The model folder in a run folder, or the path itself if it is one.
+    """The model folder in a run folder, or the path itself if it is a model folder.
 
     Raises:
-        CheckpointError: if there is none, or a link is in it.
+        CheckpointError: if there is none, or it contains a link.
     """
     if folder := model_folder(path):
         refuse_links(folder)
@@ -134,7 +135,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         _refuse(folder, f"{CONFIG} is incomplete")
     if config.get("format") != FORMAT:
         _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
-    for key, kind in _KEYS.items():
+    for key, kind in _REQUIRED_KEYS.items():
         if not isinstance(config.get(key), kind):
             _refuse(folder, f"{CONFIG} has no {key}")
     return config
@@ -168,7 +169,7 @@ def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -
 
 
 def _load_weights(network: nn.Module, folder: Path) -> None:
-    """Load the weights; names and shapes must match the network exactly."""
+    """Load the weights; their names and shapes must match the network exactly."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:

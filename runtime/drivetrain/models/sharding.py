@@ -1,8 +1,8 @@
-"""Divides weights, gradients and optimizer state of a network among the processes: torch's FSDP2 (`fully_shard`).
+"""Shards weights, gradients and optimizer state of a network over the processes, with torch's FSDP2 (`fully_shard`).
 
-Each repeated block, and what is outside of them, is gathered when it computes and divided again afterwards (S.
-Rajbhandari et al. 2020, ZeRO, stage 3). Gradients are summed on the way back, not averaged, since a loss is already
-divided by the weight of the whole batch.
+Each repeated block, and the rest of the network, is gathered when it computes and sharded again afterwards (S.
+Rajbhandari et al. 2020, ZeRO, stage 3). Gradients are summed, not averaged, since each loss is already divided by the
+weight of the whole batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from drivetrain.models import recompute
 
 
 def shard(network: nn.Module, device: torch.device, count: int) -> None:
-    """Divide a network in place; its parameters become other objects of the same names.
+    """Shard a network in place; its parameters become other objects of the same names.
 
-    Parameters without a dimension stay whole, as `fully_shard` cannot divide them.
+    Parameters without a dimension stay whole, as `fully_shard` cannot shard them.
 
     Args:
-        network: alike in all processes.
-        device: where it computes; blocks move there one by one.
-        count: processes.
+        network: the network, with the same weights in all processes.
+        device: device of the computation; blocks are moved there one by one.
+        count: number of processes.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -31,7 +31,7 @@ def shard(network: nn.Module, device: torch.device, count: int) -> None:
         parameter.data = parameter.data.contiguous()
     mesh = DeviceMesh(device.type, list(range(count)))
     scalars = {p for p in network.parameters() if p.ndim == 0}
-    # The outermost is divided again, too: after an evaluation of averaged weights it would keep those.
+    # The outermost module is sharded again, too; otherwise it would keep averaged weights after their evaluation.
     for module in (*recompute.find_repeated_blocks(network), network):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=scalars)
     for scalar in scalars:
@@ -45,20 +45,25 @@ def shard(network: nn.Module, device: torch.device, count: int) -> None:
 
 
 def is_divided(network: nn.Module) -> bool:
-    """Whether the processes share the weights of a network."""
+    """Whether each process holds only a part of the network's weights."""
     return any(is_sharded(p) for p in network.parameters())
 
 
 def replace_parameters(optimizer: torch.optim.Optimizer, before: dict[str, nn.Parameter], network: nn.Module) -> None:
-    """Give an optimizer without state the parameters of the divided network in place of those before, by name.
+    """Give an optimizer without state the parameters of the sharded network.
 
-    Groups with whole and divided parameters are split, since no kernel takes both.
+    Groups with whole and sharded parameters are split, since no kernel takes both.
+
+    Args:
+        optimizer: the optimizer.
+        before: its present parameters, by name.
+        network: the sharded network.
     """
     names = {id(parameter): name for name, parameter in before.items()}
-    now = dict(network.named_parameters())
+    sharded_parameters = dict(network.named_parameters())
     groups = []
     for group in optimizer.param_groups:
-        parameters = [now[names[id(p)]] for p in group["params"]]
-        kinds = [[p for p in parameters if is_sharded(p) is divided] for divided in (True, False)]
-        groups += [{**group, "params": kind} for kind in kinds if kind]
+        parameters = [sharded_parameters[names[id(p)]] for p in group["params"]]
+        sharded, whole = ([p for p in parameters if is_sharded(p) is kind] for kind in (True, False))
+        groups += [{**group, "params": subset} for subset in (sharded, whole) if subset]
     optimizer.param_groups[:] = groups

@@ -1,7 +1,6 @@
-"""Whether a network can train on a single sample; BatchNorm cannot where it has one value per channel.
+"""Finds out before the first step whether a network can train on a single sample, as the last batch of an epoch can be.
 
-Known before the first step, so that an epoch does not end at its last batch: `torch.nn.functional.batch_norm` refuses to
-compute a variance of one number.
+BatchNorm cannot if a sample has one value per channel: torch refuses to compute a variance of one number.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 
 
 def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset, device: torch.device) -> bool:
-    """Whether a forward pass in training mode fails with one sample, and not with two. The network is left as it was.
+    """Whether a forward pass in training mode fails with one sample, but not with two. The network is not changed.
 
     Args:
         model: the network, on `device`.
         evaluated: its modules that stay in evaluation mode, since they are frozen.
         dataset: provides two samples.
-        device: where they are computed.
+        device: device of the computation.
     """
     if len(dataset.train) < 2 or not any(isinstance(module, _NORMS) for module in model.modules()):
         return False
@@ -38,14 +37,14 @@ def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset:
 def _accepts(model: nn.Module, batch: Batch) -> bool:
     try:
         model(*batch.inputs)
-    except Exception:  # whatever a network raises here, it raises in the first step too, where it is explained
+    except Exception:  # a network may raise anything; the first step raises it again, and explains it
         return False
     return True
 
 
 @contextlib.contextmanager
 def _in_training_mode(model: nn.Module, evaluated: Sequence[nn.Module]) -> Iterator[None]:
-    """A block in training mode, without gradients, that leaves modes, buffers and generators as they were."""
+    """A block in training mode, without gradients, after which modes, buffers and generators are restored."""
     modes = {module: module.training for module in model.modules()}
     with Buffers(model).keep_unchanged(), torch.random.fork_rng(), torch.no_grad():
         model.train()

@@ -1,11 +1,11 @@
 """Works around an oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
 
-oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it counts 8 (AVX2) or
-16 (AVX-512) channels per pixel, while the workspace has room for the real number. With one thread it writes past the
-end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's part:
-silently wrong gradients, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the bug:
-https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` picks that layout by itself, so leaving
-channels_last off does not avoid it.
+oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it writes 8 (AVX2) or
+16 (AVX-512) channels per pixel, although the workspace has room for the real number only. With one thread it writes past
+the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's
+part, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the
+bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses that layout by itself, so it does not
+help to leave channels_last off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDE_ENOUGH_CHANNELS = 16
-"""From this number of channels on (one AVX-512 register) the workspace is large enough."""
+"""With this number of channels or more (one AVX-512 register) the workspace is large enough."""
 
 
 def rewrite(network: nn.Module) -> None:
@@ -32,7 +32,7 @@ def rewrite(network: nn.Module) -> None:
         if isinstance(module, nn.Conv2d) and _is_affected(module, module.in_channels):
             module._conv_forward = partial(_convolve_thinned, module.stride)  # type: ignore[method-assign]
         elif isinstance(module, nn.ConvTranspose2d) and _is_affected(module, module.out_channels):
-            module.forward = partial(_transpose_convolve_spread, module)  # type: ignore[method-assign]
+            module.forward = partial(_convolve_spread, module)  # type: ignore[method-assign]
 
 
 def list_rewritten(network: nn.Module) -> list[str]:
@@ -41,7 +41,7 @@ def list_rewritten(network: nn.Module) -> list[str]:
 
 
 def restore_layers(network: nn.Module) -> None:
-    """Restore torch's convolutions, in place."""
+    """Undo `rewrite`, in place."""
     for module in network.modules():
         if name := _find_rewritten_method(module):
             delattr(module, name)
@@ -49,8 +49,8 @@ def restore_layers(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def rewriting(network: nn.Module) -> Iterator[None]:
-    """Compute the affected convolutions of a network in the safe way within the `with` block."""
-    is_rewritten = bool(list_rewritten(network))  # by the training itself, which keeps it so
+    """A block in which the affected convolutions of a network are rewritten."""
+    is_rewritten = bool(list_rewritten(network))  # by the training itself, which keeps them so
     rewrite(network)
     try:
         yield
@@ -60,20 +60,20 @@ def rewriting(network: nn.Module) -> Iterator[None]:
 
 
 def _find_rewritten_method(module: nn.Module) -> str | None:
-    """The method that `rewrite` has overridden on this instance; None if it has not."""
-    for name, ours in (("_conv_forward", _convolve_thinned), ("forward", _transpose_convolve_spread)):
-        if getattr(vars(module).get(name), "func", None) is ours:
+    """The name of the method that `rewrite` has replaced on this instance; None if it has replaced none."""
+    for name, replacement in (("_conv_forward", _convolve_thinned), ("forward", _convolve_spread)):
+        if getattr(vars(module).get(name), "func", None) is replacement:
             return name
     return None
 
 
 def _is_affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
-    """Whether oneDNN may use the faulty kernel; `channels` is the channel count of the strided side."""
-    plain = module.groups == 1 and set(module.kernel_size) == {1} and not any(_list_padding(module.padding))
+    """Whether oneDNN may use the faulty kernel; `channels` is the number of channels of the strided tensor."""
+    is_pointwise = module.groups == 1 and set(module.kernel_size) == {1} and not any(_list_padding(module.padding))
     has_whole_output = isinstance(module, nn.Conv2d) or all(
         p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)
     )
-    return plain and has_whole_output and channels < WIDE_ENOUGH_CHANNELS and max(module.stride) > 1
+    return is_pointwise and has_whole_output and channels < WIDE_ENOUGH_CHANNELS and max(module.stride) > 1
 
 
 def _list_padding(padding: Any) -> tuple[int, ...]:
@@ -85,9 +85,7 @@ def _convolve_thinned(stride: tuple[int, ...], x: Tensor, weight: Tensor, bias: 
     return functional.conv2d(x[..., ::rows, ::columns], weight, bias)
 
 
-def _transpose_convolve_spread(
-    module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None
-) -> Tensor:
+def _convolve_spread(module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None) -> Tensor:
     if output_size is not None:
         return type(module).forward(module, input, output_size)
     rows, columns = module.stride

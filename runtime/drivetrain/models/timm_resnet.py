@@ -1,4 +1,4 @@
-"""Pretrained weights of timm and torchvision for the built-in ResNets, which have the same layers under other names."""
+"""Loads pretrained weights of timm and torchvision into the built-in ResNets, whose layers have other names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _LAYER = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn|downsample\.)(\d+)\.(\w+)")
 
 
 def translate_name(name: str) -> str:
-    """The name of a tensor of theirs in our ResNet; empty for one that it has no place for.
-
-    Args:
-        name: such as `layer2.0.conv1.weight`.
-    """
+    """The name in our ResNet of a tensor such as `layer2.0.conv1.weight`; empty if our ResNet does not have it."""
     kind, _, suffix = name.partition(".")
     if kind in ("conv1", "bn1"):
         return f"stem.{int(kind == 'bn1')}.{suffix}"
@@ -32,12 +28,12 @@ def translate_name(name: str) -> str:
 
 
 def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors under our names, without their classifier."""
-    return {ours: value for name, value in weights.items() if (ours := translate_name(name))}
+    """The tensors under the names of our ResNet, without the classifier."""
+    return {our_name: value for name, value in weights.items() if (our_name := translate_name(name))}
 
 
 def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
-    """Load all tensors but the classifier's; returns those that stay random.
+    """Load all tensors except the classifier's; returns the names of those that stay random.
 
     Raises:
         SpecError: if the file cannot be read, or has other tensors.

@@ -1,4 +1,4 @@
-"""Gradual unfreezing (`model.unfreeze`): frozen parameters that are trained from an epoch on."""
+"""Gradual unfreezing (`model.unfreeze`): frozen parameters that are trained from some epoch on."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from drivetrain.models import freeze
 
 @dataclass(frozen=True)
 class Unfreezing:
-    """From which epoch on frozen parameters are trained; epochs are counted from 0."""
+    """The epochs from which frozen parameters are trained; epochs are counted from 0."""
 
     first: Mapping[str, int] = field(default_factory=dict)
-    """The first epoch of each such parameter, by its name."""
+    """By name of the parameter: the first epoch in which it is trained."""
 
     @property
     def epochs(self) -> list[int]:
-        """The epochs that begin with an unfreezing."""
+        """The epochs at whose beginning parameters are unfrozen, in order."""
         return sorted(set(self.first.values()))
 
     @property
     def last(self) -> int:
-        """The epoch from which on all are trained; 0 if there are none."""
+        """The epoch from which all of them are trained; 0 if there are none."""
         return max(self.first.values(), default=0)
 
     def stage(self, epoch: int) -> int:
-        """How many unfreezings have happened when an epoch begins."""
+        """The number of unfreezings that have happened when an epoch begins."""
         return sum(unfrozen_at <= epoch for unfrozen_at in self.epochs)
 
     def names(self, epoch: int) -> list[str]:
@@ -40,14 +40,14 @@ class Unfreezing:
         return [name for name, first in self.first.items() if first == epoch]
 
     def apply(self, model: nn.Module, epoch: int) -> None:
-        """Freeze and unfreeze as in this epoch."""
+        """Freeze and unfreeze the parameters of a network as in this epoch."""
         for name, parameter in model.named_parameters():
             if name in self.first:
                 parameter.requires_grad_(self.first[name] <= epoch)
 
     @contextlib.contextmanager
     def during(self, model: nn.Module, epoch: int) -> Iterator[None]:
-        """Frozen as in this epoch within the context, and as before afterwards."""
+        """A block in which parameters are frozen as in this epoch; afterwards they are as before."""
         before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self.apply(model, epoch)
         try:
@@ -58,10 +58,10 @@ class Unfreezing:
 
 
 def find_unfreezing(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:
-    """The unfreezing of a network whose frozen parameters are those of the first epoch.
+    """Find the parameters that the spec unfreezes; those of the network are frozen as in the first epoch.
 
     Raises:
-        SpecError: if a pattern matches nothing, or nothing that is still frozen.
+        SpecError: if a pattern matches no parameter, or none that is still frozen.
     """
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     first: dict[str, int] = {}
@@ -82,16 +82,16 @@ def find_unfreezing(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unf
 
 
 def _describe_unmatched(model: nn.Module, pattern: str, first: Mapping[str, int]) -> str:
-    if thawed := freeze.match_layers(first, pattern):
-        return f"{pattern!r} is unfrozen in epoch {first[thawed[0]] + 1} already"
+    if earlier := freeze.match_layers(first, pattern):
+        return f"{pattern!r} is unfrozen in epoch {first[earlier[0]] + 1} already"
     matching = freeze.match_layers([name for name, _ in model.named_parameters()], pattern)
     return f"{pattern!r} is not frozen (model.freeze)" if matching else f"no layer matches {pattern!r}"
 
 
 def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
-    """A note on what stays frozen because `train.steps` ends the run before; `samples` of the training data."""
-    steps, per_epoch = job.train.steps, -(-samples // job.train.batch)
-    if steps is None or unfreezing.last * per_epoch < steps:
+    """A note if `train.steps` ends the run before an unfreezing; `samples` is the number of training samples."""
+    steps, epoch_steps = job.train.steps, -(-samples // job.train.batch)
+    if steps is None or unfreezing.last * epoch_steps < steps:
         return []
-    first = next(epoch for epoch in unfreezing.epochs if epoch * per_epoch >= steps)
-    return [f"model.unfreeze in epoch {first + 1} is never reached: train.steps ends the run after {steps:,} steps"]
+    unreached = next(epoch for epoch in unfreezing.epochs if epoch * epoch_steps >= steps)
+    return [f"model.unfreeze in epoch {unreached + 1} is never reached: train.steps ends the run after {steps:,} steps"]

@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 from drivetrain.models.frozen_split import FrozenSplit, split_sequence
 
-BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+STAGE_BLOCKS: dict[str, tuple[int, ...]] = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+}
+"""Number of blocks of each stage."""
 MAX_SMALL_IMAGE_SIDE = 96
-"""Pixels; up to this side a ResNet gets the stem for small images."""
+"""Side in pixels up to which a ResNet gets the stem for small images."""
 
 
 class _GlobalAverage(nn.Module):
@@ -30,19 +35,19 @@ class SmallCnn(nn.Module):
     def __init__(self, channels: int, classes: int, width: int = 32, dropout: float = 0.0) -> None:
         super().__init__()
         stages: list[nn.Module] = []
-        inside = channels
-        for outside in (width, 2 * width, 4 * width):
+        channels_in = channels
+        for channels_out in (width, 2 * width, 4 * width):
             stages += [
-                *_build_conv_norm(inside, outside),
+                *_build_conv_norm(channels_in, channels_out),
                 nn.ReLU(inplace=True),
-                *_build_conv_norm(outside, outside),
+                *_build_conv_norm(channels_out, channels_out),
                 nn.ReLU(inplace=True),
                 nn.MaxPool2d(2, ceil_mode=True),
             ]
-            inside = outside
+            channels_in = channels_out
         self.features = nn.Sequential(*stages)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.classifier = nn.Linear(inside, classes)
+        self.classifier = nn.Linear(channels_in, classes)
         initialize_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -62,12 +67,12 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inside: int, width: int, stride: int) -> None:
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            *_build_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True), *_build_conv_norm(width, width)
+            *_build_conv_norm(channels_in, width, stride=stride), nn.ReLU(inplace=True), *_build_conv_norm(width, width)
         )
-        self.shortcut = _build_shortcut(inside, width, stride)
+        self.shortcut = _build_shortcut(channels_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.main(x) + self.shortcut(x))
@@ -78,17 +83,17 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inside: int, width: int, stride: int) -> None:
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
-        outside = width * self.expansion
+        channels_out = width * self.expansion
         self.main = nn.Sequential(
-            *_build_conv_norm(inside, width, kernel=1),
+            *_build_conv_norm(channels_in, width, kernel=1),
             nn.ReLU(inplace=True),
             *_build_conv_norm(width, width, stride=stride),
             nn.ReLU(inplace=True),
-            *_build_conv_norm(width, outside, kernel=1),
+            *_build_conv_norm(width, channels_out, kernel=1),
         )
-        self.shortcut = _build_shortcut(inside, outside, stride)
+        self.shortcut = _build_shortcut(channels_in, channels_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.main(x) + self.shortcut(x))
@@ -106,13 +111,13 @@ class ResNet(nn.Module):
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if name == "resnet50" else BasicBlock
         self.stem = build_stem(channels, width, small)
-        inside, stages = width, []
-        for index, count in enumerate(BLOCKS[name]):
-            stages.append(_build_stage(block, inside, width << index, count, stride=1 if index == 0 else 2))
-            inside = (width << index) * block.expansion
+        channels_in, stages = width, []
+        for index, block_count in enumerate(STAGE_BLOCKS[name]):
+            stages.append(_build_stage(block, channels_in, width << index, block_count, stride=1 if index == 0 else 2))
+            channels_in = (width << index) * block.expansion
         self.stages = nn.Sequential(*stages)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.classifier = nn.Linear(inside, classes)
+        self.classifier = nn.Linear(channels_in, classes)
         initialize_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -129,7 +134,7 @@ class ResNet(nn.Module):
 
 
 def build_stem(channels: int, width: int, small: bool) -> nn.Sequential:
-    """The first layers of a ResNet: the small stem keeps the resolution, the large one divides height and width by 4."""
+    """Build the first layers: the small stem keeps the resolution, the large one divides height and width by 4."""
     if small:
         return nn.Sequential(*_build_conv_norm(channels, width), nn.ReLU(inplace=True))
     return nn.Sequential(
@@ -140,22 +145,22 @@ def build_stem(channels: int, width: int, small: bool) -> nn.Sequential:
 
 
 def _build_stage(
-    block: type[BasicBlock] | type[Bottleneck], inside: int, width: int, count: int, stride: int
+    block: type[BasicBlock] | type[Bottleneck], channels_in: int, width: int, block_count: int, stride: int
 ) -> nn.Sequential:
-    blocks: list[nn.Module] = [block(inside, width, stride)]
-    blocks += [block(width * block.expansion, width, 1) for _ in range(count - 1)]
+    blocks: list[nn.Module] = [block(channels_in, width, stride)]
+    blocks += [block(width * block.expansion, width, 1) for _ in range(block_count - 1)]
     return nn.Sequential(*blocks)
 
 
-def _build_conv_norm(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
-    conv = nn.Conv2d(inside, outside, kernel, stride=stride, padding=kernel // 2, bias=False)
-    return conv, nn.BatchNorm2d(outside)
+def _build_conv_norm(channels_in: int, channels_out: int, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
+    conv = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return conv, nn.BatchNorm2d(channels_out)
 
 
-def _build_shortcut(inside: int, outside: int, stride: int) -> nn.Module:
-    if inside == outside and stride == 1:
+def _build_shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
+    if channels_in == channels_out and stride == 1:
         return nn.Identity()
-    return nn.Sequential(*_build_conv_norm(inside, outside, kernel=1, stride=stride))
+    return nn.Sequential(*_build_conv_norm(channels_in, channels_out, kernel=1, stride=stride))
 
 
 def initialize_weights(model: nn.Module) -> None:
@@ -178,8 +183,8 @@ def build(
     dropout: float = 0.0,
     stem: str = "auto",
 ) -> nn.Module:
-    """A built-in network by name. Arguments are plain values, which `model/` stores to build the network again."""
+    """Build a network by its name. Arguments are plain values, which `model/` stores to build the network again."""
     if name == "small-cnn":
         return SmallCnn(channels, classes, width or 32, dropout)
-    small = image_size <= MAX_SMALL_IMAGE_SIDE if stem == "auto" else stem == "small"
-    return ResNet(name, channels, classes, width or 64, dropout, small)
+    is_small = image_size <= MAX_SMALL_IMAGE_SIDE if stem == "auto" else stem == "small"
+    return ResNet(name, channels, classes, width or 64, dropout, is_small)

@@ -23,7 +23,7 @@ class VisionNetwork(nn.Module):
 
     def __init__(self, backbone: nn.Module, classes: int, width: int, pooling: str, dropout: float) -> None:
         super().__init__()
-        # With `cls` pooling the pooler is unused; its weights would be saved and optimized for nothing.
+        # With `cls` pooling the pooler is unused, and need not be saved and optimized.
         if pooling == "cls" and getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # type: ignore[assignment]
         self.backbone, self.pooling = backbone, pooling
@@ -57,7 +57,7 @@ class VisionNetwork(nn.Module):
 
     @property
     def layers(self) -> nn.Module | None:
-        """What `freeze: {layers: N}` counts: transformer layers, or stages of a convolutional network."""
+        """The layers that `freeze: {layers: N}` counts: transformer layers, or stages of a convolutional network."""
         config: Any = self.backbone.config
         count = getattr(config, "num_hidden_layers", 0) or len(getattr(config, "depths", ()))
         lists = (part for part in self.backbone.modules() if isinstance(part, nn.ModuleList))
@@ -65,7 +65,7 @@ class VisionNetwork(nn.Module):
 
 
 def pool_features(output: Any, pooling: str) -> Tensor:
-    """One feature vector per image, (N, width)."""
+    """Pool the output of a backbone to one feature vector per image, (N, width)."""
     hidden = output.last_hidden_state
     if pooling == "cls":
         return hidden[:, 0]  # type: ignore[no-any-return]
@@ -79,7 +79,7 @@ def build(*, config: Mapping[str, object], classes: int, width: int, pooling: st
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
-        config: of the backbone, as in the config.json of transformers.
+        config: configuration of the backbone, as in the config.json of transformers.
         classes: number of outputs.
         width: length of the feature vector.
         pooling: `cls` or `pooled`.

@@ -15,14 +15,14 @@ from drivetrain.models.networks.mlp import BinShares
 
 
 class LinearTable(nn.Module):
-    """A linear layer over shares of bins, numbers without bins, and categories as one column for each value.
+    """A linear layer over numbers, the bin shares of binned numbers, and one-hot categories.
 
     Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int, each only if the table has such
     columns; the output is (N, outputs).
     """
 
-    binned: Tensor
-    plain: Tensor
+    binned_numbers: Tensor
+    plain_numbers: Tensor
 
     def __init__(
         self, numbers: int, categories: Sequence[int], outputs: int, edges: Sequence[Sequence[float]] = ()
@@ -31,12 +31,12 @@ class LinearTable(nn.Module):
         self.numbers, self.sizes = numbers, tuple(categories)
         binned = [column for column, column_edges in enumerate(edges) if column_edges]
         plain = [column for column in range(numbers) if column not in binned]
-        self.register_buffer("binned", torch.tensor(binned, dtype=torch.int64), persistent=False)
-        self.register_buffer("plain", torch.tensor(plain, dtype=torch.int64), persistent=False)
+        self.register_buffer("binned_numbers", torch.tensor(binned, dtype=torch.int64), persistent=False)
+        self.register_buffer("plain_numbers", torch.tensor(plain, dtype=torch.int64), persistent=False)
         width = len(plain) + sum(categories)
         if binned:
             self.shares = BinShares([edges[column] for column in binned])
-            width += len(binned) * self.shares.most_bins
+            width += len(binned) * self.shares.max_bins
         self.classifier = nn.Linear(width, outputs)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
@@ -44,9 +44,9 @@ class LinearTable(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         parts: list[Tensor] = []
         if self.numbers:
-            parts.append(inputs[0].index_select(1, self.plain))
-            if len(self.binned):
-                parts.append(self.shares(inputs[0].index_select(1, self.binned)).flatten(1))
+            parts.append(inputs[0].index_select(1, self.plain_numbers))
+            if len(self.binned_numbers):
+                parts.append(self.shares(inputs[0].index_select(1, self.binned_numbers)).flatten(1))
         for column, size in enumerate(self.sizes):
             parts.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.classifier.weight.dtype))
         return self.classifier(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
@@ -55,6 +55,6 @@ class LinearTable(nn.Module):
 def build(*, numbers: int, categories: Sequence[int], outputs: int, edges: Sequence[Sequence[float]] = ()) -> nn.Module:
     """Build the network. Arguments are plain values, which `model/` stores to build the network again.
 
-    `edges` are the bounds of the bins of each number, ascending; a number with none goes in as it is.
+    `edges` are the bounds of each number's bins, ascending; a number without edges is not binned.
     """
     return LinearTable(numbers, categories, outputs, edges)

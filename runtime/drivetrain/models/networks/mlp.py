@@ -12,39 +12,39 @@ from torch import Tensor, nn
 class EmbeddingTable(nn.Embedding):
     """An embedding whose backward pass takes a quarter of the time of torch's on a CPU."""
 
-    def forward(self, places: Tensor) -> Tensor:
-        if places.is_cuda:
-            return super().forward(places)
-        return self.weight.index_select(0, places.flatten()).view(*places.shape, self.embedding_dim)
+    def forward(self, indices: Tensor) -> Tensor:
+        if indices.is_cuda:
+            return super().forward(indices)
+        return self.weight.index_select(0, indices.flatten()).view(*indices.shape, self.embedding_dim)
 
 
 MIN_BIN_WIDTH = 1e-6
-"""Of a scaled number: the slope of a bin between denormal numbers would be infinite."""
+"""Least width of a bin of a scaled number; the slope of a narrower one could be infinite."""
 
 
 class BinShares(nn.Module):
-    """How much of each bin lies below a number: input (N, numbers), output (N, numbers, bins) from 0 to 1.
+    """The share of each bin that lies below a number: input (N, numbers), output (N, numbers, bins) from 0 to 1.
 
-    Beyond the outer edges nothing changes, so that a value far from all training rows cannot become a huge one.
+    Shares do not change beyond the outer edges, so a value far from all training rows does not give large activations.
     """
 
-    left: Tensor
-    slope: Tensor
+    lower_edges: Tensor
+    slopes: Tensor
 
     def __init__(self, edges: Sequence[Sequence[float]]) -> None:
         super().__init__()
-        self.most_bins = max(map(len, edges)) - 1
-        left, slope = torch.zeros(len(edges), self.most_bins), torch.zeros(len(edges), self.most_bins)
+        self.max_bins = max(map(len, edges)) - 1
+        lower_edges, slopes = torch.zeros(len(edges), self.max_bins), torch.zeros(len(edges), self.max_bins)
         for column, column_edges in enumerate(edges):
             bounds, bins = torch.tensor(column_edges), len(column_edges) - 1
-            left[column, :bins] = bounds[:-1]
-            slope[column, :bins] = 1 / bounds.diff().clamp_min(MIN_BIN_WIDTH)
-        # Columns with fewer bins have a slope of 0 in the others, which gives 0.
-        self.register_buffer("left", left, persistent=False)
-        self.register_buffer("slope", slope, persistent=False)
+            lower_edges[column, :bins] = bounds[:-1]
+            slopes[column, :bins] = 1 / bounds.diff().clamp_min(MIN_BIN_WIDTH)
+        # The slopes of bins that a column does not have stay 0, and so do their shares.
+        self.register_buffer("lower_edges", lower_edges, persistent=False)
+        self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        return ((numbers.unsqueeze(2) - self.left) * self.slope).clamp(0, 1)
+        return ((numbers.unsqueeze(2) - self.lower_edges) * self.slopes).clamp(0, 1)
 
 
 class NumberEmbeddings(nn.Module):
@@ -57,7 +57,7 @@ class NumberEmbeddings(nn.Module):
     def __init__(self, edges: Sequence[Sequence[float]], size: int) -> None:
         super().__init__()
         self.shares = BinShares(edges)
-        self.pieces = nn.Parameter(torch.zeros(len(edges), self.shares.most_bins, size))
+        self.pieces = nn.Parameter(torch.zeros(len(edges), self.shares.max_bins, size))
         self.weight = nn.Parameter(torch.empty(len(edges), size).uniform_(-(size**-0.5), size**-0.5))
         self.bias = nn.Parameter(torch.empty(len(edges), size).uniform_(-(size**-0.5), size**-0.5))
 
@@ -71,8 +71,8 @@ class Mlp(nn.Module):
 
     Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int64, each only if the table has
     such columns; the output is (N, outputs). All categories share one embedding table, in which each column has its own
-    range: one lookup for all columns. Row 0 of each column stands for the unknown category. It is zero and stays zero,
-    because no training row uses it. Numbers without edges of bins go in as they are.
+    range, so that one lookup is enough. The first row of each range is that of unknown categories. It is zero and stays
+    zero, because no training row uses it. Numbers without edges are not embedded.
     """
 
     offsets: Tensor
@@ -104,8 +104,8 @@ class Mlp(nn.Module):
             self.embeddings = EmbeddingTable(starts[-1], embedding)
         widths = [len(plain) + len(embedded) * number_embedding + len(categories) * embedding, *hidden]
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(inside, outside), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())
-            for inside, outside in pairwise(widths)
+            nn.Sequential(nn.Linear(width_in, width_out), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())
+            for width_in, width_out in pairwise(widths)
         )
         self.classifier = nn.Linear(widths[-1], outputs)
         self._initialize(starts[:-1])
@@ -123,7 +123,7 @@ class Mlp(nn.Module):
             x = layer(x)
         return self.classifier(x)  # type: ignore[no-any-return]
 
-    def _initialize(self, unknown: list[int]) -> None:
+    def _initialize(self, unknown_rows: list[int]) -> None:
         """Kaiming normal for layers (He et al. 2015), truncated normal (0.02) for the outputs, normal for embeddings."""
         for layer in self.layers:
             linear = layer[0]  # type: ignore[index]
@@ -131,10 +131,10 @@ class Mlp(nn.Module):
             nn.init.zeros_(linear.bias)
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
-        if unknown:
+        if unknown_rows:
             nn.init.normal_(self.embeddings.weight, std=1.0)
             with torch.no_grad():
-                self.embeddings.weight[unknown] = 0
+                self.embeddings.weight[unknown_rows] = 0
 
 
 def build(
@@ -150,7 +150,7 @@ def build(
 ) -> nn.Module:
     """Build the network. Arguments are plain values, which `model/` stores to build the network again.
 
-    `edges` are the bounds of the bins of each number, ascending; a number with none goes in as it is. Networks that were
-    stored without them have no embeddings of numbers.
+    `edges` are the bounds of each number's bins, ascending; a number without edges is not embedded. Networks that were
+    stored by older versions have no edges.
     """
     return Mlp(numbers, categories, outputs, hidden, embedding, dropout, edges, number_embedding)

@@ -26,7 +26,7 @@ class _LayerReached(Exception):
 
 
 class PassedEmbeddings(nn.Module):
-    """Replaces the embeddings of an encoder: returns the hidden states that it is given."""
+    """Replaces the embeddings of an encoder: returns the hidden states that are passed to it."""
 
     def forward(self, *args: object, **named: object) -> Tensor:
         """Return the hidden states (N, tokens, width): the only floating-point argument, all others are indices."""
@@ -35,7 +35,7 @@ class PassedEmbeddings(nn.Module):
 
 
 def name_inputs(encoder: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
-    """The inputs of a text network, ids, types if it gets them, and mask, by the names that transformers has for them."""
+    """The inputs of a text network (ids, token types if it has them, and mask) by their names in transformers."""
     ids, *types, mask = inputs
     arguments = {"input_ids": ids, "attention_mask": reduce_mask(encoder.config, mask)}
     return arguments | ({"token_type_ids": types[0]} if types else {})
@@ -43,27 +43,27 @@ def name_inputs(encoder: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
 
 def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -> int:
     """The number of layers, counted from the first, whose output needs no gradient."""
-    flows: list[bool] = []
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, args, more: flows.append(_hidden(args, more).requires_grad), with_kwargs=True
-        )
-        for layer in layers
-    ]
+    inputs_need_gradient: list[bool] = []
+
+    def note_input(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
+        inputs_need_gradient.append(_get_hidden(args, keywords).requires_grad)
+
+    hooks = [layer.register_forward_pre_hook(note_input, with_kwargs=True) for layer in layers]
     try:
         with torch.enable_grad():
             last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()
-    return [*flows[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
+    # The output of a layer is the input of the next one.
+    return [*inputs_need_gradient[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
 
 
 def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) -> Tensor:
-    """The input of a layer: hidden states (N, tokens, width). The layers above are not computed."""
+    """Compute the input of a layer: hidden states (N, tokens, width). The layers above it are not computed."""
 
     def stop_at_layer(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
-        raise _LayerReached(_hidden(args, keywords))
+        raise _LayerReached(_get_hidden(args, keywords))
 
     hook = layer.register_forward_pre_hook(stop_at_layer, with_kwargs=True)
     try:
@@ -72,21 +72,21 @@ def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) ->
         return layer_input.hidden
     finally:
         hook.remove()
-    raise AssertionError("an encoder runs through its layers")
+    raise AssertionError("an encoder calls all of its layers")
 
 
 def build_upper_encoder(
     encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, first: int
 ) -> Callable[..., Any]:
-    """The encoder without its embeddings and first layers; takes hidden states as `inputs_embeds`.
+    """Build the encoder without its embeddings and first layers; it takes hidden states as `inputs_embeds`.
 
-    It shares the encoder's modules, and so their weights and training mode; only the containers are copied.
+    It shares the encoder's modules, and so their weights and training mode; only the modules around them are copied.
     """
     upper = _replace(encoder, _find_path(encoder, layers), nn.ModuleList(list(layers)[first:]))
     return _replace(upper, _find_path(encoder, embeddings), PassedEmbeddings())
 
 
-def _hidden(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+def _get_hidden(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     return args[0] if args else keywords["hidden_states"]  # type: ignore[no-any-return]
 
 
@@ -96,7 +96,7 @@ def _find_path(root: nn.Module, part: nn.Module) -> list[str]:
 
 
 def _replace(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
-    """Copy the modules along a path and replace the last; all others are shared."""
+    """Copy the modules along a path and replace the last one by `part`; all other modules are shared."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     name, *remaining_path = path
@@ -114,26 +114,25 @@ ENCODERS_PASSING_MASKS = (
     "roberta-prelayernorm",
     "xlm-roberta-xl",
 )
-"""Encoders that hand a mask of four dimensions to every layer's attention as it is. Others make several masks of one with two
-dimensions, such as those whose layers look at windows, or look for padding themselves where there is no mask."""
+"""Encoders that pass a mask of four dimensions unchanged to every layer's attention. Others derive several masks from one of
+two dimensions, as for windows of tokens, or search for padding themselves if there is no mask."""
 
 
 def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
-    """What to pass as `attention_mask`: None if nothing is padded, as far as the host knows.
+    """The mask to pass as `attention_mask`; None if the host knows that nothing is padded.
 
-    transformers asks a mask of two dimensions whether all of it is true (`_ignore_bidirectional_mask_sdpa`).
+    Of a mask with two dimensions transformers reads on the host whether all of it is true, and so waits for the GPU.
 
     Args:
         config: the encoder's configuration.
         mask: (N, tokens), 1 for real tokens, which come first.
     """
-    # Only torch's own attention, and ours, take booleans; that of a decoder also hides what comes later.
-    plain = config._attn_implementation in ("sdpa", packed_attention.ATTENTION_NAME) and not getattr(
-        config, "is_decoder", False
-    )
-    if not plain or config.model_type not in ENCODERS_PASSING_MASKS:
+    # Only torch's attention and ours take booleans; the mask of a decoder must also hide later tokens.
+    takes_booleans = config._attn_implementation in ("sdpa", packed_attention.ATTENTION_NAME)
+    is_decoder = getattr(config, "is_decoder", False)
+    if not takes_booleans or is_decoder or config.model_type not in ENCODERS_PASSING_MASKS:
         return mask
-    # What is compiled or exported has to hold for other texts, too.
+    # A compiled or exported network must work for other texts, too.
     lengths = None if torch.compiler.is_compiling() else host_lengths.find_known_lengths(mask)
     if lengths is not None and len(lengths) and lengths.min() == mask.shape[1]:
         return None
@@ -148,11 +147,11 @@ class TextNetwork(nn.Module):
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
-    """By number of inputs."""
+    """Names of the inputs, by their number."""
 
     def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
         super().__init__()
-        # The pooler is unused; its weights would be saved and optimized for nothing.
+        # The pooler is unused, and need not be saved and optimized.
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None  # type: ignore[assignment]
         self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
@@ -170,7 +169,7 @@ class TextNetwork(nn.Module):
         return self.encoder(**name_inputs(self.encoder, inputs)).last_hidden_state  # type: ignore[no-any-return]
 
     def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """One vector per text, (N, width)."""
+        """Pool hidden states (N, tokens, width) to one vector per text, (N, width)."""
         if self.pooling == "cls":
             return hidden[:, 0]
         if self.pooling == "max":
@@ -179,14 +178,14 @@ class TextNetwork(nn.Module):
         return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
     def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs of all heads, by name."""
+        """The outputs of all heads, by name, from vectors (N, width)."""
         vector = self.dropout(vector)
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
     def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        """As `forward`, but the layers compute only the real tokens, without padding."""
-        assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
+        """The same as `forward`, but the layers compute only the real tokens, without padding."""
+        assert isinstance(self.layers, nn.ModuleList), "packing was tried before, where the layers are counted"
         upper = UpperLayers(self, build_upper_encoder(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(compute_layer_input(self.encoder, self.layers[0], inputs), inputs[-1])
 
@@ -250,7 +249,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
-        config: of the encoder, as in the config.json of transformers.
+        config: configuration of the encoder, as in the config.json of transformers.
         outputs: number of classes by head name.
         pooling: `cls`, `mean` or `max`.
         dropout: rate before the outputs.
@@ -269,7 +268,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
 
 
 def check_text_length(network: TextNetwork, source: Pretrained, longest: int, *, types: bool) -> None:
-    """Run one text of the maximum length through the network, with token types or without.
+    """Check that the network accepts a text of `longest` tokens, with token types or without.
 
     Raises:
         SpecError: if the encoder cannot process it.

@@ -1,4 +1,4 @@
-"""Image networks from the timm library."""
+"""Builds image networks of the timm library, and loads their weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from drivetrain.models import safetensors_file
 from drivetrain.pretrained.timm_folder import TimmFolder
 
 TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
-"""The folder of torchvision; `docker/unused/aside` fills it."""
+"""Folder of the torchvision that is kept outside the import path; `docker/unused/aside` fills it."""
 
 
 def load_timm() -> Any:
-    """The module timm.
+    """Import timm.
 
     Raises:
         SpecError: if it cannot be imported.
@@ -45,11 +45,11 @@ def load_timm() -> Any:
 
 @contextlib.contextmanager
 def _importable_torchvision() -> Iterator[None]:
-    """Make torchvision importable: the installed one if there is one, else the one aside, without its operators.
+    """A block in which torchvision can be imported: the installed one, or that of the folder without its operators.
 
-    torchvision's wheels are built for one build of torch. The usual one needs CUDA's libraries, and beside a torch for
+    Each wheel of torchvision is built for one build of torch. The usual wheel needs CUDA's libraries. With a torch for
     CPUs its import fails when it describes operators that could not be loaded. The images and `make setup` therefore
-    keep torchvision in a folder of its own, where nothing else finds it.
+    keep torchvision in a separate folder, where other packages do not find it.
     """
     if (
         "timm" in sys.modules
@@ -63,7 +63,7 @@ def _importable_torchvision() -> Iterator[None]:
     torch.library.register_fake = _skip_torchvision(register)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot read images, which is not its task here
+            warnings.simplefilter("ignore")  # it warns that it cannot read images, which is not needed here
             yield
     finally:
         torch.library.register_fake = register
@@ -71,7 +71,7 @@ def _importable_torchvision() -> Iterator[None]:
 
 
 def _skip_torchvision(register: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.library.register_fake` that leaves out the operators of torchvision."""
+    """A `torch.library.register_fake` that ignores the operators of torchvision."""
 
     def register_unless_torchvision(operator: object, *arguments: object, **options: object) -> Any:
         if isinstance(operator, str) and operator.startswith("torchvision::"):
@@ -90,13 +90,14 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
     Raises:
         SpecError: if timm cannot be imported.
         RuntimeError: if timm has no such architecture.
-        ValueError: if the name is no architecture, but an address of the hub or a folder, which timm would read.
+        ValueError: if the name is not an architecture, but an address on the hub or a folder, which timm would read.
     """
     if not _ARCHITECTURE.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of an architecture")
     timm = load_timm()
-    fixed = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    size = {"img_size": image_size} if fixed is not None and fixed.fixed_input_size else {}
+    pretrained_config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    has_fixed_size = pretrained_config is not None and pretrained_config.fixed_input_size
+    size = {"img_size": image_size} if has_fixed_size else {}
     network: nn.Module = timm.create_model(
         name, pretrained=False, num_classes=classes, in_chans=channels, drop_rate=dropout, **size
     )
@@ -104,10 +105,10 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
 
 
 def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
-    """Build the network of a job, with the weights it names.
+    """Build the network of a job, with its weights if the job names a file.
 
     Raises:
-        SpecError: if timm cannot be imported, or has no such architecture, or the weights do not fit.
+        SpecError: if timm cannot be imported or has no such architecture, or the weights do not fit.
     """
     architectures = load_timm().list_models()
     if spec.name not in architectures and spec.name.split(".")[0] not in architectures:
@@ -147,7 +148,7 @@ def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -
 
 
 def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
-    """Load all tensors but the classifier's from a folder of timm; returns those that stay random.
+    """Load all tensors except the classifier's from a folder of timm; returns the names of those that stay random.
 
     Raises:
         SpecError: if the file cannot be read, or has other tensors.
@@ -167,27 +168,27 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
 
 
 def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
-    """Load all weights but the classifier's, which was trained for other classes, from the file of a job."""
-    key, where = ("model", "weights"), job.resolve(name)
-    if where.suffix != ".safetensors":
-        description, action = f"{where} is not a .safetensors file", f"run `drivetrain convert {where}`"
+    """Load all weights from the file of a job, except the classifier's, which was trained for other classes."""
+    key, file = ("model", "weights"), job.resolve(name)
+    if file.suffix != ".safetensors":
+        description, action = f"{file} is not a .safetensors file", f"run `drivetrain convert {file}`"
         raise SpecError([job.problem(key, description, "weights without pickle", action)])
     try:
-        weights = safetensors_file.read(where)
+        weights = safetensors_file.read(file)
     except (OSError, ValueError) as error:
         raise SpecError(
-            [job.problem(key, f"{where} cannot be read: {error}", "a complete file", "download it again")]
+            [job.problem(key, f"{file} cannot be read: {error}", "a complete file", "download it again")]
         ) from None
     if wrong := _load_body(network, weights):
         description = (
-            f"{where} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
+            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
         )
         action = "check that both come from the same network"
         raise SpecError([job.problem(key, description, "weights of this architecture", action)])
 
 
 def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Load all tensors but the classifier's; returns the names of those that do not fit, and then loads none."""
+    """Load all tensors except the classifier's; returns the names of those that do not fit, and then loads none."""
     expected, head = network.state_dict(), _list_classifier_prefixes(network)
     body = [name for name in expected if not name.startswith(head)]
     wrong = [name for name in body if name not in weights or weights[name].shape != expected[name].shape]

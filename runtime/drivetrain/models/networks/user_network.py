@@ -5,7 +5,7 @@ set it, it also gets:
 
     outputs      number of outputs per sample; by head name, if there are several heads
     classes      the same, in a classification
-    inputs       shape of each input of one sample, as a list of lists; for texts that of the longest one
+    inputs       shape of each input of one sample, as a list of lists; for texts that of the longest text
     vocabulary   number of tokens (texts)
     categories   number of indices of each categorical column (tables)
 
@@ -45,20 +45,20 @@ KEY = ("model", "file")
 
 
 def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, object]]:
-    """Build the network of the job's file; also returns what is needed to build it again.
+    """Build the network of the job's file; also returns the values with which `rebuild` can build it again.
 
     Raises:
         SpecError: if the user's code raises, or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
     first = dry_run.take_first_batch(dataset, dataset.train)
-    # Reading the user's samples may have advanced the random state; seed again.
+    # The user's code may have used random numbers when it read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
-    with blame_user_code(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
+    with blame_user_code(lambda error, act: SpecError([job.problem(KEY, f"{name} raised {error}", "", act)])):
         code = user_code.at(job.folder)
         arguments = code.with_copies(spec.arguments)
         with code_files.note_opened() as opened:
-            module, every = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
+            module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)])
@@ -77,15 +77,15 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     buffers.unshare(module)
     with code_files.note_opened(nn.Module) as opened_later:
         dry_run.check_network(
-            module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)])
+            module, dataset, f"the network of {name}", lambda *texts: SpecError([job.problem(KEY, *texts)])
         )
     code.keep_opened([*opened, *opened_later])
-    kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
+    inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {
         "file": spec.file,
         "factory": spec.factory,
-        "arguments": every | spec.arguments,
-        "inputs": kinds,
+        "arguments": all_arguments | spec.arguments,
+        "inputs": inputs,
     }
 
 
@@ -104,7 +104,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
     code, name = load_code(model, digests, consent=consent), f"{origin['factory']}() in {origin['file']}"
     say_aside(f"running the model's own code: {origin['file']} in {code.folder}")
     with blame_user_code(
-        lambda told, _: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")
+        lambda error, _: CheckpointError(f"{name} raised {error}", "the Python and the libraries of the training")
     ):
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
@@ -123,14 +123,14 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
 
 
 def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
-    """What a factory may ask to know about the data, as plain JSON values."""
+    """The arguments about the data that a factory may take, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)
     facts = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
     if outputs and all(head.classes for head in dataset.heads.values()):
         facts["classes"] = outputs
     if dataset.preprocessing.get("kind") == "texts":
-        # A batch is as long as its longest text.
+        # The inputs of a batch are only as long as its longest text.
         facts["inputs"] = [[dataset.preprocessing["max_length"]] for _ in first.inputs]
         facts["vocabulary"] = dataset.preprocessing["vocabulary"]
     if dataset.preprocessing.get("kind") == "table":
@@ -140,7 +140,7 @@ def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
 
 @contextlib.contextmanager
 def blame_job_code(job: Job) -> Iterator[None]:
-    """Turn what the user's network or loss raises during training into an error that shows the user's own lines.
+    """A block in which an error of the user's network or loss becomes one that shows the user's own lines.
 
     Raises:
         SpecError: in place of the original exception.
@@ -163,8 +163,9 @@ def blame_job_code(job: Job) -> Iterator[None]:
 
 
 def _is_network_running(job: Job, error: BaseException) -> bool:
-    """Whether the user's network was running when the error was raised. If torch's layers alone raised it, no line of
-    the user's is in the traceback.
+    """Whether the user's network was running when the error was raised.
+
+    If torch's layers raised it, the traceback may contain no line of the user.
     """
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(getattr(job, "model", None), CustomModel) and any(
@@ -173,6 +174,9 @@ def _is_network_running(job: Job, error: BaseException) -> bool:
 
 
 def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
-    """The job key and function whose file appears in the traceback; the network's if none does."""
-    every = [(key, part) for key, part, _ in parts(job)]
-    return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])
+    """The job key and function whose file is in the traceback; the network's if none is."""
+    user_parts = [(key, part) for key, part, _ in parts(job)]
+    for key, part in user_parts:
+        if any(f" {part.file}:" in line for line in lines):
+            return key, part
+    return user_parts[0]
