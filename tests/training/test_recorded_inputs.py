@@ -129,7 +129,7 @@ FITTED = {
     "series": ("drivetrain.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
     "table numbers": ("drivetrain.data.target_columns.build_head", lambda *given: None),
     "table": (
-        "drivetrain.data.tables.features._number",
+        "drivetrain.data.tables.features._fit_number",
         lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),
     ),
 }

@@ -342,7 +342,7 @@ def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str,
     start_checks.check_divisible(job, dataset, cut)
     if not (dataset.mixable and uses_mixing(job)):  # mixing needs the whole batch
         batches.shard = cut.shard
-    batches.handover.processes = cut.ranks.count
+    batches.shared_memory.processes = cut.ranks.count
     batches.tell = partial(report, "loader")
     return batches
 

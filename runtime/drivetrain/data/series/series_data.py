@@ -209,16 +209,16 @@ def _arrays(
             train = replace(train, groups=stretches)
             marks[OVERLAPPING] = True
     if train.groups is not None:
-        return *_by_group(job, train, division), marks | division.stored()
+        return *_by_group(job, train, division), marks | division.to_json()
     train_rows, validation_rows = division.divide(_strata(train), data, job.train.seed)
-    train.notes.extend(division.notes(train_rows, validation_rows))
+    train.notes.extend(division.describe(train_rows, validation_rows))
     if not len(validation_rows):
         raise DataError(
             f"data.train: {len(train.starts):,} usable windows, too few to leave any for validation",
             "two windows or more, in a classification of one class",
             "add data, or set data.validation to a path",
         )
-    return train.take_rows(train_rows), replace(train.take_rows(validation_rows), notes=[]), marks | division.stored()
+    return train.take_rows(train_rows), replace(train.take_rows(validation_rows), notes=[]), marks | division.to_json()
 
 
 def _strata(train: WindowSplit) -> Ids:
@@ -241,7 +241,7 @@ def _by_group(
     assert train.groups is not None
     column, strata = job.data.groups or "overlapping windows", _strata(train)
     group_numbers = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
-    group_numbers = division.whole(group_numbers) if division else group_numbers
+    group_numbers = division.join_groups(group_numbers) if division else group_numbers
     if not job.data.groups and group_numbers.max() + 1 < groups.count_min_groups(job.data):
         raise DataError(
             f"data.train: all {len(group_numbers):,} windows of {train.path} overlap, directly or through others",
@@ -261,7 +261,7 @@ def _by_group(
     note = groups.describe_division(column, group_numbers, train_rows, validation_rows, [])
     return train.take_rows(train_rows), replace(
         train.take_rows(validation_rows),
-        notes=[note, *(division.notes(train_rows, validation_rows) if division else [])],
+        notes=[note, *(division.describe(train_rows, validation_rows) if division else [])],
     )
 
 

@@ -113,7 +113,7 @@ def read(
         if key == "data.train":
             rows = np.setdiff1d(np.arange(int(is_known.sum())), list(target.bad))
             columns = Roles(list(layout.features))
-            filled += revealing_columns.describe(
+            filled += revealing_columns.note_revealing(
                 table.filter(is_known), columns, target, rows, [], "data.features without it"
             )
     return Timeline(

@@ -110,7 +110,7 @@ def _times(
 
     wrong = np.zeros(len(column), np.bool_)
     if column_values.kind(column) == "text" and form:
-        column, wrong = DateFeatures(form=form).times(column, name, path, key)
+        column, wrong = DateFeatures(form=form).read_times(column, name, path, key)
     elif column_values.kind(column) == "text" and (read := column_values.read_times(column)):
         column, wrong = read
     present = compute.is_valid(column).to_numpy(zero_copy_only=False)

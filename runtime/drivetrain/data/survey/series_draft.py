@@ -204,7 +204,7 @@ def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     for column in sample.columns.values():
         texts = column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
         # Where day and month cannot be told apart, the user has to say which is which.
-        if (form := text_column.date_form(texts)) and " or " not in form:
+        if (form := text_column.guess_date_format(texts)) and " or " not in form:
             yield column.name, form
 
 
