@@ -19,7 +19,7 @@ class GpuResidentSplit:
     Args:
         split: the samples, all of the same shape.
         device: where they are stored.
-        at_once: approximate number of bytes that are gathered and copied at a time.
+        chunk_bytes: approximate number of bytes that are gathered and copied at a time.
         workers: processes that gather them.
     """
 

@@ -51,13 +51,13 @@ def find_usable(
 ) -> tuple[Ids, list[str]]:
     """Return the rows that can be used, and notes on the others.
 
-    A row is dropped if it has no target, has text or infinity in a numeric column, or is among the `other_reasons` ones.
+    A row is dropped if it has no target, has text or infinity in a numeric column, or has a reason in `other_reasons`.
 
     Args:
         table: a pyarrow table.
         numeric: its numeric columns.
         target: its targets, if they are needed.
-        odd: why other rows cannot be used, by row.
+        other_reasons: the reasons why other rows cannot be used, by row.
         path: its file.
         key: the spec key that names the file, for messages.
         budget: largest share of rows that may be dropped; None if at least one must remain.

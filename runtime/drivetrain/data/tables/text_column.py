@@ -58,7 +58,7 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
 
     Args:
         texts: the distinct texts of the column.
-        present: its filled cells.
+        filled_count: number of its filled cells.
         name: of the column.
         source: the file, for messages.
 
@@ -95,8 +95,8 @@ def mixed_numbers_error(name: str, source: str, text_count: int, first_text: str
     Args:
         name: of the column.
         source: the file.
-        wrong: cells that are no numbers.
-        first: the place of the first of them, and its text.
+        text_count: number of cells that are no numbers.
+        first_text: the place and the text of the first of these cells.
     """
     finding = f"are numbers but {text_count:,}: {first_text}" if text_count else "are numbers written as text"
     return DataError(
