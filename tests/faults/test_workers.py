@@ -70,9 +70,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str]) -> list[torch.Tensor]:
-    crew = WorkerSettings(2, tell=said.append, patience=2.0)
+    crew = WorkerSettings(2, report=said.append, hang_seconds=2.0)
     try:
-        return list(crew.prepared(Slow(folder, fault, times), GROUPS))
+        return list(crew.prepare(Slow(folder, fault, times), GROUPS))
     finally:
         assert multiprocessing.active_children() == []
 
@@ -139,7 +139,7 @@ def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
     ready, pids = threading.Event(), tmp_path / "pids"
     child = os.fork()
     if child == 0:
-        source = WorkerSettings(2).prepared(Slow(tmp_path / "none", kill, 0), GROUPS)
+        source = WorkerSettings(2).prepare(Slow(tmp_path / "none", kill, 0), GROUPS)
         (tmp_path / "none").mkdir()
         next(source)
         text = " ".join(str(p.pid) for p in multiprocessing.active_children())
@@ -173,7 +173,7 @@ class Ahead(torch.utils.data.Dataset[torch.Tensor]):
 
 def test_a_worker_that_stops_while_it_sends_a_batch(tmp_path: Path) -> None:
     said: list[str] = []
-    source = WorkerSettings(1, tell=said.append, patience=2.0).prepared(Ahead(tmp_path), GROUPS)
+    source = WorkerSettings(1, report=said.append, hang_seconds=2.0).prepare(Ahead(tmp_path), GROUPS)
     first = next(source)
     time.sleep(0.5)
     items = [first, *source]
@@ -213,14 +213,14 @@ FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space 
 def test_shared_memory_that_is_full_is_found_out_at_once() -> None:
     """Python prints the error of the thread that hands over and drops the batch: it was waited for until it was hung."""
     said: list[str] = []
-    items = list(WorkerSettings(2, tell=said.append, patience=100.0).prepared(Bulky(FULL), GROUPS))
+    items = list(WorkerSettings(2, report=said.append, hang_seconds=100.0).prepare(Bulky(FULL), GROUPS))
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert [re.sub(r"batch \d+", "batch N", text) for text in said] == [NO_ROOM]
 
 
 def test_an_item_that_cannot_be_sent_is_no_hang(capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    items = list(WorkerSettings(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
+    items = list(WorkerSettings(1, report=said.append, hang_seconds=100.0).prepare(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
     assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.MAX_STARTS
     assert "RuntimeError: cannot be pickled" in capfd.readouterr().err
@@ -267,7 +267,7 @@ def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.
 
     def given_up() -> Iterator[torch.Tensor]:
         try:
-            yield from WorkerSettings(1).prepared(Collected(), GROUPS)
+            yield from WorkerSettings(1).prepare(Collected(), GROUPS)
         finally:
             ended.value += os.getpid() != parent
 
@@ -280,7 +280,7 @@ def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.
         cycle: list[Any] = [items]
         cycle.append(cycle)
         del items, cycle
-        assert len(list(WorkerSettings(1).prepared(Collected(), GROUPS))) == len(GROUPS)
+        assert len(list(WorkerSettings(1).prepare(Collected(), GROUPS))) == len(GROUPS)
         assert ended.value == 0
         assert set(multiprocessing.active_children()) == old, "they wait for their parent"
     finally:

@@ -126,10 +126,10 @@ FITTED = {
         lambda raw, low, high: ([0.3] * 3, [0.1] * 3),
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),
-    "series": ("drivetrain.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
+    "series": ("drivetrain.data.series.windows.fit_scale", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
     "table numbers": ("drivetrain.data.target_columns.build_head", lambda *given: None),
     "table": (
-        "drivetrain.data.tables.features._number",
+        "drivetrain.data.tables.features._fit_number",
         lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),
     ),
 }

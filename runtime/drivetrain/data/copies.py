@@ -1,6 +1,7 @@
 """Finds samples that are copies of each other, and keeps copies on one side of a split.
 
-A copy in training makes the score of its twin in validation say nothing: a network that learned noise by heart is right.
+If one copy is in training and another in validation, the score of the second says nothing: a network that has only
+memorized its samples answers it correctly.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from drivetrain.job.data import Data
 
 Contents = npt.NDArray[np.int64]
 """A digest of each sample, shape (N,): equal for samples with the same content."""
-MARK = "copies"
-"""Key of the stored preprocessing of a run whose split keeps copies together."""
+COPIES_KEY = "copies"
+"""Key in the stored preprocessing of a run whose split keeps copies together."""
 MAX_MEAN_REPEATS = 20
-"""Rows of a table, or short texts, that repeat more often than this on average are few kinds of samples, not copies."""
+"""Samples that repeat more often than this on average, such as short texts, are a few kinds of samples, not copies."""
 MAX_LISTED_SAMPLES = 3
 """Largest number of samples that a note lists."""
 TOLERATED_SHARE = 0.01
-"""Share of texts that may repeat others before the split looks after it; a score is wrong by no more than that."""
+"""Share of texts that may repeat others without any effect on the split; the score is wrong by no more than that."""
 SAMPLED_ROWS = 10_000
 """Rows from which it is estimated how often the values of a column coincide."""
 MAX_CHANCE_SHARE = 0.01
-"""Share of the pairs of equal rows that may be explained by chance before they no longer count as copies."""
+"""If chance explains more than this share of the pairs of equal rows, equal rows do not count as copies."""
 
 
 @runtime_checkable
@@ -39,17 +40,17 @@ class ComparableSplit(Protocol):
     """A split whose samples can be compared with those of another one of the same job."""
 
     def contents(self) -> Contents:
-        """A digest of each sample; none if they are not at hand."""
+        """A digest of each sample; empty if the samples are not in memory."""
         ...
 
 
 def digest_contents(contents: Iterable[object]) -> Contents:
-    """The digests of hashable contents, which are compared within this process only."""
+    """Hash contents; the digests can be compared within this process only."""
     return np.fromiter(map(hash, contents), np.int64)
 
 
 def digest_rows(rows: npt.NDArray[np.generic]) -> Contents:
-    """The digests of the rows of an array, shape (N, ...)."""
+    """Hash the rows of an array of shape (N, ...)."""
     if not rows[:1].size:
         return np.zeros(len(rows), np.int64)
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
@@ -57,33 +58,33 @@ def digest_rows(rows: npt.NDArray[np.generic]) -> Contents:
 
 
 def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, float]:
-    """The digests of the rows of a table, and the share of all pairs of rows that are equal by chance.
+    """Hash the rows of a table, and estimate the share of all pairs of rows that are equal by chance.
 
-    The share is that of columns that have nothing to do with each other: rows of few categories often coincide.
+    The estimate takes columns as independent of each other: rows of few categories often coincide.
 
     Args:
-        columns: a number for the value of each cell, one array of shape (N,) a column.
+        columns: for each column, an array of shape (N,) in which equal numbers stand for equal cells.
     """
-    mixed = np.zeros(len(columns[0]), np.uint64)
-    chance = 1.0
-    for numbers in columns:
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    equal_share = 1.0
+    for column in columns:
         # The finalizer of MurmurHash3, so that neighboring numbers give unrelated digests.
-        mixed = (mixed ^ (numbers.view(np.uint64) + np.uint64(1))) * np.uint64(0xFF51AFD7ED558CCD)
-        mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-        mixed ^= mixed >> np.uint64(29)
-        counts = np.unique(numbers[:: -(-len(numbers) // SAMPLED_ROWS)], return_counts=True)[1].astype(np.float64)
-        chance *= float((counts * (counts - 1)).sum() / max(1.0, counts.sum() * (counts.sum() - 1)))
-    return mixed.view(np.int64), chance
+        hashes = (hashes ^ (column.view(np.uint64) + np.uint64(1))) * np.uint64(0xFF51AFD7ED558CCD)
+        hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+        hashes ^= hashes >> np.uint64(29)
+        counts = np.unique(column[:: -(-len(column) // SAMPLED_ROWS)], return_counts=True)[1].astype(np.float64)
+        equal_share *= float((counts * (counts - 1)).sum() / max(1.0, counts.sum() * (counts.sum() - 1)))
+    return hashes.view(np.int64), equal_share
 
 
 def number_contents(contents: Contents) -> Groups:
-    """The number of each sample's content, shape (N,), in the order of first appearance."""
-    _, first, member = np.unique(contents, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[member].astype(np.int64)
+    """Number the contents from 0 in the order of their first samples; the number for each sample, shape (N,)."""
+    _, first_rows, content_of_sample = np.unique(contents, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first_rows))[content_of_sample].astype(np.int64)
 
 
 def are_coincidences(contents: Contents) -> bool:
-    """Whether so few samples are equal that it does not matter where they are, such as short texts of the same words."""
+    """Whether so few samples repeat others that it does not matter on which side they are."""
     return bool(len(contents) - len(np.unique(contents)) <= TOLERATED_SHARE * len(contents))
 
 
@@ -95,12 +96,12 @@ def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
         chance: share of all pairs that are equal by chance.
     """
     sizes = np.unique(contents, return_counts=True)[1].astype(np.float64)
-    equal, pairs = (sizes * (sizes - 1)).sum(), len(contents) * (len(contents) - 1)
-    return bool(len(contents) > MAX_MEAN_REPEATS * len(sizes) or chance * pairs > MAX_CHANCE_SHARE * equal)
+    equal_pairs, all_pairs = (sizes * (sizes - 1)).sum(), len(contents) * (len(contents) - 1)
+    return bool(len(contents) > MAX_MEAN_REPEATS * len(sizes) or chance * all_pairs > MAX_CHANCE_SHARE * equal_pairs)
 
 
 class Division:
-    """A split into training and validation that keeps copies on one side, and what the user should know about it."""
+    """Divides samples into training and validation, with all copies of a sample on one side."""
 
     def __init__(
         self, contents: Contents, sample_noun: str, recorded: InputRecord | None, *, independent: bool = False
@@ -110,62 +111,67 @@ class Division:
         Args:
             contents: digests of the samples.
             sample_noun: the samples in messages, such as `images`.
-            recorded: preprocessing of the run; one that was recorded without the mark keeps the split it had.
-            independent: whether equal samples are no copies.
+            recorded: stored preprocessing of a resumed run; without COPIES_KEY the run keeps the split it began with.
+            independent: whether equal samples occur by chance, so that they need not be kept together.
         """
-        self.copies, self.what = number_contents(contents), sample_noun
-        self.repeated = len(contents) - int(self.copies.max(initial=-1)) - 1
-        before = recorded is not None and recorded.same_data and MARK not in recorded.preprocessing
-        self.together = self.repeated > 0 and not before and not independent
+        self.content_numbers, self.sample_noun = number_contents(contents), sample_noun
+        self.copy_count = len(contents) - int(self.content_numbers.max(initial=-1)) - 1
+        ignored_copies = recorded is not None and recorded.same_data and COPIES_KEY not in recorded.preprocessing
+        self.keeps_together = self.copy_count > 0 and not ignored_copies and not independent
 
     def divide(self, labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-        """Indices for training and for validation, as `stratify.divide`, but of different contents."""
-        if self.together:
-            first = np.unique(self.copies, return_index=True)[1]
-            training, validation = stratify.divide(labels[first], data, seed)
+        """Indices for training and for validation, as `stratify.divide` gives them, without a content on both sides."""
+        if self.keeps_together:
+            # The first sample of each content is divided; its copies follow it.
+            first_rows = np.unique(self.content_numbers, return_index=True)[1]
+            training, validation = stratify.divide(labels[first_rows], data, seed)
             if len(training) and len(validation):
-                is_validation = np.isin(self.copies, validation)
+                is_validation = np.isin(self.content_numbers, validation)
                 return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
-            self.together = False
+            self.keeps_together = False
         return stratify.divide(labels, data, seed)
 
-    def whole(self, members: Groups) -> Groups:
-        """Groups of the user, joined where they have copies of one sample."""
-        if not self.together:
+    def join_groups(self, members: Groups) -> Groups:
+        """Join groups of the user that have copies of the same sample; the group of each sample, shape (N,)."""
+        if not self.keeps_together:
             return members
-        parent = list(range(int(members.max()) + 1))
+        parents = list(range(int(members.max()) + 1))
 
-        def root(group: int) -> int:
-            while parent[group] != group:
-                parent[group] = group = parent[parent[group]]
+        def find_root(group: int) -> int:
+            while parents[group] != group:
+                parents[group] = parents[parents[group]]
+                group = parents[group]
             return group
 
-        first = np.unique(self.copies, return_index=True)[1]
-        for one, other in zip(members.tolist(), members[first[self.copies]].tolist(), strict=True):
-            parent[root(one)] = root(other)
-        return np.unique([root(group) for group in members.tolist()], return_inverse=True)[1].astype(np.int64)
+        # Each sample joins its group with that of the first sample of the same content.
+        first_rows = np.unique(self.content_numbers, return_index=True)[1]
+        for group, group_of_first_copy in zip(
+            members.tolist(), members[first_rows[self.content_numbers]].tolist(), strict=True
+        ):
+            parents[find_root(group)] = find_root(group_of_first_copy)
+        return np.unique([find_root(group) for group in members.tolist()], return_inverse=True)[1].astype(np.int64)
 
-    def stored(self) -> dict[str, int]:
-        """What the preprocessing stores, so that a resumed run has the same split; nothing without copies."""
-        return {MARK: self.repeated} if self.together else {}
+    def to_json(self) -> dict[str, int]:
+        """What the stored preprocessing needs so that a resumed run has the same split; empty without copies."""
+        return {COPIES_KEY: self.copy_count} if self.keeps_together else {}
 
-    def notes(self, training: Ids, validation: Ids) -> list[str]:
-        """How many copies there are, and on which sides."""
-        if not self.repeated:
+    def describe(self, training: Ids, validation: Ids) -> list[str]:
+        """A note on how many copies there are, and whether they are on both sides."""
+        if not self.copy_count:
             return []
-        first = np.unique(self.copies).size
-        if self.together:
+        content_count = np.unique(self.content_numbers).size
+        if self.keeps_together:
             return [
-                f"{self.repeated:,} of {len(self.copies):,} {self.what} are copies of others, with the same content; "
-                f"copies are on the same side of the split, which divides the {first:,} different ones"
+                f"{self.copy_count:,} of {len(self.content_numbers):,} {self.sample_noun} are copies of others, with the same content; "
+                f"copies are on the same side of the split, which divides the {content_count:,} different ones"
             ]
-        both = int(np.isin(self.copies[validation], self.copies[training]).sum())
+        shared_count = int(np.isin(self.content_numbers[validation], self.content_numbers[training]).sum())
         return (
             [
-                f"{both:,} of {len(validation):,} validation {self.what} are identical to training {self.what}, since there "
-                f"are only {first:,} different ones among {len(self.copies):,}; the score says little about new ones"
+                f"{shared_count:,} of {len(validation):,} validation {self.sample_noun} are identical to training {self.sample_noun}, since there "
+                f"are only {content_count:,} different ones among {len(self.content_numbers):,}; the score says little about new ones"
             ]
-            if both
+            if shared_count
             else []
         )
 
@@ -181,22 +187,26 @@ def note_contradictions(
         title: the name of a sample, by its index.
         sample_noun: the samples in messages, such as `images`.
     """
-    members_of = number_contents(contents)
-    order = np.argsort(members_of, kind="stable")
-    starts = np.flatnonzero(np.diff(members_of[order], prepend=-1))
+    content_numbers = number_contents(contents)
+    order = np.argsort(content_numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(content_numbers[order], prepend=-1))
     if len(starts) == len(order):
         return []
-    titles, count = [], 0
+    listed_titles, contradiction_count = [], 0
     for members in np.split(order, starts[1:]):
-        written = {labels[index] for index in members.tolist()} if len(members) > 1 else set()
-        names = sorted(label for label in written if label is not None)
+        labels_of_copies = {labels[index] for index in members.tolist()} if len(members) > 1 else set()
+        names = sorted(label for label in labels_of_copies if label is not None)
         if len(names) > 1:
-            count += 1
-            titles.append(f"{title(int(members[0]))} ({list_names(names, 3)})" if count <= MAX_LISTED_SAMPLES else "")
-    if not titles:
+            contradiction_count += 1
+            listed_titles.append(
+                f"{title(int(members[0]))} ({list_names(names, 3)})"
+                if contradiction_count <= MAX_LISTED_SAMPLES
+                else ""
+            )
+    if not listed_titles:
         return []
     return [
-        f"{count:,} {sample_noun} occur with different labels, which no network can learn: {list_names(titles, MAX_LISTED_SAMPLES)}"
+        f"{contradiction_count:,} {sample_noun} occur with different labels, which no network can learn: {list_names(listed_titles, MAX_LISTED_SAMPLES)}"
     ]
 
 
@@ -212,13 +222,14 @@ def note_shared(
         name: of the other samples, such as `validation images`.
         among: what is compared with, if it is not the training data.
     """
-    both = np.flatnonzero(np.isin(other, training)).tolist()
-    if not both:
+    shared_rows = np.flatnonzero(np.isin(other, training)).tolist()
+    if not shared_rows:
         return []
-    titles = list_names(
-        [title(index) if number < MAX_LISTED_SAMPLES else "" for number, index in enumerate(both)], MAX_LISTED_SAMPLES
+    listed_titles = list_names(
+        [title(index) if number < MAX_LISTED_SAMPLES else "" for number, index in enumerate(shared_rows)],
+        MAX_LISTED_SAMPLES,
     )
     return [
-        f"{len(both):,} {name} are also in the {among} data: {titles} (of {len(other):,}; the same file or the same "
+        f"{len(shared_rows):,} {name} are also in the {among} data: {listed_titles} (of {len(other):,}; the same file or the same "
         "content, so the score says little about new ones)"
     ]

@@ -51,12 +51,12 @@ class DecodedSize:
         """
         self.size += size
         if self.size > self.limit:
-            raise describe_too_large(
+            raise too_large_error(
                 f"{self.subject} takes {format_bytes(self.size)} or more in memory", self.key, self.limit
             )
 
 
-def describe_too_large(description: str, key: str, limit: int | None = None) -> DataError:
+def too_large_error(description: str, key: str, limit: int | None = None) -> DataError:
     """The error for data that does not fit into memory.
 
     Args:

@@ -59,13 +59,13 @@ class FeatureCells:
         if lettered and len(self.texts) <= MAX_ODD_TEXTS and self.numbers >= text_column.NUMBERS_SHARE * self.filled:
             text, row = next(iter(self.texts.items()))
             wrong = self.filled - self.numbers
-            raise text_column.spoilt(
+            raise text_column.mixed_numbers_error(
                 name, str(path), wrong, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
             )
         if self.numbers:
             return
         if all(map(is_iso, self.texts)):
-            raise text_column.dates(name, str(path), next(iter(self.texts)))
+            raise text_column.date_column_error(name, str(path), next(iter(self.texts)))
         text_column.check_distinct(list(self.texts), self.filled, name, str(path))
 
 

@@ -108,11 +108,11 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Replace the samples by a copy on the GPU; if it does not fit after all, report that and continue without it."""
-    from drivetrain.data.loader.gpu_resident import reside
+    from drivetrain.data.loader.gpu_resident import move_to_device
     from drivetrain.system import torch_errors
 
     try:
-        run.dataset = reside(run.dataset, run.device, COPY_BYTES, _workers(run.hardware))
+        run.dataset = move_to_device(run.dataset, run.device, COPY_BYTES, _workers(run.hardware))
     except (MemoryError, RuntimeError) as error:
         if not torch_errors.is_out_of_memory(error):
             raise

@@ -347,7 +347,7 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
     start_checks.check_divisible(job, dataset, batch_parts)
     if not (dataset.mixable and uses_mixing(job)):
         batches.shard = batch_parts.select_own_samples
-    batches.handover.processes = batch_parts.ranks.count
+    batches.shared_memory.processes = batch_parts.ranks.count
     batches.tell = partial(report, "loader")
     return batches
 

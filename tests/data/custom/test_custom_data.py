@@ -20,7 +20,7 @@ from drivetrain.data.custom.stream import StreamBatches, StreamSplit
 from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches, fetch, in_order
-from drivetrain.data.loader.orders import Sequential
+from drivetrain.data.loader.orders import SequentialOrder
 from drivetrain.errors import DataError
 from tests.own_job import both, job
 
@@ -110,7 +110,7 @@ class Drawing(TorchDataset[Any]):
 
 def drawn_in(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int = 0, ranks: int = 1) -> torch.Tensor:
     """What each sample of an epoch draws, (samples, 3), in the order of the samples."""
-    order = None if shuffled else Sequential(12)
+    order = None if shuffled else SequentialOrder(12)
     rows = torch.empty(12, 3)
     for rank in range(ranks):
         batches = Batches(open_split(Drawing(), "a", 5), size, 0, order)
@@ -146,7 +146,7 @@ def test_validation_draws_the_same_each_time() -> None:
 def test_a_sample_that_a_sampler_repeats_draws_anew_each_time(size: int, ranks: int) -> None:
     """Its draws depended on the batches: with a batch size of 1 all repetitions had the same."""
 
-    class Repeated(Sequential):
+    class Repeated(SequentialOrder):
         def __call__(self, epoch: int) -> Any:
             return np.array([3, 0, 3, 7, 3, 1, 2, 3])
 

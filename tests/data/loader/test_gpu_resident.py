@@ -13,7 +13,7 @@ import torch
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import fetch
-from drivetrain.data.loader.gpu_resident import GpuResidentSplit, reside
+from drivetrain.data.loader.gpu_resident import GpuResidentSplit, move_to_device
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -42,9 +42,9 @@ def test_resident_samples_are_the_samples(
     if workers and name != FIXED[0]:
         pytest.skip("one kind is enough")
     _, given = data(tmp_path, name, monkeypatch)
-    there = reside(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
+    there = move_to_device(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
     assert isinstance(there.train, GpuResidentSplit)
-    assert reside(there, torch.device("cpu"), 4096).train is there.train
+    assert move_to_device(there, torch.device("cpu"), 4096).train is there.train
     for split, kept in ((given.train, there.train), (given.validation, there.validation)):
         ids = np.arange(len(split))[::-1].copy()
         (one,), (two,) = fetch(split, [ids]), fetch(kept, [ids])

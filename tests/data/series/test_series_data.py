@@ -130,7 +130,7 @@ def naive(breaks: list[bool], length: int, stride: int) -> Iterator[int]:
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (3, 1), (4, 2), (5, 7), (60, 1)])
 def test_window_starts_match_a_plain_loop(length: int, stride: int) -> None:
     breaks = np.append(True, np.random.default_rng(length).random(199) < 0.05)
-    assert windows.cut(breaks, length, stride).tolist() == list(naive(breaks.tolist(), length, stride))
+    assert windows.find_window_starts(breaks, length, stride).tolist() == list(naive(breaks.tolist(), length, stride))
 
 
 def test_several_numbers_to_predict(tmp_path: Path) -> None:

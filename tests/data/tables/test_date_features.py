@@ -149,4 +149,4 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 def test_the_columns_of_a_file() -> None:
     rule = DateFeatures({"since": ["month", "day"]})
     told: dict[str, Any] = {"a": ["a"], "b": ["since.month"]}
-    assert [rule.columns(found) for found in told.values()] == [["a"], ["since"]]
+    assert [rule.list_source_columns(found) for found in told.values()] == [["a"], ["since"]]

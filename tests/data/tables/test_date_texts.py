@@ -30,7 +30,7 @@ from drivetrain.errors import DataError
     ],
 )
 def test_the_form_of_dates(texts: list[str], form: str | None) -> None:
-    assert text_column.date_form(texts) == form
+    assert text_column.guess_date_format(texts) == form
     if form and " or " not in form and "unknown" not in texts:
         assert all(datetime.strptime(text, form) for text in texts)
 

@@ -23,7 +23,7 @@ from drivetrain.data.custom.arrays import FORMS, describe
 from drivetrain.data.custom.map_dataset import Collate
 from drivetrain.data.custom.stream import StreamSplit
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.data.loader.orders import Order, Sampled, Sequential, Weighted
+from drivetrain.data.loader.orders import Order, SamplerOrder, SequentialOrder, WeightedOrder
 from drivetrain.errors import DataError
 
 LEFT = "workers and pinned memory are decided by the plan"
@@ -110,11 +110,11 @@ def order(data_source: DataSource, seed: int) -> Order | None:
     if sampler is None or data_source.streams:
         return None
     if type(sampler) is SequentialSampler:
-        return Sequential(len(data_source.data))
+        return SequentialOrder(len(data_source.data))
     if type(sampler) is WeightedRandomSampler:
-        return Weighted(sampler.weights, sampler.num_samples, sampler.replacement, seed)
+        return WeightedOrder(sampler.weights, sampler.num_samples, sampler.replacement, seed)
     with blame_user_code(lambda told, do: DataError(f"{data_source.name}: its sampler raised {told}", "", do)):
-        return Sampled(sampler, len(data_source.data), seed, data_source.name)
+        return SamplerOrder(sampler, len(data_source.data), seed, data_source.name)
 
 
 def training(data_source: DataSource, seed: int, batch: int, epoch_steps: int | None) -> Any:
@@ -169,7 +169,7 @@ def notes(train: DataSource, validation_source: DataSource, sample_order: Order 
         lines.append(f"train_data: {_words(train, sample_order)}; {LEFT}{_describe_unused(train)}")
     if train.streams:
         lines.append("train_data: an iterable is read by this process; a resumed epoch reads it again up to its batch")
-    if isinstance(sample_order, Sampled) and not sample_order.repeats:
+    if isinstance(sample_order, SamplerOrder) and not sample_order.is_repeatable:
         lines.append(
             f"train_data: {train.order} yields another order each time, even for the same seed and epoch: a resumed epoch "
             "is not the same"
@@ -185,9 +185,9 @@ def notes(train: DataSource, validation_source: DataSource, sample_order: Order 
 
 def _words(data_source: DataSource, sample_order: Order | None) -> str:
     how = "in the order of the iterable"
-    if isinstance(sample_order, Sequential):
+    if isinstance(sample_order, SequentialOrder):
         how = "in their order, since it does not shuffle"
-    elif isinstance(sample_order, Weighted):
+    elif isinstance(sample_order, WeightedOrder):
         how = f"{sample_order.count:,} of them drawn by weight, from seed and epoch"
     elif sample_order is not None:
         how = f"in the order of its {data_source.order}"

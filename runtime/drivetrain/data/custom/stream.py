@@ -16,7 +16,7 @@ from drivetrain.data.custom.map_dataset import Collate, ItemSplit
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.loader.orders import Sequential
+from drivetrain.data.loader.orders import SequentialOrder
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -116,7 +116,7 @@ class StreamBatches(Batches):
     """Batches of an iterable; the order is that of the iterable."""
 
     def __init__(self, split: StreamSplit, batch_size: int, seed: int, *, drop_last: bool) -> None:
-        super().__init__(split, batch_size, seed, Sequential(len(split)), drop_last=drop_last)
+        super().__init__(split, batch_size, seed, SequentialOrder(len(split)), drop_last=drop_last)
         self.stream = split
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:

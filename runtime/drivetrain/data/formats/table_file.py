@@ -133,7 +133,7 @@ def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
 def _unreadable_error(path: Path, suffix: str, key: str, error: Exception) -> DataError:
     """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
     if isinstance(error, MemoryError):
-        return decoded_size.describe_too_large(f"{path} does not fit into memory", key)
+        return decoded_size.too_large_error(f"{path} does not fit into memory", key)
     if suffix == ".jsonl":
         text_encoding.check(path, key)
     return DataError(f"{key}: {path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again")

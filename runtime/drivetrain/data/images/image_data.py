@@ -101,7 +101,7 @@ def _divide_rows(
     """
     if not isinstance(job.data.validation, str):
         division = copies.Division(train.images.contents[train.rows], "images", recorded)
-        return train, *_hold_out(train, job.data, job.train.seed, division), division.stored()
+        return train, *_hold_out(train, job.data, job.train.seed, division), division.to_json()
     # Further files are read with the separator that was found in the training data.
     form = replace(form, separator=train.separator or form.separator, groups="")
     path = job.resolve(job.data.validation)
@@ -184,7 +184,7 @@ def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.D
     are_classes = isinstance(train.targets, ClassTargets)
     if train.groups:
         train.notes += [] if are_classes else train.targets.notes(train.rows)
-        group_numbers = division.whole(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
+        group_numbers = division.join_groups(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
         train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, data, seed, train.key)
         without_training = (
             validation_rows[np.isin(strata[validation_rows], strata[train_rows], invert=True)]
@@ -198,12 +198,12 @@ def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.D
         )
         train.notes += [
             groups.describe_division(data.groups or "", group_numbers, train_rows, validation_rows, names),
-            *division.notes(train_rows, validation_rows),
+            *division.describe(train_rows, validation_rows),
         ]
         return train.rows[train_rows], train.rows[validation_rows]
     train.notes += train.targets.notes(train.rows)
     train_rows, validation_rows = division.divide(strata, data, seed)
-    train.notes += division.notes(train_rows, validation_rows)
+    train.notes += division.describe(train_rows, validation_rows)
     if not len(validation_rows):
         raise DataError(
             f"{train.key}: every class has only one image, so none is left for validation",

@@ -1,4 +1,4 @@
-"""Batches: their order, and how they are fetched.
+"""Puts samples into batches, in the order of an epoch, and fetches them.
 
 The order is a function of (seed, epoch), so nothing needs to be saved: a resumed run continues from its step with the
 same batches.
@@ -16,15 +16,14 @@ import torch
 
 from drivetrain.data import host_lengths, stateless_random
 from drivetrain.data.dataset import Batch, ChangesByEpoch, FetchesAhead, JointTargets, Masked, Split
-from drivetrain.data.loader import workers as crews
 from drivetrain.data.loader.orders import Order
-from drivetrain.data.loader.workers import SharedMemory
+from drivetrain.data.loader.workers import SharedMemory, WorkerSettings
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DrivetrainError
 from drivetrain.system.console import say
 
 READY_BATCHES = 2
-"""Number of batches that are kept ready."""
+"""Number of batches that a thread prepares ahead."""
 
 
 class Batches:
@@ -50,7 +49,7 @@ class Batches:
         self.tell: Callable[[str], None] = say
         self.shard: Callable[[Ids], Ids] = lambda ids: ids
         """Selects the ids of a batch that this rank fetches."""
-        self.handover = SharedMemory()
+        self.shared_memory = SharedMemory()
 
     @property
     def per_epoch(self) -> int:
@@ -79,9 +78,10 @@ class Batches:
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
         """The sample ids of each batch of an epoch, starting at batch `start`."""
-        return self._cut(self._ids(epoch), start)
+        return self._split_into_batches(self._order_samples(epoch), start)
 
-    def _ids(self, epoch: int) -> Ids:
+    def _order_samples(self, epoch: int) -> Ids:
+        """The ids of the samples of an epoch, in order; without those of a dropped last batch."""
         ids = (
             self.sample_order(epoch)
             if self.sample_order
@@ -89,9 +89,10 @@ class Batches:
         )
         return ids[: self.samples]
 
-    def _cut(self, ids: Ids, start: int) -> list[Ids]:
-        begins = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
-        return [ids[begin:end] for begin, end in pairwise([*begins, len(ids)])]
+    def _split_into_batches(self, ids: Ids, start: int) -> list[Ids]:
+        """The ids of each batch from number `start` on; the last batch has all that remain, also a joined single sample."""
+        starts = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
+        return [ids[begin:end] for begin, end in pairwise([*starts, len(ids)])]
 
     def size(self, batch: int) -> int:
         """Size of batch number `batch` of an epoch, over all ranks."""
@@ -99,17 +100,18 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""
-        ids = self._ids(epoch)
+        ids = self._order_samples(epoch)
         if self.sample_order and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
+            # A sample that is drawn again gets an id of its own, and with it other random numbers.
             ids = ids + len(self.split) * stateless_random.count_earlier_draws(ids)
-        groups = [self.shard(group) for group in self._cut(ids, start)]
+        groups = [self.shard(group) for group in self._split_into_batches(ids, start)]
         split = self.split.at_epoch(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
         workers = self.workers_for(split, max(map(len, groups), default=0))
         return fetch(split, groups, workers=workers, pin=self.pin, report=self.tell)
 
     def workers_for(self, split: Split, count: int) -> int:
         """How many workers can prepare batches of up to `count` samples; shared memory limits them."""
-        workers, reason = self.handover.workers(split, count, self.workers)
+        workers, reason = self.shared_memory.workers(split, count, self.workers)
         if reason:
             self.tell(reason)
         return workers
@@ -134,63 +136,64 @@ def in_order(
         report: reports problems of the workers.
         share: (i, n) for the i-th of n equal shards of the samples.
     """
-    first, last = (len(split) * part // share[1] for part in (share[0], share[0] + 1))
-    ids = torch.arange(first, last).numpy()
-    groups = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
+    shard, shards = share
+    ids = torch.arange(len(split) * shard // shards, len(split) * (shard + 1) // shards).numpy()
+    groups = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
     return fetch(split, groups, workers=workers, pin=pin, report=report)
 
 
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, report: Callable[[str], None] = say
 ) -> Iterator[Batch]:
-    """One batch per group of ids, prepared in this process, ahead in worker processes or, if pinned, in a thread."""
-    batches = _prepare(split, groups, workers, pin, report)
-    return _fetching(split, groups, batches) if isinstance(split, FetchesAhead) else batches
+    """Yield one batch for each group of ids, prepared by worker processes, by a thread if pinned, or by this thread."""
+    batches = _prepare_batches(split, groups, workers, pin, report)
+    return _fetch_samples_ahead(split, groups, batches) if isinstance(split, FetchesAhead) else batches
 
 
-def _fetching(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches, while what the next ones need is fetched."""
-    with split.fetch_ahead(groups) as used:
+def _fetch_samples_ahead(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches while the samples of later ones are fetched."""
+    with split.fetch_ahead(groups) as report_used:
         for number, batch in enumerate(batches):
             yield batch
-            used(number + 1)
+            report_used(number + 1)
 
 
-def _prepare(
+def _prepare_batches(
     split: Split, groups: Sequence[Ids], workers: int, pin: bool, report: Callable[[str], None]
 ) -> Iterator[Batch]:
-    source = _Groups(split)
+    """Choose who prepares the batches: this thread, a parallel thread, or worker processes."""
+    source = _BatchSource(split)
     if workers == 0 and not pin:
         return map(source.__getitem__, groups)
-    if workers == 0 and source.together is None:
+    if workers == 0 and source.joint_split is None:
         return prefetch(lambda ids: source[ids].pin_memory(), groups)
     if workers == 0:
         # A user dataset may use the global generators that a training step uses: it must not run in a parallel thread.
         return (source[ids].pin_memory() for ids in groups)
-    return _receive(crews.WorkerSettings(workers, pin, report).prepared(_WorkerDataset(source), groups))
+    return _receive(WorkerSettings(workers, pin, report).prepare(_WorkerDataset(source), groups))
 
 
-class _Groups(torch.utils.data.Dataset[Batch]):
+class _BatchSource(torch.utils.data.Dataset[Batch]):
     """Maps a group of ids to a batch, so that torch's DataLoader can distribute the groups."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        self.together = split if isinstance(split, JointTargets) else None
+        self.joint_split = split if isinstance(split, JointTargets) else None
 
     def __getitem__(self, ids: Ids) -> Batch:
-        if self.together is not None:
-            return Batch(ids % len(self.split), *self.together.samples(ids))
+        if self.joint_split is not None:
+            return Batch(ids % len(self.split), *self.joint_split.samples(ids))
         index = torch.from_numpy(ids)
         inputs, targets = self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()}
-        # Counted here, where the mask still is on the host.
+        # Tokens are counted here, where the mask is still on the host.
         masked = isinstance(self.split, Masked) and self.split.masked
         return Batch(ids, inputs, targets, host_lengths.count_tokens(inputs[-1]) if masked else None)
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
-    """The same in a worker process. Errors are returned as values, since torch would turn them into traceback text."""
+    """Maps ids to batches in a worker process. It returns our errors, since torch turns raised ones into traceback text."""
 
-    def __init__(self, source: _Groups) -> None:
+    def __init__(self, source: _BatchSource) -> None:
         self.source = source
 
     def __getitem__(self, ids: Ids) -> Batch | DrivetrainError:
@@ -201,7 +204,7 @@ class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
 
 
 def _receive(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
-    """What workers have prepared; an error ends them, whoever keeps it."""
+    """Yield the batches of workers and raise the errors they return; the workers end with it."""
     with contextlib.closing(items):
         for item in items:
             if isinstance(item, DrivetrainError):

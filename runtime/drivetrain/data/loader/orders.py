@@ -1,4 +1,4 @@
-"""Orders of the training samples other than a shuffle of all of them: each a function of the epoch."""
+"""Orders of the training samples, other than a shuffle of all of them; each is a function of the epoch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Order(Protocol):
     """Which samples an epoch has, and in which order."""
 
     count: int
-    """Samples of an epoch."""
+    """Number of samples in an epoch."""
 
     def __call__(self, epoch: int) -> Ids:
         """The ids of the epoch's samples; shape (count,), int64."""
         ...
 
 
-class Sequential:
-    """All samples as they stand, in every epoch."""
+class SequentialOrder:
+    """All samples in the order of the dataset, in every epoch."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -36,7 +36,7 @@ class Sequential:
         return np.arange(self.count, dtype=np.int64)
 
 
-class Weighted:
+class WeightedOrder:
     """Samples drawn by weight, from (seed, epoch).
 
     Args:
@@ -57,11 +57,11 @@ class Weighted:
         return random.choice(len(self.shares), self.count, self.replacement, self.shares).astype(np.int64)
 
 
-class Sampled:
+class SamplerOrder:
     """The order of a sampler of the user, which is iterated anew for each epoch.
 
-    Before that the global generators, a generator that the sampler holds, and `set_epoch` are set by (seed, epoch). So
-    the order is the same again after a resume, unless the sampler keeps a state of its own.
+    Before each epoch the global generators and the generator of the sampler are seeded by (seed, epoch), and its
+    `set_epoch` is called. So a resumed run has the same order, unless the sampler keeps a state of its own.
 
     Args:
         sampler: yields ids.
@@ -75,14 +75,15 @@ class Sampled:
 
     def __init__(self, sampler: Any, size: int, seed: int, name: str) -> None:
         self.sampler, self.size, self.seed, self.name = sampler, size, seed, name
-        self.known: tuple[int, Ids] | None = None
+        self.latest: tuple[int, Ids] | None = None
+        """The epoch that was drawn last, and its ids."""
         self.count = len(self._draw(0))
-        self.repeats = np.array_equal(self._draw(0), self._draw(0))
-        """Whether the same epoch has the same order again."""
+        self.is_repeatable = np.array_equal(self._draw(0), self._draw(0))
+        """Whether drawing an epoch again gives the same order."""
 
     def __call__(self, epoch: int) -> Ids:
         """The ids that the sampler yields."""
-        if self.known is None or self.known[0] != epoch:
+        if self.latest is None or self.latest[0] != epoch:
             ids = self._draw(epoch)
             if len(ids) != self.count:
                 raise DataError(
@@ -91,16 +92,19 @@ class Sampled:
                     "epochs of one length, on which the schedule depends",
                     "yield as many in every epoch",
                 )
-            self.known = epoch, ids
-        return self.known[1]
+            self.latest = epoch, ids
+        return self.latest[1]
 
     def _draw(self, epoch: int) -> Ids:
+        """Seed and iterate the sampler, and check its ids."""
         key = stateless_random.derive_key(self.seed, "order", epoch)
         stateless_random.seed_globally(key)
-        if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
+        generator = getattr(self.sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
             generator.manual_seed(key)
-        if inspect.ismethod(start := getattr(self.sampler, "set_epoch", None)):
-            start(epoch)
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        if inspect.ismethod(set_epoch):
+            set_epoch(epoch)
         ids = np.asarray(list(self.sampler))
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= self.size:
             raise DataError(

@@ -1,7 +1,7 @@
-"""Worker processes that prepare batches ahead. A worker that dies or hangs costs time, but changes no batch.
+"""Runs worker processes that prepare batches ahead. A worker that dies or hangs costs time, but changes no batch.
 
 The samples of a batch and their random numbers depend on the batch alone, so replacement workers continue with the
-batch that is due.
+next batch that the training needs.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ POLL_SECONDS = 5
 HANG_SECONDS = 300.0
 """Seconds without a batch after which the workers count as hung."""
 MAX_STARTS = 3
-"""How often workers are started in an epoch."""
+"""Largest number of times that workers are started in an epoch."""
 SHARED_MEMORY = Path("/dev/shm")
 FULL_EXIT_CODE = errno.ENOSPC
 """Exit code of a worker that found no space in shared memory."""
+# Ends a message about workers that are not replaced.
 FALLBACK_NOTE = "from now on the main process prepares the batches"
 
 
@@ -59,32 +60,34 @@ class SharedMemory:
         self._workers_by_batch: dict[tuple[int, int], tuple[Split, int]] = {}
 
     def workers(self, split: Split, count: int, requested: int) -> tuple[int, str]:
-        """Return how many of the requested workers have room; when first measured, also why they are fewer.
+        """Return how many of the requested workers have room, and why they are fewer, or an empty text.
+
+        The reason is given only when a batch size is measured for the first time.
 
         Args:
             split: source of the samples.
             count: size of the largest batch.
             requested: requested workers.
         """
-        if not requested or (room := _free_shared_memory()) is None:
+        if not requested or (free_bytes := _free_shared_memory()) is None:
             return requested, ""
-        # The split is kept with its number: another one could get the same id after it.
+        # The split is stored with its id, so that it stays alive and no other object can get the same id.
         key = (id(split), count)
         if key in self._workers_by_batch:
             return min(requested, self._workers_by_batch[key][1]), ""
-        batch = count * _measure_sample(split)
-        fits = room // self.processes // max(1, BATCHES_PER_WORKER * batch)
-        self._workers_by_batch[key] = split, fits
-        if fits >= requested:
+        batch_bytes = count * _measure_sample(split)
+        fitting_workers = free_bytes // self.processes // max(1, BATCHES_PER_WORKER * batch_bytes)
+        self._workers_by_batch[key] = split, fitting_workers
+        if fitting_workers >= requested:
             return requested, ""
-        who = (
-            f"are prepared by {fits} instead of {requested} loader workers"
-            if fits
+        consequence = (
+            f"are prepared by {fitting_workers} instead of {requested} loader workers"
+            if fitting_workers
             else "are prepared without loader workers"
         )
         return (
-            fits,
-            f"{SHARED_MEMORY} has {format_bytes(room)} free: batches of {count:,} samples, {format_bytes(batch)} each, {who}",
+            fitting_workers,
+            f"{SHARED_MEMORY} has {format_bytes(free_bytes)} free: batches of {count:,} samples, {format_bytes(batch_bytes)} each, {consequence}",
         )
 
 
@@ -114,45 +117,49 @@ class WorkerSettings:
     """How batches are prepared ahead."""
 
     workers: int
+    """Number of processes."""
     pin: bool = False
-    tell: Callable[[str], None] = say
-    patience: float = HANG_SECONDS
+    """Whether batches are copied to pinned memory."""
+    report: Callable[[str], None] = say
+    hang_seconds: float = HANG_SECONDS
 
-    def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Generator[Item]:
-        """Yield `source[ids]` for each group of ids, in order; lost workers are replaced, and at last done without.
+    def prepare(self, source: Dataset[Item], groups: Sequence[Ids]) -> Generator[Item]:
+        """Yield `source[ids]` for each group of ids, in order; lost workers are replaced MAX_STARTS - 1 times.
+
+        After that this process prepares the remaining batches itself, unless the workers hung.
 
         Raises:
             PeerError: if the last of MAX_STARTS sets of workers hangs.
         """
-        done = 0
+        delivered = 0
         for start in range(1, MAX_STARTS + 1):
-            team = _WorkerPool(self, source, groups[done:])
+            pool = _WorkerPool(self, source, groups[delivered:])
             try:
-                for item in team:
+                for item in pool:
                     yield item
-                    done += 1
+                    delivered += 1
                 return
             except _SharedMemoryFull as error:
-                self.tell(f"{error} before batch {done + 1}; {FALLBACK_NOTE}")
+                self.report(f"{error} before batch {delivered + 1}; {FALLBACK_NOTE}")
                 hung = False
                 break
             except _WorkerLost as error:
                 hung = isinstance(error, _WorkerHung)
                 if start < MAX_STARTS:
-                    follows = "new workers continue from there"
+                    consequence = "new workers continue from there"
                 else:
                     # Samples that hang a worker would hang this process too, and nobody would kill it.
-                    follows = "no new workers are started" if hung else FALLBACK_NOTE
-                self.tell(f"{error} before batch {done + 1}; {follows}")
+                    consequence = "no new workers are started" if hung else FALLBACK_NOTE
+                self.report(f"{error} before batch {delivered + 1}; {consequence}")
             finally:
-                team.end()
+                pool.end()
         if hung:
             raise PeerError(
-                f"loader workers hung {MAX_STARTS} times, the last time at batch {done + 1}",
+                f"loader workers hung {MAX_STARTS} times, the last time at batch {delivered + 1}",
                 "data that can be read in time",
                 "check the disk or network that holds the data, or set optimize.loader_workers: 0",
             )
-        yield from (source[ids] for ids in groups[done:])
+        yield from (source[ids] for ids in groups[delivered:])
 
 
 class _WorkerLost(Exception):
@@ -168,34 +175,34 @@ class _SharedMemoryFull(_WorkerLost):
 
 
 class _WorkerPool:
-    """The workers of one start, behind one torch DataLoader."""
+    """The workers that are started together, through one torch DataLoader."""
 
-    def __init__(self, crew: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
-        self.patience, before = crew.patience, set(multiprocessing.active_children())
+    def __init__(self, settings: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
+        self.hang_seconds, other_processes = settings.hang_seconds, set(multiprocessing.active_children())
         loader = DataLoader(
             source,
             batch_size=None,
             sampler=groups,
-            num_workers=crew.workers,
+            num_workers=settings.workers,
             prefetch_factor=2,
-            pin_memory=crew.pin,
-            timeout=min(POLL_SECONDS, crew.patience),
-            worker_init_fn=functools.partial(_begin, os.getpid()),
+            pin_memory=settings.pin,
+            timeout=min(POLL_SECONDS, settings.hang_seconds),
+            worker_init_fn=functools.partial(_initialize_worker, os.getpid()),
         )
         handler = signal.getsignal(signal.SIGCHLD)
         with _without_garbage_collection():
             self.items = iter(loader)
         # torch's handler would raise at any point of the trainer, even in the middle of an optimizer step.
         signal.signal(signal.SIGCHLD, handler)
-        self.processes = set(multiprocessing.active_children()) - before
-        self.since: float | None = None
-        """When the current wait for a batch began; None if nobody waits."""
+        self.processes = set(multiprocessing.active_children()) - other_processes
+        self.waiting_since: float | None = None
+        """When the current wait for a batch began, by time.monotonic(); None while the trainer does not wait."""
         self.hung, self.ended = False, threading.Event()
-        threading.Thread(target=self._guard, name="loader guard", daemon=True).start()
+        threading.Thread(target=self._watch_for_hang, name="loader guard", daemon=True).start()
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            self.since = since = time.monotonic()
+            self.waiting_since = waiting_since = time.monotonic()
             while True:
                 try:
                     item = next(self.items)
@@ -203,24 +210,24 @@ class _WorkerPool:
                 except StopIteration:
                     return
                 except (RuntimeError, OSError, EOFError) as error:
-                    self._judge(error, time.monotonic() - since)
-            self.since = None
+                    self._raise_failure(error, time.monotonic() - waiting_since)
+            self.waiting_since = None
             yield item
 
-    def _guard(self) -> None:
-        """Watch the workers: one that stops while it sends a batch would leave the trainer in a read without timeout."""
+    def _watch_for_hang(self) -> None:
+        """Kill workers that hang: if one stops while it sends a batch, the trainer is in a read that has no timeout."""
         while not self.ended.wait(POLL_SECONDS / 2):
-            since = self.since
-            if since is not None and time.monotonic() - since > self.patience + POLL_SECONDS:
+            waiting_since = self.waiting_since
+            if waiting_since is not None and time.monotonic() - waiting_since > self.hang_seconds + POLL_SECONDS:
                 self.hung = True
                 self._kill()
                 return
 
-    def _judge(self, error: Exception, waited: float) -> None:
-        """Return to keep waiting, or raise what is wrong with the workers."""
+    def _raise_failure(self, error: Exception, waited: float) -> None:
+        """Raise the reason why the workers gave no batch; return if the trainer should go on waiting."""
         if self.hung:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
-        if not isinstance(error, RuntimeError):  # a pipe is closed a moment before its process has ended
+        if not isinstance(error, RuntimeError):  # a pipe closes a moment before its process has ended
             for process in self.processes:
                 process.join(0.5)
         dead = [process for process in self.processes if process.exitcode is not None]
@@ -230,11 +237,11 @@ class _WorkerPool:
             raise _WorkerLost(f"a loader worker died (exit {dead[0].exitcode})") from None
         if "timed out" not in str(error):
             raise error
-        if waited >= self.patience:
+        if waited >= self.hang_seconds:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
 
     def end(self) -> None:
-        """End all workers, stopped ones too."""
+        """Kill all workers, also those that are stopped, and wait until they have ended."""
         self.ended.set()
         self._kill()
         for process in self.processes:
@@ -247,7 +254,7 @@ class _WorkerPool:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Nothing is collected in the block."""
+    """Turn the garbage collector off in the block, so that the forked workers begin without it."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -257,19 +264,19 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _begin(parent: int, number: int) -> None:
+def _initialize_worker(parent: int, number: int) -> None:
     """Prepare a new worker process."""
-    # It must not collect what the parent no longer uses: an epoch that was given up would end its own workers and files.
+    # It must not collect objects of the parent: collecting the loader of an abandoned epoch would end that epoch's workers.
     gc.freeze()
     gc.enable()
     forget()
     die_with(parent)
     # By default Python prints the error and drops the batch; the trainer would wait until the worker counts as hung.
-    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_undelivered)  # type: ignore[attr-defined]
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_after_failed_send)  # type: ignore[attr-defined]
 
 
-def _end_undelivered(error: Exception, item: object) -> None:
-    """A batch could not be sent: end this worker, which the trainer notices at once. Runs in the queue's feeder thread."""
+def _end_after_failed_send(error: Exception, item: object) -> None:
+    """End this worker because a batch could not be sent; the trainer notices it at once. Runs in the queue's thread."""
     if "No space left" in str(error):
         os._exit(FULL_EXIT_CODE)
     traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""The order of the axes of an array of windows: (N, T, channels), or (N, channels, T) as some libraries have it."""
+"""Finds the order of the axes of an array of windows: (N, T, channels), or (N, channels, T) as some libraries have it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy.typing as npt
 
 from drivetrain.errors import DataError
 
-LOOKED_AT = 1000
-"""Windows in which the order of the axes is found."""
+MAX_COMPARED_WINDOWS = 1000
+"""Number of windows by which the order of the axes is found."""
 MAX_NEIGHBOR_DIFFERENCE = 0.8
-"""Neighbors along one axis differ at most by this share of what those along the other do, if it is the time."""
+"""Along the time axis neighbors differ by less than this share of how much they differ along the other axis."""
 
 
-def order(x: npt.NDArray[np.generic], path: Path, key: str) -> str:
-    """The order of the axes: the longer one is time if it comes first, else where neighbors are more alike.
+def find_axis_order(x: npt.NDArray[np.generic], path: Path, key: str) -> str:
+    """The order of the axes of `x`: time-channels if the second is longer than the last, else by where neighbors differ less.
 
     Raises:
-        DataError: if windows have no more rows than channels, and neighbors are as alike in both directions.
+        DataError: if the second axis is not longer, and neighbors differ about as much along both.
     """
     if x.shape[1] > x.shape[2] or x.shape[2] == 1:
         return "time-channels"
     if x.shape[1] == 1:
         return "channels-time"
-    down, across = _differences(x)
-    if across < MAX_NEIGHBOR_DIFFERENCE * down:
+    along_second, along_last = _measure_differences(x)
+    if along_last < MAX_NEIGHBOR_DIFFERENCE * along_second:
         return "channels-time"
-    if down < MAX_NEIGHBOR_DIFFERENCE * across:
+    if along_second < MAX_NEIGHBOR_DIFFERENCE * along_last:
         return "time-channels"
     raise DataError(
         f"{key}: `x` of {path} has shape {x.shape}: windows of {x.shape[1]} rows of {x.shape[2]} channels, or of "
@@ -38,12 +38,12 @@ def order(x: npt.NDArray[np.generic], path: Path, key: str) -> str:
     )
 
 
-def doubts(x: npt.NDArray[np.generic], path: Path) -> list[str]:
+def note_doubtful_order(x: npt.NDArray[np.generic], path: Path) -> list[str]:
     """A note if an array that is read as (N, T, channels) looks like (N, channels, T) with more channels than rows."""
     if not 1 < x.shape[2] < x.shape[1]:
         return []
-    down, across = _differences(x)
-    if not across < MAX_NEIGHBOR_DIFFERENCE * down:
+    along_second, along_last = _measure_differences(x)
+    if not along_last < MAX_NEIGHBOR_DIFFERENCE * along_second:
         return []
     return [
         f"{path.name}: `x` is read as (N, T, channels), windows of {x.shape[1]:,} rows of {x.shape[2]} channels, although "
@@ -51,10 +51,13 @@ def doubts(x: npt.NDArray[np.generic], path: Path) -> list[str]:
     ]
 
 
-def _differences(x: npt.NDArray[np.generic]) -> tuple[float, float]:
-    """The root of the mean squared difference of neighbors along the second and along the last axis."""
-    some = x[:LOOKED_AT].astype(np.float64)
+def _measure_differences(x: npt.NDArray[np.generic]) -> tuple[float, float]:
+    """The root mean squared difference of neighbors along the second and along the last axis, of finite values."""
+    first_windows = x[:MAX_COMPARED_WINDOWS].astype(np.float64)
     with np.errstate(all="ignore"):
-        squares = [np.diff(some, axis=axis) ** 2 for axis in (1, 2)]
-    down, across = (float(part[np.isfinite(part)].sum() / max(1, np.isfinite(part).sum())) ** 0.5 for part in squares)
-    return down, across
+        squared_differences = [np.diff(first_windows, axis=axis) ** 2 for axis in (1, 2)]
+    along_second, along_last = (
+        float(squares[np.isfinite(squares)].sum() / max(1, np.isfinite(squares).sum())) ** 0.5
+        for squares in squared_differences
+    )
+    return along_second, along_last

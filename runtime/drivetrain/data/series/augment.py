@@ -46,63 +46,77 @@ class SeriesPreprocessing:
         count, length, channels = windows.shape
         if spec.time_warp and length > 2:
             numbers = draw("time_warp", epoch, ids, spec.time_warp.knots + 3)
-            windows = resample(windows, time_warp(numbers, length, spec.time_warp))
+            windows = resample(windows, draw_time_warp(numbers, length, spec.time_warp))
         if spec.window_warp and length > 2:
-            windows = resample(windows, window_warp(draw("window_warp", epoch, ids, 3), length, spec.window_warp))
+            windows = resample(windows, draw_window_warp(draw("window_warp", epoch, ids, 3), length, spec.window_warp))
         if spec.scaling:
-            factor = (1 + spec.scaling * normal(draw("scaling", epoch, ids, channels))).clip(0)
-            windows = windows * onto(windows.device, factor, windows.dtype)[:, None, :]
+            factors = (1 + spec.scaling * to_normal(draw("scaling", epoch, ids, channels))).clip(0)
+            windows = windows * onto(windows.device, factors, windows.dtype)[:, None, :]
         if spec.jitter:
-            noise = normal(draw("jitter", epoch, ids, length * channels)).reshape(count, length, channels)
-            size = spec.jitter * np.array(self.spread)
-            windows = windows + onto(windows.device, noise * size, windows.dtype)
+            noise = to_normal(draw("jitter", epoch, ids, length * channels)).reshape(count, length, channels)
+            noise_scale = spec.jitter * np.array(self.spread)
+            windows = windows + onto(windows.device, noise * noise_scale, windows.dtype)
         if spec.channel_dropout:
-            channel_mask = draw_kept_channels(draw("channel_dropout", epoch, ids, channels), spec.channel_dropout)
-            windows = torch.where(onto(windows.device, channel_mask)[:, None, :], windows, 0.0)
+            is_kept = draw_kept_channels(draw("channel_dropout", epoch, ids, channels), spec.channel_dropout)
+            windows = torch.where(onto(windows.device, is_kept)[:, None, :], windows, 0.0)
         if spec.time_mask:
-            hidden = draw_masked_rows(draw("time_mask", epoch, ids, 3), length, spec.time_mask)
-            windows = torch.where(onto(windows.device, hidden)[:, :, None], 0.0, windows)
+            is_masked = draw_masked_rows(draw("time_mask", epoch, ids, 3), length, spec.time_mask)
+            windows = torch.where(onto(windows.device, is_masked)[:, :, None], 0.0, windows)
         return (windows,)
 
 
-def preparation(spec: SeriesAugment, seed: int, spread: tuple[float, ...]) -> Preprocessing:
-    """What prepares windows: nothing without an augmentation of single windows."""
-    single = any(value for name, value in spec if name != "mixup")
-    return SeriesPreprocessing(spec, seed, spread) if single else keep_unchanged
+def build_preprocessing(spec: SeriesAugment, seed: int, spread: tuple[float, ...]) -> Preprocessing:
+    """The preprocessing of windows; without augmentation of single windows (mixup blends two) they stay unchanged."""
+    augments_windows = any(value for name, value in spec if name != "mixup")
+    return SeriesPreprocessing(spec, seed, spread) if augments_windows else keep_unchanged
 
 
-def normal(uniform: Floats) -> Floats:
-    """Standard normal numbers from uniform ones in [0, 1)."""
-    # Half of a step away from 0, whose quantile is infinite.
+def to_normal(uniform: Floats) -> Floats:
+    """Convert uniform numbers in [0, 1) to standard normal ones."""
+    # Uniform numbers are shifted by half their step, away from 0, whose quantile is infinite.
     return np.asarray(torch.special.ndtri(torch.from_numpy(uniform + 2.0**-54)).numpy())
 
 
-def time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
-    """The time at which each row of the result is read, shape (N, length), from 0 to length - 1; `drawn` has shape
-    (N, knots + 3).
+def draw_time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
+    """The time in the original window at which each row of the result is read.
+
+    Args:
+        drawn: uniform numbers (N, knots + 3): the first selects the window, the others give speeds.
+        length: rows per window.
+        spec: probability and strength.
+
+    Returns:
+        Times from 0 to length - 1, shape (N, length).
     """
-    speeds = np.maximum(1 + spec.std * normal(drawn[:, 1:]), MIN_WARP_SPEED)
-    # Middles of the steps from row to row, in units of knots.
+    speeds = np.maximum(1 + spec.std * to_normal(drawn[:, 1:]), MIN_WARP_SPEED)
+    # The speed of each step from row to row, interpolated between knots at the middle of the step.
     position = (np.arange(length - 1) + 0.5) / (length - 1) * (speeds.shape[1] - 1)
     lower = position.astype(np.int64)
     share = position - lower
     steps = speeds[:, lower] * (1 - share) + speeds[:, lower + 1] * share
     times = np.concatenate([np.zeros((len(drawn), 1)), steps.cumsum(axis=1)], axis=1)
-    return _some(drawn[:, 0], spec.probability, times / times[:, -1:] * (length - 1))
+    return _warp_drawn_windows(drawn[:, 0], spec.probability, times / times[:, -1:] * (length - 1))
 
 
-def window_warp(drawn: Floats, length: int, spec: WindowWarp) -> Floats:
-    """The time at which each row of the result is read, shape (N, length); `drawn` (whether, place, speed) has shape
-    (N, 3).
+def draw_window_warp(drawn: Floats, length: int, spec: WindowWarp) -> Floats:
+    """Like `draw_time_warp`, but one part of the window is read at another speed, and the rest in proportion.
+
+    `drawn` (N, 3) holds uniform numbers that select the window, its part and the speed.
     """
-    whether, start_share, which = drawn.T
-    part = spec.share * (length - 1)
-    start = (start_share * (length - 1 - part))[:, None]
-    speed = np.where(which < 0.5, *spec.speeds)[:, None]
-    warped = part / speed
-    at = np.arange(length) / (length - 1) * (length - 1 - part + warped)
-    times = np.where(at < start, at, np.where(at < start + warped, start + (at - start) * speed, at - warped + part))
-    return _some(whether, spec.probability, times)
+    selection, start_share, speed_choice = drawn.T
+    source_rows = spec.share * (length - 1)
+    start = (start_share * (length - 1 - source_rows))[:, None]
+    speed = np.where(speed_choice < 0.5, *spec.speeds)[:, None]
+    result_rows = source_rows / speed
+    row_times = np.arange(length) / (length - 1) * (length - 1 - source_rows + result_rows)
+    times = np.where(
+        row_times < start,
+        row_times,
+        np.where(
+            row_times < start + result_rows, start + (row_times - start) * speed, row_times - result_rows + source_rows
+        ),
+    )
+    return _warp_drawn_windows(selection, spec.probability, times)
 
 
 def resample(windows: Tensor, times: Floats) -> Tensor:
@@ -116,22 +130,27 @@ def resample(windows: Tensor, times: Floats) -> Tensor:
 
 
 def draw_kept_channels(drawn: Floats, probability: float) -> npt.NDArray[np.bool_]:
-    """The channels that stay, shape (N, C): one of each window at least, the one with the largest number."""
+    """A mask (N, C) of the channels that are kept: in each window at least the one with the largest number."""
     return np.asarray((drawn >= probability) | (drawn == drawn.max(axis=1, keepdims=True)))
 
 
 def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[np.bool_]:
-    """The rows that are hidden, shape (N, length): up to a share of them, but never all; `drawn` (whether, length, place)
-    has shape (N, 3).
+    """A mask (N, length) of rows in a row that are hidden: up to a share of them, but never all.
+
+    `drawn` (N, 3) holds uniform numbers that select the window, the number of rows and their place.
     """
-    whether, size, start_share = drawn.T
-    most = min(max(1, round(spec.share * length)), length - 1)
-    count = np.where(whether < spec.probability, 1 + np.floor(size * most), 0) if most else np.zeros(len(drawn))
+    selection, length_share, start_share = drawn.T
+    max_count = min(max(1, round(spec.share * length)), length - 1)
+    count = (
+        np.where(selection < spec.probability, 1 + np.floor(length_share * max_count), 0)
+        if max_count
+        else np.zeros(len(drawn))
+    )
     first = np.floor(start_share * (length - count + 1))
     rows = np.arange(length)
     return np.asarray((rows >= first[:, None]) & (rows < (first + count)[:, None]))
 
 
-def _some(drawn: Floats, probability: float, times: Floats) -> Floats:
-    """Times of some windows; the others are read as they are."""
+def _warp_drawn_windows(drawn: Floats, probability: float, times: Floats) -> Floats:
+    """The warped times for windows whose number is below the probability; the others are read row by row."""
     return np.where((drawn < probability)[:, None], times, np.arange(times.shape[1], dtype=np.float64))

@@ -31,18 +31,18 @@ class WindowStack:
     key: str
     """The spec key that names the file, for messages."""
     values: npt.NDArray[Any]
-    """Shape (N, T, channels)."""
-    goal: TargetColumn | None
+    """All windows of the file, shape (N, T, channels)."""
+    target: TargetColumn | None
     rows: Ids
-    """Windows that can be used."""
+    """Indices of the windows that can be used."""
     notes: list[str]
     groups: Groups | None
     """The number of the group of each window that can be used; None if the file has none."""
-    turned: bool
-    """Whether the file has them as (N, channels, T)."""
+    is_transposed: bool
+    """Whether the axes of the file are (N, channels, T)."""
 
 
-def read(
+def read_windows(
     path: Path,
     key: str,
     *,
@@ -67,24 +67,25 @@ def read(
         DataError: if the file is not such an .npz, or no window can be used.
     """
     names = ["x", *(["y"] if labelled else []), *([groups] if groups else [])]
-    arrays = _arrays(path, key, names)
-    values, turned = _values(arrays["x"], axes, path, key)
-    together = _groups(arrays[groups], len(values), groups, path, key) if groups else None
-    target = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
-    reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
+    arrays = _read_arrays(path, key, names)
+    values, axis_notes = _order_axes(arrays["x"], axes, path, key)
+    window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
+    target = _read_targets(arrays["y"], len(values), classes, path, key) if labelled else None
+    reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
     reasons |= target.bad if target else {}
     unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
     notes = bad_samples.check(unusable, len(values), 1.0 if budget is None else budget, key)
-    keep = np.ones(len(values), np.bool_)
-    keep[list(reasons)] = False
-    if not keep.any():
+    is_usable = np.ones(len(values), np.bool_)
+    is_usable[list(reasons)] = False
+    if not is_usable.any():
         raise DataError(f"{key}: no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file")
-    rows = np.flatnonzero(keep).astype(np.int64)
-    together = None if together is None else together[rows]
-    return WindowStack(path, key, values, target, rows, [*turned, *notes], together, bool(turned))
+    rows = np.flatnonzero(is_usable).astype(np.int64)
+    window_groups = None if window_groups is None else window_groups[rows]
+    return WindowStack(path, key, values, target, rows, [*axis_notes, *notes], window_groups, bool(axis_notes))
 
 
-def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
+def _read_arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
+    """Read arrays of an .npz, by name."""
     try:
         with npz_file.open_npz(path) as file:
             missing = [name for name in names if name not in file.files]
@@ -106,7 +107,7 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
         ) from None
 
 
-def _groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
+def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
     if array.shape != (windows,):
         raise DataError(
             f"{key}: `{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
@@ -116,24 +117,27 @@ def _groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: s
     return np.unique(array, return_inverse=True)[1].astype(np.int64)
 
 
-def _values(x: npt.NDArray[np.generic], axes: str, path: Path, key: str) -> tuple[npt.NDArray[np.generic], list[str]]:
-    """Windows (N, T, channels), and a note if the axes were found to be in another order."""
+def _order_axes(
+    x: npt.NDArray[np.generic], axes: str, path: Path, key: str
+) -> tuple[npt.NDArray[np.generic], list[str]]:
+    """Convert windows to (N, T, channels); returns notes if their axes have another order, or perhaps have."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    order = array_axes.order(x, path, key) if axes == "auto" else axes
-    notes = array_axes.doubts(x, path) if axes == "auto" else []
+    order = array_axes.find_axis_order(x, path, key) if axes == "auto" else axes
+    notes = array_axes.note_doubtful_order(x, path) if axes == "auto" else []
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [
             f"{path.name}: `x` is read as (N, channels, T): windows of {x.shape[1]:,} rows of {x.shape[2]} channels"
         ]
+    # float64 and large integers stay exact; smaller types are converted, as numbers of four bytes.
     kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
     return np.ascontiguousarray(x, kind), notes
 
 
-def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:
+def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:
     import pyarrow
 
     if y.ndim == 1:
@@ -159,13 +163,13 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
     return target_columns.read_targets(table, names, classes=classes, option=key, source=str(path))
 
 
-def _finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
-    """Whether all numbers of each window are usable, shape (N,)."""
+def _find_finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
+    """A mask (N,) of the windows whose numbers are all finite and not too large."""
     if values.dtype.kind != "f":
         return np.ones(len(values), np.bool_)
     # A window's sum is finite only if all its numbers are; this avoids a boolean array as large as `x`.
     with np.errstate(invalid="ignore", over="ignore"):
-        sure = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
-    for row in np.flatnonzero(~sure):
-        sure[row] = bool((np.abs(values[row]) <= column_values.LARGEST).all())
-    return np.asarray(sure)
+        is_finite = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
+    for row in np.flatnonzero(~is_finite):
+        is_finite[row] = bool((np.abs(values[row]) <= column_values.LARGEST).all())
+    return np.asarray(is_finite)

@@ -23,7 +23,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
 
 OVERLAPPING = "overlapping"
-"""Key of the stored preprocessing of a run whose split keeps windows that share rows together."""
+"""Key in the stored preprocessing of a run whose split keeps windows that share rows together."""
 
 
 def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -35,30 +35,30 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if job.data.arrays:
-        train_part, validation_part, marks_of_split = _arrays(job, path, classes, recorded)
-        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **marks_of_split}
+        train_part, validation_part, stored_split = _read_arrays(job, path, classes, recorded)
+        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **stored_split}
     else:
-        train_part, validation_part, layout = _long(job, path, _layout(job, classes, recorded), files)
+        train_part, validation_part, layout = _read_long(job, path, _build_layout(job, classes, recorded), files)
         stored = {"form": "long", **layout.to_json()}
     if recorded and not recorded.same_data:
         _check_channels(job, recorded, stored, train_part.values.shape[1])
-    assert train_part.goal is not None
-    target, marks, key = train_part.goal, train_part.marks, train_part.key
+    assert train_part.target is not None
+    target, target_rows, key = train_part.target, train_part.target_rows, train_part.key
 
     def compute_head() -> Head:
-        return target_columns.build_head(target, marks, marks, key)
+        return target_columns.build_head(target, target_rows, target_rows, key)
 
     head = recorded.head("", compute_head) if recorded else compute_head()
-    own_scale, constant = windows.fit(train_part.fitting)
-    scale = _scale(recorded.preprocessing) if recorded else own_scale
+    fitted_scale, constant = windows.fit_scale(train_part.fitting_rows)
+    scale = _scale_from_json(recorded.preprocessing) if recorded else fitted_scale
     spread = tuple(
         0.0 if channel in constant else deviation / unit
-        for channel, (deviation, unit) in enumerate(zip(own_scale.std, scale.std, strict=True))
+        for channel, (deviation, unit) in enumerate(zip(fitted_scale.std, scale.std, strict=True))
     )
-    values = scale.scaled(train_part.values)
+    values = scale.scale(train_part.values)
     train = train_part.split(values, head)
     validation = validation_part.split(
-        values if validation_part.values is train_part.values else scale.scaled(validation_part.values), head
+        values if validation_part.values is train_part.values else scale.scale(validation_part.values), head
     )
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
@@ -72,7 +72,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
         notes.append(f"constant in the training rows, so centered but not scaled: {names}")
     stored |= {"kind": "series", "length": train_part.length, "channels": len(scale.mean), **scale.to_json()}
-    prepare = augment.preparation(job.data.augment, job.train.seed, spread)
+    prepare = augment.build_preprocessing(job.data.augment, job.train.seed, spread)
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
 
 
@@ -99,23 +99,23 @@ def read(
         DataError: if a file cannot be used, or has a label that training did not have.
     """
     files = files or csv_dialect.of_model(preprocessing, {})
-    scale, parts_and_splits = _scale(preprocessing), []
+    scale, parts_and_splits = _scale_from_json(preprocessing), []
     for path in paths:
-        part = _new(path, preprocessing, files, budget, labelled)
-        parts_and_splits.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
+        part = _read_new(path, preprocessing, files, budget, labelled)
+        parts_and_splits.append((part, part.split(scale.scale(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in parts_and_splits for note in part.notes]
-    return NewSamples(windows.join([split for _, split in parts_and_splits]), keep_unchanged, notes)
+    return NewSamples(windows.join_splits([split for _, split in parts_and_splits]), keep_unchanged, notes)
 
 
 def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
     """Check that the channels are those that an earlier run was trained on.
 
     Raises:
-        SpecError: if they are not.
+        SpecError: if they differ in names, order or number.
     """
-    theirs, ours = recorded.preprocessing.get("features"), stored.get("features")
-    if theirs and ours and list(theirs) != list(ours):
-        description = f"is {', '.join(ours)}, and the earlier run was trained on {', '.join(theirs)}"
+    trained_features, new_features = recorded.preprocessing.get("features"), stored.get("features")
+    if trained_features and new_features and list(trained_features) != list(new_features):
+        description = f"is {', '.join(new_features)}, and the earlier run was trained on {', '.join(trained_features)}"
         problem = job.problem(
             ("data", "features"), description, "the same columns in the same order", "leave features out"
         )
@@ -128,11 +128,11 @@ def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, 
         )
 
 
-def _scale(preprocessing: Mapping[str, Any]) -> Scale:
+def _scale_from_json(preprocessing: Mapping[str, Any]) -> Scale:
     return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
 
 
-def _layout(job: SeriesJob, classes: bool, recorded: InputRecord | None) -> WindowLayout:
+def _build_layout(job: SeriesJob, classes: bool, recorded: InputRecord | None) -> WindowLayout:
     data = job.data
     assert data.time is not None
     assert data.window is not None
@@ -151,97 +151,103 @@ def _layout(job: SeriesJob, classes: bool, recorded: InputRecord | None) -> Wind
     )
 
 
-def _long(
+def _read_long(
     job: SeriesJob, path: Path, layout: WindowLayout, files: CsvFiles
 ) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
-    """Training and validation windows of long tables: from two tables, or from one that is split in time."""
+    """Read training and validation windows of long tables: of two, or of one that is split by groups or in time."""
     data = job.data
-    read = timeline.read(path, "data.train", layout, data.bad_samples, files, labelled=True, groups=data.groups)
+    train_line = timeline.read_timeline(
+        path, "data.train", layout, data.bad_samples, files, labelled=True, groups=data.groups
+    )
     if isinstance(data.validation, str):
-        validation_line = timeline.read(
-            job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, files, labelled=True
+        validation_line = timeline.read_timeline(
+            job.resolve(data.validation), "data.validation", train_line.layout, data.bad_samples, files, labelled=True
         )
         return (
-            window_split.whole(read, data.bad_samples),
-            window_split.whole(validation_line, data.bad_samples),
-            read.layout,
+            window_split.cut_all(train_line, data.bad_samples),
+            window_split.cut_all(validation_line, data.bad_samples),
+            train_line.layout,
         )
     if data.groups:
-        return *_by_group(job, window_split.by_group(read, data.bad_samples)), read.layout
-    return *window_split.divide(read, data.validation, data.bad_samples), read.layout
+        return *_divide_by_group(job, window_split.cut_by_group(train_line, data.bad_samples)), train_line.layout
+    return *window_split.cut_before_and_after(train_line, data.validation, data.bad_samples), train_line.layout
 
 
-def _arrays(
+def _read_arrays(
     job: SeriesJob, path: Path, classes: bool, recorded: InputRecord | None
 ) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
-    """Training and validation windows of arrays, from two files, or from one that is split by groups, by class or at
-    random, where windows that share rows stay together; and what the preprocessing stores of axes and split.
+    """Read training and validation windows of arrays, from two files or from one.
+
+    One file is split by groups, by class or at random; windows that share rows are on the same side.
+
+    Returns:
+        Training windows, validation windows, and what the preprocessing stores of axes and split.
     """
     data = job.data
-    split = isinstance(data.validation, str)
-    train = window_split.stack(
+    has_validation_file = isinstance(data.validation, str)
+    train = window_split.read_stack(
         path,
         "data.train",
         classes,
         data.bad_samples,
         labelled=True,
         axes=data.axes,
-        groups=None if split else data.groups,
+        groups=None if has_validation_file else data.groups,
     )
-    axes = "channels-time" if train.turned else "time-channels"
-    marks: dict[str, Any] = {"axes": axes} if train.turned else {}
+    axes = "channels-time" if train.is_transposed else "time-channels"
+    stored: dict[str, Any] = {"axes": axes} if train.is_transposed else {}
     if isinstance(data.validation, str):
         validation_path = job.resolve(data.validation)
-        validation_part = window_split.stack(
+        validation_part = window_split.read_stack(
             validation_path, "data.validation", classes, data.bad_samples, labelled=True, axes=axes
         )
         validation_part.check_shape(train.length, train.values.shape[1])
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
-        return train, validation_part, marks
+        return train, validation_part, stored
     division = copies.Division(
-        copies.digest_rows(train.values.reshape(-1, *train.shape)[train.marks]), "windows", recorded
+        copies.digest_rows(train.values.reshape(-1, *train.shape)[train.target_rows]), "windows", recorded
     )
-    # A run that was recorded before windows were compared resumes with the split that it had.
-    compared = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
-    if train.groups is None and compared:
+    # A resumed run that was started before windows were compared keeps its split.
+    joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
+    if train.groups is None and joins_stretches:
         stretches = windows.number_stretches(train.windows())
         if stretches.max() + 1 < len(stretches):
             train = replace(train, groups=stretches)
-            marks[OVERLAPPING] = True
+            stored[OVERLAPPING] = True
     if train.groups is not None:
-        return *_by_group(job, train, division), marks | division.stored()
-    train_rows, validation_rows = division.divide(_strata(train), data, job.train.seed)
-    train.notes.extend(division.notes(train_rows, validation_rows))
+        return *_divide_by_group(job, train, division), stored | division.to_json()
+    train_rows, validation_rows = division.divide(_find_strata(train), data, job.train.seed)
+    train.notes.extend(division.describe(train_rows, validation_rows))
     if not len(validation_rows):
         raise DataError(
             f"data.train: {len(train.starts):,} usable windows, too few to leave any for validation",
             "two windows or more, in a classification of one class",
             "add data, or set data.validation to a path",
         )
-    return train.take_rows(train_rows), replace(train.take_rows(validation_rows), notes=[]), marks | division.stored()
+    return train.take_rows(train_rows), replace(train.take_rows(validation_rows), notes=[]), stored | division.to_json()
 
 
-def _strata(train: WindowSplit) -> Ids:
-    """The class of each window; 0 if there are none."""
-    assert train.goal is not None
-    if train.goal.texts is None:
+def _find_strata(train: WindowSplit) -> Ids:
+    """The class of each window, by which the split is stratified; 0 for all if there are no classes."""
+    assert train.target is not None
+    if train.target.texts is None:
         return np.zeros(len(train.starts), np.int64)
-    encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
+    encoded = train.target.texts.take(train.target_rows).combine_chunks().dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
 
-def _by_group(
+def _divide_by_group(
     job: SeriesJob, train: WindowSplit, division: copies.Division | None = None
 ) -> tuple[WindowSplit, WindowSplit]:
-    """Training and validation windows of whole groups, or of whole stretches of windows that share rows.
+    """Divide windows into training and validation by whole groups, or by whole stretches of windows that share rows.
 
     Raises:
         DataError: if there are fewer groups than parts, or a class is in groups for validation alone.
     """
     assert train.groups is not None
-    column, strata = job.data.groups or "overlapping windows", _strata(train)
+    column, strata = job.data.groups or "overlapping windows", _find_strata(train)
     group_numbers = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
-    group_numbers = division.whole(group_numbers) if division else group_numbers
+    group_numbers = division.join_groups(group_numbers) if division else group_numbers
     if not job.data.groups and group_numbers.max() + 1 < groups.count_min_groups(job.data):
         raise DataError(
             f"data.train: all {len(group_numbers):,} windows of {train.path} overlap, directly or through others",
@@ -251,8 +257,8 @@ def _by_group(
     train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, job.data, job.train.seed, "data.train")
     without_training = np.setdiff1d(strata[validation_rows], strata[train_rows])
     if len(without_training):
-        assert train.goal is not None
-        encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
+        assert train.target is not None
+        encoded = train.target.texts.take(train.target_rows).combine_chunks().dictionary_encode()
         raise DataError(
             f"data.train: all windows of {list_names(encoded.dictionary.take(without_training).to_pylist())} are in groups for validation",
             "every class in two groups or more",
@@ -261,11 +267,13 @@ def _by_group(
     note = groups.describe_division(column, group_numbers, train_rows, validation_rows, [])
     return train.take_rows(train_rows), replace(
         train.take_rows(validation_rows),
-        notes=[note, *(division.notes(train_rows, validation_rows) if division else [])],
+        notes=[note, *(division.describe(train_rows, validation_rows) if division else [])],
     )
 
 
-def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:
+def _read_new(
+    path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool
+) -> WindowSplit:
     arrays = preprocessing["form"] == "arrays"
     if (path.suffix.lower() == ".npz") != arrays:
         raise DataError(
@@ -275,10 +283,10 @@ def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: 
         )
     if arrays:
         axes = preprocessing.get("axes", "time-channels")
-        cut = window_split.stack(path, "data", preprocessing["classes"], budget, labelled=labelled, axes=axes)
-        cut.check_shape(preprocessing["length"], preprocessing["channels"])
-        return cut
-    layout = timeline.layout(
+        split = window_split.read_stack(path, "data", preprocessing["classes"], budget, labelled=labelled, axes=axes)
+        split.check_shape(preprocessing["length"], preprocessing["channels"])
+        return split
+    layout = timeline.layout_from_json(
         {name: preprocessing[name] for name in WindowLayout.__dataclass_fields__ if name in preprocessing}
     )
-    return window_split.whole(timeline.read(path, "data", layout, budget, files, labelled=labelled), budget)
+    return window_split.cut_all(timeline.read_timeline(path, "data", layout, budget, files, labelled=labelled), budget)

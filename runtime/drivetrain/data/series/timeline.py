@@ -15,7 +15,7 @@ from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.groups import Groups, number_groups
 from drivetrain.data.labels import list_names
-from drivetrain.data.series import timestamps as clock
+from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.tables import column_roles, revealing_columns
 from drivetrain.data.tables.column_roles import Roles
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_LISTED_ROWS = 5
-"""Largest number of filled rows that are listed."""
+"""Largest number of rows with filled cells that a note lists."""
 
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """How windows are cut from a long table."""
+    """The columns of a long table, and how windows are cut from its rows."""
 
     time: str
     features: tuple[str, ...]
-    """Empty until a table was read: then all numeric columns without another role."""
+    """Empty before a table is read, if the job names none: then all numeric columns without another role."""
     label: tuple[str, ...]
     classes: bool
     group: str | None
@@ -46,11 +46,11 @@ class WindowLayout:
     date_format: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `layout` rebuilds the object."""
+        """Plain JSON values from which `layout_from_json` rebuilds the object."""
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 
-def layout(data: Mapping[str, Any]) -> WindowLayout:
+def layout_from_json(data: Mapping[str, Any]) -> WindowLayout:
     """Rebuild a layout from `WindowLayout.to_json`."""
     return WindowLayout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
 
@@ -65,8 +65,8 @@ class Timeline:
     layout: WindowLayout
     values: column_values.Numbers
     """Shape (rows, features), float64, all finite."""
-    clock: SeriesOrder
-    goal: TargetColumn | None
+    order: SeriesOrder
+    target: TargetColumn | None
     notes: list[str]
     groups: Groups | None = None
     """The number of each row's group, if the job has a column of them."""
@@ -75,7 +75,7 @@ class Timeline:
         return len(self.values)
 
 
-def read(
+def read_timeline(
     path: Path,
     key: str,
     layout: WindowLayout,
@@ -99,12 +99,12 @@ def read(
     Raises:
         DataError: if the table cannot be used.
     """
-    table = _table(path, key, layout, files, labelled, groups)
-    ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget, layout.date_format)
-    table = table.take(ticking.rows)
-    together = number_groups(column_values.texts(table[groups]).to_pylist()) if groups else None
-    layout, feature_notes = _with_features(table, layout, groups, path, key)
-    values, is_known, filled = _fill(table, layout, ticking, path, key, budget)
+    table = _read_table(path, key, layout, files, labelled, groups)
+    series_order, notes = timestamps.read_order(table, layout.time, layout.group, path, key, budget, layout.date_format)
+    table = table.take(series_order.rows)
+    row_groups = number_groups(column_values.texts(table[groups]).to_pylist()) if groups else None
+    layout, feature_notes = _choose_features(table, layout, groups, path, key)
+    values, is_known, fill_notes = _fill_forward(table, layout, series_order, path, key, budget)
     target = None
     if labelled:
         target = target_columns.read_targets(
@@ -113,7 +113,7 @@ def read(
         if key == "data.train":
             rows = np.setdiff1d(np.arange(int(is_known.sum())), list(target.bad))
             columns = Roles(list(layout.features))
-            filled += revealing_columns.describe(
+            fill_notes += revealing_columns.note_revealing(
                 table.filter(is_known), columns, target, rows, [], "data.features without it"
             )
     return Timeline(
@@ -121,10 +121,10 @@ def read(
         key,
         layout,
         values,
-        ticking.kept(is_known),
+        series_order.keep_rows(is_known),
         target,
-        [*notes, *feature_notes, *filled],
-        None if together is None else together[is_known],
+        [*notes, *feature_notes, *fill_notes],
+        None if row_groups is None else row_groups[is_known],
     )
 
 
@@ -133,7 +133,7 @@ def option(key: str, name: str) -> str:
     return f"data.{name}" if key == "data.train" else key
 
 
-def _table(
+def _read_table(
     path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool, groups: str | None
 ) -> pyarrow.Table:
     required = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
@@ -151,19 +151,19 @@ def _table(
     return table_file.read(path, key, required=required, only=bool(layout.features), text=text, csv=files)
 
 
-def _with_features(
+def _choose_features(
     table: pyarrow.Table, layout: WindowLayout, groups: str | None, path: Path, key: str
 ) -> tuple[WindowLayout, list[str]]:
-    """The layout with the names of its features, and a note on columns that are not used."""
+    """Check the features of the layout, or choose them by type; returns the layout, and notes on what was chosen."""
     if layout.features:
         for name in layout.features:
             column_values.check_kind(table[name], name, option(key, "features"), str(path))
         return layout, []
-    with_roles = {layout.time, layout.group, groups, *layout.label}
-    other_columns = [name for name in table.column_names if name not in with_roles]
-    index = column_roles.find_index_columns(table)
+    role_columns = {layout.time, layout.group, groups, *layout.label}
+    other_columns = [name for name in table.column_names if name not in role_columns]
+    index_columns = column_roles.find_index_columns(table)
     features = tuple(
-        name for name in other_columns if column_values.kind(table[name]) == "number" and name not in index
+        name for name in other_columns if column_values.kind(table[name]) == "number" and name not in index_columns
     )
     if not features:
         raise DataError(
@@ -171,12 +171,12 @@ def _with_features(
             f"columns of numbers; it has: {list_names(other_columns) or 'no others'}",
             "add columns, or name them",
         )
-    unused = [name for name in other_columns if name not in features and name not in index]
+    unused = [name for name in other_columns if name not in features and name not in index_columns]
     notes = [
         f"{len(features)} features: {list_names(features, 8)}",
         *(
             f'"{name}" is the index of a pandas data frame, so it is no feature'
-            for name in index
+            for name in index_columns
             if name in other_columns
         ),
     ]
@@ -185,13 +185,13 @@ def _with_features(
     return replace(layout, features=features), notes
 
 
-def _fill(
-    table: pyarrow.Table, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
+def _fill_forward(
+    table: pyarrow.Table, layout: WindowLayout, series_order: SeriesOrder, path: Path, key: str, budget: float | None
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
-    """Values of the rows with all features known, a mask of those rows, and notes.
+    """Fill cells forward; returns the values of the rows without a gap, a mask of these rows, and notes.
 
-    A cell that is empty, infinite or not a number gets the last value before it in the same series, with no longer step
-    of time than `max_gap` between them. Rows before the first value are dropped.
+    A cell that is empty, infinite or not a number gets the last value before it in the same series, if no step of time
+    between them is longer than `max_gap`. Rows before the first value are dropped.
     """
     values = np.empty((len(table), len(layout.features)))
     is_known = np.ones(len(table), np.bool_)
@@ -199,54 +199,53 @@ def _fill(
     for index, name in enumerate(layout.features):
         column, _ = column_values.numbers(table[name])
         with np.errstate(invalid="ignore"):
-            good = np.abs(column) <= column_values.LARGEST
-        if good.all():
+            is_number = np.abs(column) <= column_values.LARGEST
+        if is_number.all():
             values[:, index] = column
             continue
-        for row in np.flatnonzero(~good).tolist():
+        for row in np.flatnonzero(~is_number).tolist():
             cell = "empty" if table[name][row].as_py() is None else column_values.format_cell(table[name], row)
             reasons.setdefault(row, []).append(f"{name} is {cell}")
-        last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
-        reached = last >= ticking.begins(layout.max_gap)
-        values[:, index] = np.where(reached, column[last], 0.0)
-        is_known &= reached
+        last_row_with_number = np.maximum.accumulate(np.where(is_number, np.arange(len(is_number)), -1))
+        has_value = last_row_with_number >= series_order.find_stretch_starts(layout.max_gap)
+        values[:, index] = np.where(has_value, column[last_row_with_number], 0.0)
+        is_known &= has_value
     if not is_known.any():
         raise DataError(
             f"{key}: no row of {path} has a value of every feature",
             "numbers in all feature columns",
             f"leave the empty columns out: list the others in {option(key, 'features')}",
         )
-    return values[is_known], is_known, _notes(reasons, is_known, ticking, path, key, budget)
+    return values[is_known], is_known, _describe_filled(reasons, is_known, series_order, path, key, budget)
 
 
-def _notes(
+def _describe_filled(
     reasons: dict[int, list[str]],
     is_known: column_values.Mask,
-    ticking: SeriesOrder,
+    series_order: SeriesOrder,
     path: Path,
     key: str,
     budget: float | None,
 ) -> list[str]:
+    """Check the share of rows with filled cells against the budget; returns notes on them and on dropped rows."""
     filled_rows = [
-        BadSample(f"{path.name} {row_lines.place(path, int(ticking.rows[row]) + 1)}", "; ".join(reasons[row]))
+        BadSample(f"{path.name} {row_lines.place(path, int(series_order.rows[row]) + 1)}", "; ".join(reasons[row]))
         for row in sorted(reasons)
     ]
-    bad_samples.check(filled_rows, len(ticking), 1.0 if budget is None else budget, key)
+    bad_samples.check(filled_rows, len(series_order), 1.0 if budget is None else budget, key)
     if not filled_rows:
         return []
-    listed_rows = [Detail(f"filled: {one}") for one in filled_rows[:MAX_LISTED_ROWS]]
-    head = f"{key}: {len(filled_rows):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
-    skipped_count = int((~is_known).sum())
-    left_out = (
-        [
-            f"{path.name}: {skipped_count:,} rows before the first value of their series, or behind a gap in it, are skipped"
-        ]
-        if skipped_count
-        else []
+    unlisted_count = len(filled_rows) - MAX_LISTED_ROWS
+    listed_rows = [Detail(f"filled: {row}") for row in filled_rows[:MAX_LISTED_ROWS]]
+    head = (
+        f"{key}: {len(filled_rows):,} of {len(series_order):,} rows have empty cells, filled with the last value before"
     )
-    return [
-        head,
-        *listed_rows,
-        *[Detail(f"filled: and {len(rest):,} more") for rest in [filled_rows[MAX_LISTED_ROWS:]] if rest],
-        *left_out,
-    ]
+    notes = [head, *listed_rows]
+    if unlisted_count > 0:
+        notes.append(Detail(f"filled: and {unlisted_count:,} more"))
+    skipped_count = int((~is_known).sum())
+    if skipped_count:
+        notes.append(
+            f"{path.name}: {skipped_count:,} rows before the first value of their series, or behind a gap in it, are skipped"
+        )
+    return notes

@@ -19,6 +19,7 @@ from drivetrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
+# The forms of times, for messages.
 POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
 
 
@@ -38,23 +39,23 @@ class SeriesOrder:
     def __len__(self) -> int:
         return len(self.times)
 
-    def kept(self, keep: column_values.Mask) -> SeriesOrder:
-        """Keep some of the rows."""
+    def keep_rows(self, keep: column_values.Mask) -> SeriesOrder:
+        """The order of those rows for which the mask is True."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
-    def begins(self, max_gap: float | None) -> Ids:
-        """For each row, the first row of its series, or of the stretch of it without a longer step than `max_gap`."""
-        return np.maximum.accumulate(np.where(self.breaks(max_gap), np.arange(len(self)), 0)).astype(np.int64)
+    def find_stretch_starts(self, max_gap: float | None) -> Ids:
+        """For each row, the first row of its stretch: of rows of one series without a step of time above `max_gap`."""
+        return np.maximum.accumulate(np.where(self.find_breaks(max_gap), np.arange(len(self)), 0)).astype(np.int64)
 
-    def breaks(self, max_gap: float | None) -> column_values.Mask:
-        """Where another series begins, or the time steps by more than `max_gap` seconds or units."""
+    def find_breaks(self, max_gap: float | None) -> column_values.Mask:
+        """A mask of rows where a series begins, or before which time steps by more than `max_gap` seconds or units."""
         is_break = np.append(True, self.series[1:] != self.series[:-1])
         if max_gap is not None:
             is_break[1:] |= np.diff(self.times) > max_gap * self.per_second
         return is_break
 
 
-def read(
+def read_order(
     table: pyarrow.Table,
     time: str,
     group: str | None,
@@ -63,12 +64,12 @@ def read(
     budget: float | None,
     form: str | None = None,
 ) -> tuple[SeriesOrder, list[str]]:
-    """The rows that have a time and a series, sorted, and notes.
+    """Sort the rows that have a time and a series; returns their order, and notes.
 
     Args:
         table: a pyarrow table.
         time: its time column.
-        group: its column that identifies the series; None if there is only one series.
+        group: the column that identifies the series; None if there is only one series.
         path: its file.
         key: the spec key that names the file, for messages.
         budget: largest share of rows without a time or a series; None for any share.
@@ -77,56 +78,59 @@ def read(
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    times, present, per_second, wrong = _times(table[time], time, path, key, form)
-    series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
-    missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
+    times, has_time, per_second, is_wrong = _read_times(table[time], time, path, key, form)
+    series, has_series = (
+        _number_series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), has_time)
+    )
+    missing = [(time, ~has_time), *([(group, ~has_series)] if group else [])]
     unusable = [
         BadSample(
             f"{path.name} {row_lines.place(path, row + 1)}",
             f"{time} is {column_values.format_cell(table[time], row)}, no time"
-            if name == time and wrong[row]
+            if name == time and is_wrong[row]
             else f"{name} is empty",
         )
         for name, is_missing in missing
         for row in np.flatnonzero(is_missing).tolist()
     ]
     notes = bad_samples.check(unusable, len(table), 1.0 if budget is None else budget, key)
-    keep = np.flatnonzero(present & grouped).astype(np.int64)
-    if not len(keep):
+    rows = np.flatnonzero(has_time & has_series).astype(np.int64)
+    if not len(rows):
         raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "fix the file")
-    order = keep[np.lexsort((times[keep], series[keep]))]
-    if (np.diff(keep) < 0).any() or (order != keep).any():
+    order = rows[np.lexsort((times[rows], series[rows]))]
+    if (np.diff(rows) < 0).any() or (order != rows).any():
         notes.append(f"{path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
-    clock = SeriesOrder(times[order], per_second, series[order], order)
-    _check_twice(clock, time, group, path, key)
-    return clock, notes
+    series_order = SeriesOrder(times[order], per_second, series[order], order)
+    _check_duplicates(series_order, time, group, path, key)
+    return series_order, notes
 
 
-def _times(
+def _read_times(
     column: pyarrow.ChunkedArray, name: str, path: Path, key: str, form: str | None
 ) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, column_values.Mask]:
-    """Times, a mask of the rows that have one, ticks per second, and a mask of the cells that are no time."""
+    """Read times: the times, a mask of rows that have one, ticks per second, and a mask of cells that are no time."""
     from pyarrow import compute, int64, timestamp, types
 
-    wrong = np.zeros(len(column), np.bool_)
+    is_wrong = np.zeros(len(column), np.bool_)
     if column_values.kind(column) == "text" and form:
-        column, wrong = DateFeatures(form=form).times(column, name, path, key)
-    elif column_values.kind(column) == "text" and (read := column_values.read_times(column)):
-        column, wrong = read
-    present = compute.is_valid(column).to_numpy(zero_copy_only=False)
+        column, is_wrong = DateFeatures(form=form).read_times(column, name, path, key)
+    elif column_values.kind(column) == "text" and (iso_times := column_values.read_times(column)):
+        column, is_wrong = iso_times
+    has_time = compute.is_valid(column).to_numpy(zero_copy_only=False)
     if types.is_date(column.type) or types.is_timestamp(column.type):
         unit = "ns" if getattr(column.type, "unit", "") == "ns" else "us"
         ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
-        return ticks.to_numpy(zero_copy_only=False), present, 1e9 if unit == "ns" else 1e6, wrong
+        return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, is_wrong
     if column_values.kind(column) != "number" or types.is_boolean(column.type):
-        raise _no_time(column, name, path, key)
+        raise _no_time_error(column, name, path, key)
     if types.is_integer(column.type):
-        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), present, 1.0, wrong
+        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), has_time, 1.0, is_wrong
     values, _ = column_values.numbers(column)
-    return np.nan_to_num(values), present & np.isfinite(values), 1.0, wrong
+    return np.nan_to_num(values), has_time & np.isfinite(values), 1.0, is_wrong
 
 
-def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> DataError:
+def _no_time_error(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> DataError:
+    """The error for a column whose cells are no times."""
     description = str(column.type)
     if column_values.kind(column) == "text":
         row = column_values.find_first_no_time(column)
@@ -139,10 +143,10 @@ def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> D
     )
 
 
-def _series(
+def _number_series(
     column: pyarrow.ChunkedArray, name: str, path: Path, key: str
 ) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
-    """The series index of each row, and a mask of the rows that have one."""
+    """Number the series: the index of each row's series, and a mask of rows that have one."""
     column_values.check_kind(column, name, key, str(path), dates=True)
     encoded = column_values.texts(column).combine_chunks().dictionary_encode()
     present = encoded.is_valid().to_numpy(zero_copy_only=False)
@@ -150,27 +154,32 @@ def _series(
 
 
 def _is_clock_change(times: npt.NDArray[Any], per_second: float) -> bool:
-    """Whether these times, which occur twice, are at most an hour in a night to Sunday of a month in which clocks go back."""
+    """Whether duplicate times are within an hour of a Sunday night, in a month in which clocks go back."""
     if per_second == 1.0:
         return False
     days, ticks = np.divmod(times, int(86_400 * per_second))
     # Day 0, in 1970, was a Thursday.
-    nights = (days % 7 == 3) & (ticks < 4 * 3600 * per_second)
+    is_sunday_night = (days % 7 == 3) & (ticks < 4 * 3600 * per_second)
     months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-    spans = [np.ptp(ticks[days == day]) for day in np.unique(days)]
-    return bool(nights.all() and np.isin(months, (3, 4, 9, 10, 11)).all() and max(spans) < 3600 * per_second)
+    tick_spans = [np.ptp(ticks[days == day]) for day in np.unique(days)]
+    return bool(
+        is_sunday_night.all() and np.isin(months, (3, 4, 9, 10, 11)).all() and max(tick_spans) < 3600 * per_second
+    )
 
 
-def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, key: str) -> None:
-    same = (clock.times[1:] == clock.times[:-1]) & (clock.series[1:] == clock.series[:-1])
-    if same.any():
-        first = int(same.argmax())
-        one, two = (
-            row_lines.place(path, row) for row in sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
+def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, path: Path, key: str) -> None:
+    is_duplicate = (series_order.times[1:] == series_order.times[:-1]) & (
+        series_order.series[1:] == series_order.series[:-1]
+    )
+    if is_duplicate.any():
+        first = int(is_duplicate.argmax())
+        place, next_place = (
+            row_lines.place(path, row)
+            for row in sorted((int(series_order.rows[first]) + 1, int(series_order.rows[first + 1]) + 1))
         )
-        if _is_clock_change(clock.times[1:][same], clock.per_second):
+        if _is_clock_change(series_order.times[1:][is_duplicate], series_order.per_second):
             raise DataError(
-                f"{key}: {path} has an hour twice, when the clocks go back: {one} and {two} have the same {time}",
+                f"{key}: {path} has an hour twice, when the clocks go back: {place} and {next_place} have the same {time}",
                 "times that never go back: in UTC, or with their offset, as 2024-10-27 02:30:00+01:00",
                 "write them in UTC; in pandas: tz_localize(ZONE, ambiguous='infer').tz_convert('UTC')",
             )
@@ -181,7 +190,7 @@ def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, k
             else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{key}: {path} has {int(same.sum()):,} duplicate times {within}: {one} and {two} have the same {time}",
+            f"{key}: {path} has {int(is_duplicate.sum()):,} duplicate times {within}: {place} and {next_place} have the same {time}",
             "every time only once per series",
             action,
         )

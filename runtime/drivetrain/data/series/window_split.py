@@ -1,4 +1,4 @@
-"""Finds the windows of a long table or of arrays, and which of them can be used."""
+"""Cuts the windows of a long table, or reads those of arrays, and leaves out those that cannot be used."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ class WindowSplit:
     """The spec key that names the file, for messages."""
     values: npt.NDArray[Any]
     """Shape (rows, channels), unscaled."""
-    fitted: column_values.Mask
-    """Rows that mean and standard deviation are computed from."""
+    is_fitted: column_values.Mask
+    """Mask of the rows from which mean and standard deviation are computed."""
     starts: Ids
     """The first row of each window."""
     length: int
     """Rows per window."""
-    goal: TargetColumn | None
-    marks: Ids
-    """Index into `goal` of each window's target."""
+    target: TargetColumn | None
+    target_rows: Ids
+    """Index of each window's target in `target`."""
     numbers: Ids
     """The number of each window in messages."""
-    form: str
+    title_format: str
+    """Format of a window's name, with {file} and {number}."""
     notes: list[str]
     groups: Groups | None = None
-    """The number of each window's group: all of one are on one side of the split."""
-    turned: bool = False
-    """Whether the arrays of the file are (N, channels, T)."""
+    """The number of each window's group, all of which is on one side of the split."""
+    is_transposed: bool = False
+    """Whether the axes of the file are (N, channels, T)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,9 +58,9 @@ class WindowSplit:
         return self.length, self.values.shape[1]
 
     @property
-    def fitting(self) -> npt.NDArray[np.generic]:
+    def fitting_rows(self) -> npt.NDArray[np.generic]:
         """The rows that mean and standard deviation are computed from."""
-        return self.values if self.fitted.all() else self.values[self.fitted]
+        return self.values if self.is_fitted.all() else self.values[self.is_fitted]
 
     def windows(self) -> npt.NDArray[Any]:
         """The windows of arrays, shape (N, T, channels)."""
@@ -67,21 +68,25 @@ class WindowSplit:
 
     def take_rows(self, window_numbers: Ids) -> WindowSplit:
         """Keep some of the windows; for arrays, statistics are then also computed from their rows only."""
-        fitted = np.zeros(len(self.values), np.bool_)
-        fitted[(self.starts[window_numbers][:, None] + np.arange(self.length)).ravel()] = True
+        is_fitted = np.zeros(len(self.values), np.bool_)
+        is_fitted[(self.starts[window_numbers][:, None] + np.arange(self.length)).ravel()] = True
         groups = None if self.groups is None else self.groups[window_numbers]
         return replace(
             self,
             starts=self.starts[window_numbers],
-            marks=self.marks[window_numbers],
+            target_rows=self.target_rows[window_numbers],
             numbers=self.numbers[window_numbers],
-            fitted=fitted,
+            is_fitted=is_fitted,
             groups=groups,
         )
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if a head is given."""
-        targets = {"": target_columns.build_tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
+        targets = (
+            {"": target_columns.build_tensor(self.target, self.target_rows, head, self.key)}
+            if head and self.target
+            else {}
+        )
         return SeriesSplit(
             values,
             self.starts,
@@ -89,7 +94,7 @@ class WindowSplit:
             targets,
             self.numbers,
             (self.path.name,),
-            self.form,
+            self.title_format,
             np.zeros(len(self.starts), np.int64),
         )
 
@@ -107,74 +112,77 @@ class WindowSplit:
             )
 
 
-def whole(line: Timeline, budget: float | None) -> WindowSplit:
-    """All windows of a long table.
+def cut_all(timeline: Timeline, budget: float | None) -> WindowSplit:
+    """Cut all windows of a long table.
 
     Args:
-        line: its rows.
+        timeline: its rows.
         budget: largest share of windows without a label; None for any share.
 
     Raises:
         DataError: if there is no window, or too many have no label.
     """
-    breaks = line.clock.breaks(line.layout.max_gap)
-    cut = _usable(line, breaks, np.ones(len(line), np.bool_), budget)
-    return replace(cut, notes=[*line.notes, *cut.notes])
+    breaks = timeline.order.find_breaks(timeline.layout.max_gap)
+    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_), budget)
+    return replace(split, notes=[*timeline.notes, *split.notes])
 
 
-def divide(line: Timeline, share: float, budget: float) -> tuple[WindowSplit, WindowSplit]:
-    """Windows before a point in time, and windows from it on; no window spans it.
+def cut_before_and_after(timeline: Timeline, share: float, budget: float) -> tuple[WindowSplit, WindowSplit]:
+    """Cut the windows before a point in time for training, and those from it on for validation; no window spans it.
 
     Args:
-        line: rows of a long table.
+        timeline: rows of a long table.
         share: share of the rows after that point.
         budget: largest share of windows without a label.
 
     Raises:
         DataError: if one side has no window, or too many windows have no label.
     """
-    times = line.clock.times
-    moment = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
-    after = times >= moment
-    breaks = line.clock.breaks(line.layout.max_gap)
-    _check_length(line, breaks)
-    breaks[1:] |= after[1:] != after[:-1]
-    early, later = (
-        _usable(line, breaks, part, budget, f"{name} part")
-        for part, name in ((~after, "training"), (after, "validation"))
+    times = timeline.order.times
+    split_time = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
+    is_validation = times >= split_time
+    breaks = timeline.order.find_breaks(timeline.layout.max_gap)
+    _check_length(timeline, breaks)
+    breaks[1:] |= is_validation[1:] != is_validation[:-1]
+    train, validation = (
+        _cut_usable(timeline, breaks, rows, budget, f"{name} part")
+        for rows, name in ((~is_validation, "training"), (is_validation, "validation"))
     )
-    _check_late(line, early, later, share)
-    return replace(early, notes=[*line.notes, *early.notes]), later
+    _check_classes_before(timeline, train, validation, share)
+    return replace(train, notes=[*timeline.notes, *train.notes]), validation
 
 
-def _check_late(line: Timeline, early: WindowSplit, after: WindowSplit, share: float) -> None:
-    """Refuse classes that come only in the last part of the time, so that nothing could learn them."""
-    if line.goal is None or line.goal.texts is None:
+def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: WindowSplit, share: float) -> None:
+    """Refuse classes that occur only in the last part of the time, so that training would have no sample of them."""
+    if timeline.target is None or timeline.target.texts is None:
         return
-    first = target_columns.list_classes(line.goal, early.marks, line.key)
-    last = Counter(line.goal.texts.take(after.marks).to_pylist())
-    if only := [f'"{name}" ({last[name]:,} windows)' for name in sorted(set(last) - set(first))]:
+    train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.key)
+    validation_counts = Counter(timeline.target.texts.take(validation.target_rows).to_pylist())
+    if without_training := [
+        f'"{name}" ({validation_counts[name]:,} windows)'
+        for name in sorted(set(validation_counts) - set(train_classes))
+    ]:
         raise DataError(
-            f"{line.key}: {', '.join(only)} come only in the last {share:.0%} of the time, which is for validation",
+            f"{timeline.key}: {', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
             "every class in the training part too",
             "set data.validation to another share, a file or `groups`, or leave these rows out",
         )
 
 
-def by_group(line: Timeline, budget: float) -> WindowSplit:
-    """All windows of a long table that has groups; none spans two of them.
+def cut_by_group(timeline: Timeline, budget: float) -> WindowSplit:
+    """Cut all windows of a long table that has groups; none spans two groups.
 
     Raises:
         DataError: if there is no window, or too many have no label.
     """
-    assert line.groups is not None
-    breaks = line.clock.breaks(line.layout.max_gap)
-    breaks[1:] |= line.groups[1:] != line.groups[:-1]
-    cut = _usable(line, breaks, np.ones(len(line), np.bool_), budget)
-    return replace(cut, notes=[*line.notes, *cut.notes], groups=line.groups[cut.starts])
+    assert timeline.groups is not None
+    breaks = timeline.order.find_breaks(timeline.layout.max_gap)
+    breaks[1:] |= timeline.groups[1:] != timeline.groups[:-1]
+    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_), budget)
+    return replace(split, notes=[*timeline.notes, *split.notes], groups=timeline.groups[split.starts])
 
 
-def stack(
+def read_stack(
     path: Path,
     key: str,
     classes: bool,
@@ -184,7 +192,7 @@ def stack(
     axes: str = "auto",
     groups: str | None = None,
 ) -> WindowSplit:
-    """The windows of arrays.
+    """Read the windows of an .npz file.
 
     Args:
         path: the .npz file.
@@ -198,76 +206,88 @@ def stack(
     Raises:
         DataError: if it cannot be used.
     """
-    stack = npz_windows.read(path, key, classes=classes, budget=budget, labelled=labelled, axes=axes, groups=groups)
+    stack = npz_windows.read_windows(
+        path, key, classes=classes, budget=budget, labelled=labelled, axes=axes, groups=groups
+    )
     length, channels = stack.values.shape[1:]
     values = stack.values.reshape(-1, channels)
-    cut = WindowSplit(
+    split = WindowSplit(
         path,
         key,
         values,
         np.ones(len(values), np.bool_),
         stack.rows * length,
         length,
-        stack.goal,
+        stack.target,
         stack.rows,
         stack.rows,
         "{file}[{number}]",
         stack.notes,
         stack.groups,
-        stack.turned,
+        stack.is_transposed,
     )
-    return cut.take_rows(np.arange(len(stack.rows)))
+    return split.take_rows(np.arange(len(stack.rows)))
 
 
-def _usable(
-    line: Timeline, breaks: column_values.Mask, part: column_values.Mask, budget: float | None, name: str = ""
+def _cut_usable(
+    timeline: Timeline,
+    breaks: column_values.Mask,
+    is_included: column_values.Mask,
+    budget: float | None,
+    name: str = "",
 ) -> WindowSplit:
-    """Windows in some of the rows, without those that have no label."""
-    _check_length(line, breaks, part, name)
-    length = line.layout.window
-    starts = windows.cut(breaks, length, line.layout.stride)
-    starts = starts[part[starts]]
-    last = starts + length - 1
-    rows, file = line.clock.rows, line.path.name
-    reasons = line.goal.bad if line.goal else {}
-    without = np.zeros(len(line), np.bool_)
-    without[list(reasons)] = True
+    """Cut windows from the included rows, except those without a label in their last row."""
+    _check_length(timeline, breaks, is_included, name)
+    length = timeline.layout.window
+    starts = windows.find_window_starts(breaks, length, timeline.layout.stride)
+    starts = starts[is_included[starts]]
+    last_rows = starts + length - 1
+    file_rows, file_name = timeline.order.rows, timeline.path.name
+    reasons = timeline.target.bad if timeline.target else {}
+    lacks_label = np.zeros(len(timeline), np.bool_)
+    lacks_label[list(reasons)] = True
     unusable = [
-        BadSample(f"{file}, window that ends in {row_lines.place(line.path, int(rows[row]) + 1)}", reasons[row])
-        for row in last[without[last]].tolist()
+        BadSample(
+            f"{file_name}, window that ends in {row_lines.place(timeline.path, int(file_rows[row]) + 1)}", reasons[row]
+        )
+        for row in last_rows[lacks_label[last_rows]].tolist()
     ]
-    notes = bad_samples.check(unusable, len(starts), 1.0 if budget is None else budget, line.key)
-    good = ~without[last]
-    if not good.any():
+    notes = bad_samples.check(unusable, len(starts), 1.0 if budget is None else budget, timeline.key)
+    has_label = ~lacks_label[last_rows]
+    if not has_label.any():
         raise DataError(
-            f"{line.key}: no window of {line.path} is usable; {unusable[0]}",
+            f"{timeline.key}: no window of {timeline.path} is usable; {unusable[0]}",
             "a label in the last row of each window",
             "add labels, or choose window and stride so that windows end in labelled rows",
         )
     return WindowSplit(
-        line.path,
-        line.key,
-        line.values,
-        part,
-        starts[good],
+        timeline.path,
+        timeline.key,
+        timeline.values,
+        is_included,
+        starts[has_label],
         length,
-        line.goal,
-        last[good],
-        rows[last[good]] + 1,
+        timeline.target,
+        last_rows[has_label],
+        file_rows[last_rows[has_label]] + 1,
         "{file} rows to {number}",
         notes,
     )
 
 
 def _check_length(
-    line: Timeline, breaks: column_values.Mask, part: column_values.Mask | None = None, name: str = ""
+    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask | None = None, name: str = ""
 ) -> None:
-    """Check that there is at least one window."""
-    length = line.layout.window
+    """Check that consecutive rows are long enough for at least one window."""
+    length = timeline.layout.window
     # Rows outside of the part break the sequence.
-    longest = windows.longest(breaks if part is None else breaks | ~part) if part is None or part.any() else 0
+    longest = (
+        windows.measure_longest_stretch(breaks if is_included is None else breaks | ~is_included)
+        if is_included is None or is_included.any()
+        else 0
+    )
     if longest < length:
-        where = f"the {name} of {line.path} has at most" if name else f"{line.path} has at most"
+        where = f"the {name} of {timeline.path} has at most" if name else f"{timeline.path} has at most"
         raise DataError(
             f"data.window: is {length}, and {where} {longest:,} consecutive rows",
             "a window no longer than the consecutive rows: of one series, without a gap above max_gap, on one side of the split",

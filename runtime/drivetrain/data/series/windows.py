@@ -1,4 +1,4 @@
-"""Windows as samples: a fixed number of rows each, gathered from one array of all rows."""
+"""Provides windows as samples: a fixed number of rows each, gathered from one array of all rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from drivetrain.data.stateless_random import Ids
 MAX_DEVIATIONS = 1e6
 """New values are clipped at this many standard deviations from the mean."""
 _COMPARED_WINDOWS = 4096
-"""Windows that are copied at a time to compare them; they may overlap."""
+"""Number of windows that are gathered at a time to compute their digests."""
 PLACE_ROWS = 4
-"""Rows in a row by which a place of a recording is recognized; all of them differ from the row before."""
+"""Number of consecutive rows by which a place of a recording is recognized; each must differ from the row before."""
 MAX_PLACES = 2_000_000
-"""Places that are compared; of more, those with the smallest hashes, which are the same in every window."""
+"""Largest number of places that are compared. Of more, those with the smallest hashes are chosen, so that equal places
+are chosen in every window.
+"""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class SeriesSplit:
     numbers: Ids
     """The number of each window in messages: its last row in the file, or its index in the array."""
     files: tuple[str, ...]
-    form: str
+    title_format: str
     """Format of a window's name, from file and number."""
     file: Ids
     """Index of each window's file."""
@@ -69,7 +71,7 @@ class SeriesSplit:
 
     def title(self, index: int) -> str:
         """File and number of one window."""
-        return self.form.format(file=self.files[self.file[index]], number=self.numbers[index])
+        return self.title_format.format(file=self.files[self.file[index]], number=self.numbers[index])
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Scale:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def scaled(self, values: npt.NDArray[np.generic]) -> Tensor:
+    def scale(self, values: npt.NDArray[np.generic]) -> Tensor:
         """(value - mean) / std by channel; shape (R, C), float32."""
         result = np.empty(values.shape, np.float32)
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
@@ -92,19 +94,19 @@ class Scale:
         return {name: list(numbers) for name, numbers in asdict(self).items()}
 
 
-def fit(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
+def fit_scale(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
     """The scale of training rows (R, C), and the channels with a constant value, which are only centered."""
-    means, deviations, same = [], [], []
+    means, deviations, constant_channels = [], [], []
     for channel in range(values.shape[1]):
         column = values[:, channel].astype(np.float64)
-        constant = bool(column.min() == column.max())
-        means.append(float(column[0] if constant else column.mean()))
-        deviations.append(1.0 if constant else float(column.std()))
-        same += [channel] if constant else []
-    return Scale(tuple(means), tuple(deviations)), same
+        is_constant = bool(column.min() == column.max())
+        means.append(float(column[0] if is_constant else column.mean()))
+        deviations.append(1.0 if is_constant else float(column.std()))
+        constant_channels += [channel] if is_constant else []
+    return Scale(tuple(means), tuple(deviations)), constant_channels
 
 
-def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
+def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
     """The first row of every window.
 
     Args:
@@ -112,20 +114,20 @@ def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
         length: rows per window.
         stride: rows between the starts of two windows, counted from the start of each stretch.
     """
-    begins = np.flatnonzero(breaks)
-    lengths = np.diff(np.append(begins, len(breaks)))
-    counts = np.maximum(0, (lengths - length) // stride + 1)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(np.repeat(begins, counts) + within * stride, np.int64)
+    stretch_starts = np.flatnonzero(breaks)
+    stretch_lengths = np.diff(np.append(stretch_starts, len(breaks)))
+    counts = np.maximum(0, (stretch_lengths - length) // stride + 1)
+    number_in_stretch = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.asarray(np.repeat(stretch_starts, counts) + number_in_stretch * stride, np.int64)
 
 
-def longest(breaks: npt.NDArray[np.bool_]) -> int:
+def measure_longest_stretch(breaks: npt.NDArray[np.bool_]) -> int:
     """Rows in the longest contiguous stretch."""
-    begins = np.flatnonzero(breaks)
-    return int(np.diff(np.append(begins, len(breaks))).max(initial=0))
+    stretch_starts = np.flatnonzero(breaks)
+    return int(np.diff(np.append(stretch_starts, len(breaks))).max(initial=0))
 
 
-def join(parts: Sequence[SeriesSplit]) -> SeriesSplit:
+def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
     """Concatenate the windows of several files."""
     offsets = np.cumsum([0, *(len(part.values) for part in parts)])
     return SeriesSplit(
@@ -135,15 +137,15 @@ def join(parts: Sequence[SeriesSplit]) -> SeriesSplit:
         targets={name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
         numbers=np.concatenate([part.numbers for part in parts]),
         files=tuple(part.files[0] for part in parts),
-        form=parts[0].form,
+        title_format=parts[0].title_format,
         file=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
     )
 
 
 def number_stretches(values: npt.NDArray[Any]) -> Groups:
-    """Return the number of each window's stretch, shape (N,): windows that share rows, directly or through others, have one.
+    """Number the stretches of windows that share rows, directly or through others; the stretch of each window, shape (N,).
 
-    On both sides of a split such windows, as sliding ones over one recording are, give the answer away.
+    Such windows, as those that slide over one recording, would give the answer away if they were on both sides of a split.
 
     Args:
         values: windows of shape (N, T, channels).
@@ -156,25 +158,27 @@ def number_stretches(values: npt.NDArray[Any]) -> Groups:
     weights = np.random.default_rng(0).normal(size=(PLACE_ROWS, values.shape[2]))
     places = length - PLACE_ROWS + 1
     hashes = np.zeros((count, places))
-    changing = np.ones((count, places), np.bool_)
+    is_changing = np.ones((count, places), np.bool_)
     for row in range(PLACE_ROWS):
-        part = values[:, row : row + places].astype(np.float64)
-        # Channel by channel: the sum is the same wherever in the window the row lies.
+        shifted_rows = values[:, row : row + places].astype(np.float64)
+        # Channels are added one by one, so that rounding does not depend on where in the window the row is.
         for channel in range(values.shape[2]):
-            hashes += part[:, :, channel] * weights[row, channel]
+            hashes += shifted_rows[:, :, channel] * weights[row, channel]
         if row:
-            changing &= (part != values[:, row - 1 : row - 1 + places]).any(axis=2)
-    windows = np.broadcast_to(np.arange(count)[:, None], hashes.shape)[changing]
-    row_hashes = hashes[changing]
-    # The same places of each window are left out, so that equal ones still meet.
+            is_changing &= (shifted_rows != values[:, row - 1 : row - 1 + places]).any(axis=2)
+    window_of_place = np.broadcast_to(np.arange(count)[:, None], hashes.shape)[is_changing]
+    row_hashes = hashes[is_changing]
+    # Places are chosen by their hash, so that equal places are either all chosen or all left out.
     if len(row_hashes) > MAX_PLACES:
-        mixed = row_hashes.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        is_sampled = mixed <= np.partition(mixed, MAX_PLACES)[MAX_PLACES]
-        windows, row_hashes = windows[is_sampled], row_hashes[is_sampled]
+        mixed_hashes = row_hashes.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        is_sampled = mixed_hashes <= np.partition(mixed_hashes, MAX_PLACES)[MAX_PLACES]
+        window_of_place, row_hashes = window_of_place[is_sampled], row_hashes[is_sampled]
     # Windows with equal hashes are joined, and so are those that they share rows with.
     order = np.argsort(row_hashes, kind="stable")
-    same = row_hashes[order][1:] == row_hashes[order][:-1]
-    pairs = np.unique(np.stack([windows[order][:-1][same], windows[order][1:][same]], axis=1), axis=0)
+    is_same_hash = row_hashes[order][1:] == row_hashes[order][:-1]
+    pairs = np.unique(
+        np.stack([window_of_place[order][:-1][is_same_hash], window_of_place[order][1:][is_same_hash]], axis=1), axis=0
+    )
     for one, two in pairs.tolist():
         first, second = sorted((_root(parents, one), _root(parents, two)))
         parents[second] = first
@@ -182,7 +186,7 @@ def number_stretches(values: npt.NDArray[Any]) -> Groups:
 
 
 def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
-    """A note on the windows of a file of its own that share rows with training windows, directly or through others.
+    """A note on windows of a validation file that share rows with training windows, directly or through others.
 
     Args:
         training: windows of shape (N, T, channels).
@@ -199,7 +203,7 @@ def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) ->
 
 
 def _root(parents: npt.NDArray[np.int64], window: int) -> int:
-    """Return the window that stands for the stretch of a window, and shorten the way to it."""
+    """Find the window that represents the stretch of a window, and shorten the path to it."""
     while parents[window] != window:
         parents[window] = parents[parents[window]]
         window = int(parents[window])

@@ -187,7 +187,7 @@ def _chunks(file: ParquetSource, column: str) -> list[Any]:
 def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
     """The error for a Parquet shard that pyarrow refuses."""
     if isinstance(error, MemoryError):
-        return decoded_size.describe_too_large(f"shard {shard.address} does not fit into memory", key)
+        return decoded_size.too_large_error(f"shard {shard.address} does not fit into memory", key)
     return DataError(
         f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
         "complete Parquet files with the same columns",

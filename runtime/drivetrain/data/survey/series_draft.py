@@ -53,13 +53,13 @@ class TimedRows:
     @property
     def is_regular(self) -> bool:
         """Whether most time steps are equal."""
-        steps = np.diff(self.order.times)[~self.order.breaks(None)[1:]]
+        steps = np.diff(self.order.times)[~self.order.find_breaks(None)[1:]]
         return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR_SHARE
 
     def are_steady(self, labels: npt.NDArray[np.int64]) -> bool:
         """Whether labels persist from row to row more often than by chance."""
         sorted_labels = labels[self.order.rows]
-        follows_row = ~self.order.breaks(None)[1:]
+        follows_row = ~self.order.find_breaks(None)[1:]
         persistence = float((sorted_labels[1:] == sorted_labels[:-1])[follows_row].mean()) if follows_row.any() else 0.0
         chance = float(((np.bincount(sorted_labels + 1) / len(sorted_labels)) ** 2).sum())
         return persistence >= chance + STEADY_SHARE * (1 - chance)
@@ -72,7 +72,7 @@ class TimedRows:
         """
         times = self.order.times
         is_validation = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
-        breaks = self.order.breaks(None)
+        breaks = self.order.find_breaks(None)
         breaks[1:] |= is_validation[1:] != is_validation[:-1]
         starts = np.flatnonzero(breaks)
         lengths = np.diff(np.append(starts, len(times)))
@@ -171,7 +171,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
         candidates = list(_find_groups(request, sample, time))
         for index, group in enumerate(candidates):
             try:
-                order, _ = timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
+                order, _ = timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
             except DataError:
                 continue
             other_times = tuple(
@@ -186,7 +186,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
 def _has_unique_times(sample: TableSample, time: str, group: str, form: str | None) -> bool:
     """Whether each time occurs once in each series of a group column."""
     try:
-        timestamps.read(sample.table, time, group, sample.path, KEY, None, form)
+        timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
     except DataError:
         return False
     return True
@@ -204,7 +204,7 @@ def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     for column in sample.columns.values():
         texts = column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
         # Where day and month cannot be told apart, the user has to say which is which.
-        if (form := text_column.date_form(texts)) and " or " not in form:
+        if (form := text_column.guess_date_format(texts)) and " or " not in form:
             yield column.name, form
 
 

@@ -206,7 +206,7 @@ def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) 
         return "the index of a pandas data frame", False
     try:
         # Any other name does for the target.
-        column_roles.roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
+        column_roles.assign_roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
     except DataError:
         pass
     else:

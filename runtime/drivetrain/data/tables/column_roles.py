@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 NOTED_NUMBER_SHARE = 0.5
-"""A note says that a text column with at least this share of numbers is a category."""
-
-
-_PANDAS = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
-"""Names that pandas gives to an index without one, in Parquet and in CSV."""
+"""A note names text columns that are read as categories although at least this share of their cells are numbers."""
+_INDEX_NAME = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
+"""Names of columns that pandas writes for an index without a name, in Parquet and in CSV."""
 
 
 @dataclass
 class Roles:
-    """Column names, in the order of the file."""
+    """Names of the numeric and the categorical columns, each in the order of the file."""
 
     numeric: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
@@ -51,8 +49,8 @@ class Roles:
         ]
 
 
-def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
-    """The role of each column of a training table: as the job says, else by its type.
+def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
+    """Decide the role of each column of a training table: as the job says, else by its type.
 
     Args:
         table: a pyarrow table without ignored columns.
@@ -62,8 +60,10 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
     Raises:
         DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.
     """
-    column_roles, from_dates = Roles(), DateFeatures(data.dates).names
-    index = set(find_index_columns(table)).difference(data.features or (), data.numeric or (), data.categorical or ())
+    roles, from_dates = Roles(), DateFeatures(data.dates).names
+    index_columns = set(find_index_columns(table)).difference(
+        data.features or (), data.numeric or (), data.categorical or ()
+    )
     for name in table.column_names:
         if (
             name in data.target
@@ -71,101 +71,105 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
             or (data.features and name not in data.features and name not in from_dates)
         ):
             continue
-        if name in index:
-            column_roles.remarks.append(
+        if name in index_columns:
+            roles.remarks.append(
                 f'"{name}" is the index of a pandas data frame, so it is no feature; data.numeric or data.categorical can make it one'
             )
             continue
         column = table[name]
         if name in from_dates:
-            column_roles.numeric.append(name)
+            roles.numeric.append(name)
         elif name in (data.numeric or ()):
             column_values.check_kind(column, name, "data.numeric", source)
-            column_roles.numeric.append(name)
-            column_roles.remarks += _list_marks(column, name)
+            roles.numeric.append(name)
+            roles.remarks += _note_missing_marks(column, name)
         elif name in (data.categorical or ()):
             column_values.check_kind(column, name, "data.categorical", source, dates=True)
-            column_roles.categorical.append(name)
+            roles.categorical.append(name)
         elif column_values.kind(column) == "text":
             _check_text(column, name, source)
-            column_roles.categorical.append(name)
-            column_roles.remarks += _list_numbers(column, name)
+            roles.categorical.append(name)
+            roles.remarks += _note_numbers(column, name)
         else:
-            _check_other(column, name, source)
-            column_roles.numeric.append(name)
-    if not column_roles.numeric and not column_roles.categorical:
+            _check_not_text(column, name, source)
+            roles.numeric.append(name)
+    if not roles.numeric and not roles.categorical:
         raise DataError(
             f"data.features: {source} has no columns to predict from",
             "at least one feature column",
             "add columns, or remove some from data.ignore",
         )
-    return column_roles
+    return roles
 
 
 def find_index_columns(table: pyarrow.Table) -> list[str]:
-    """The columns of a table that were the index of a pandas data frame."""
+    """The columns of a table that are the index of a pandas data frame, by its metadata or by their names."""
     try:
-        described = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
+        pandas_columns = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
     except (KeyError, TypeError, ValueError, RecursionError):
-        described = []
-    index_names = {name for name in described if isinstance(name, str)} if isinstance(described, list) else set()
-    return [name for name in table.column_names if name in index_names or _PANDAS.fullmatch(name)]
+        pandas_columns = []
+    index_names = (
+        {name for name in pandas_columns if isinstance(name, str)} if isinstance(pandas_columns, list) else set()
+    )
+    return [name for name in table.column_names if name in index_names or _INDEX_NAME.fullmatch(name)]
 
 
-def _list_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
-    """A note on the marks for no value in a text column that is read as numbers."""
+def _note_missing_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on cells such as `n/a` that stand for no value, in a text column that is read as numbers."""
     counts = number_marks.count_marks(column_values.texts(column)) if column_values.kind(column) == "text" else {}
     return [number_marks.list_marks(name, counts)] if counts else []
 
 
-def _list_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
-    """A note on a column of categories of which most cells are numbers."""
+def _note_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
+    """A note on a categorical column if most of its cells are numbers."""
     from pyarrow import compute
 
-    trimmed = column_values.texts(column).drop_null()
-    numbers = number_marks.find_numbers(trimmed)
-    share = float(np.mean(numbers.to_numpy(zero_copy_only=False))) if len(trimmed) else 0.0
-    if share < NOTED_NUMBER_SHARE:
+    texts = column_values.texts(column).drop_null()
+    is_number = number_marks.find_numbers(texts)
+    number_share = float(np.mean(is_number.to_numpy(zero_copy_only=False))) if len(texts) else 0.0
+    if number_share < NOTED_NUMBER_SHARE:
         return []
-    not_numbers = compute.value_counts(trimmed.filter(compute.invert(numbers))).to_pylist()
+    not_numbers = compute.value_counts(texts.filter(compute.invert(is_number))).to_pylist()
     not_numbers.sort(key=lambda row: -row["counts"])
-    names = [f"`{printable(row['values'], 40)}` ({row['counts']:,})" for row in not_numbers]
-    reason = f"the others are {list_names(names, 3)}" if names else "in different forms or units"
+    listed_values = [f"`{printable(row['values'], 40)}` ({row['counts']:,})" for row in not_numbers]
+    reason = f"the others are {list_names(listed_values, 3)}" if listed_values else "in different forms or units"
     return [
-        f'"{name}" is a category, although {share:.0%} of its cells are numbers; {reason}; data.missing names cells '
+        f'"{name}" is a category, although {number_share:.0%} of its cells are numbers; {reason}; data.missing names cells '
         f"without a value, data.numeric: [{name}] leaves out the rows with other cells"
     ]
 
 
 def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
-    """Refuse text that is mostly numbers, and text with a different value in nearly every row."""
+    """Refuse a text column that is mostly numbers, or has a different value in nearly every row."""
     from pyarrow import array, string
 
-    trimmed = column_values.texts(column)
-    present = len(trimmed) - trimmed.null_count
-    different = column_values.different(trimmed)
-    # Most text columns have few distinct values and no numbers, which is quick to check.
-    if not np.isnan(column_values.numbers(array(set(different).difference(column_values.TRUTH), string()))[0]).all():
-        _check_spoilt(column, name, source, present)
-    text_column.check_distinct(different, present, name, source)
+    texts = column_values.texts(column)
+    filled_count = len(texts) - texts.null_count
+    distinct_texts = column_values.different(texts)
+    # Most text columns have few distinct values and no numbers, so only columns with a number are read in full.
+    if not np.isnan(
+        column_values.numbers(array(set(distinct_texts).difference(column_values.TRUTH), string()))[0]
+    ).all():
+        _check_mostly_numbers(column, name, source, filled_count)
+    text_column.check_distinct(distinct_texts, filled_count, name, source)
 
 
-def _check_spoilt(column: pyarrow.ChunkedArray, name: str, source: str, present: int) -> None:
-    """Refuse text that is mostly numbers."""
+def _check_mostly_numbers(column: pyarrow.ChunkedArray, name: str, source: str, filled_count: int) -> None:
+    """Refuse a text column that is mostly numbers, and name the first cell that is not."""
     values, not_numbers = column_values.numbers(column)
-    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * present:
+    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled_count:
         return
-    wrong, row = int(not_numbers.sum()), int(not_numbers.argmax())
-    first = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
-    raise text_column.spoilt(name, source, wrong, first)
+    text_count, row = int(not_numbers.sum()), int(not_numbers.argmax())
+    first_text = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
+    raise text_column.mixed_numbers_error(name, source, text_count, first_text)
 
 
-def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
-    """Refuse dates, lists and the like, and integers that only count the rows."""
+def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
+    """Refuse a column of dates, lists and the like, and integers that only count the rows."""
     from pyarrow import types
 
     if column_values.kind(column) == "time":
-        raise text_column.dates(name, source, str(column.type))
+        raise text_column.date_column_error(name, source, str(column.type))
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
         values, _ = column_values.numbers(column)

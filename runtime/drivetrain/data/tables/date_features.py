@@ -1,4 +1,4 @@
-"""Replaces columns of dates by numbers, by the rule of the job: year, month, weekday and so on."""
+"""Replaces columns of dates by numbers such as year, month and weekday, as the job says for each column."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from drivetrain.data.formats import column_values, row_lines
 from drivetrain.errors import DataError
 
 _TWO_DIGIT_YEAR = re.compile(r"%[yDxcg]")
-"""40 is 1940 in dates of birth and 2040 in dates of expiry, and strptime always takes the second."""
+"""Directives of strptime for years of two digits. 40 is 1940 in dates of birth and 2040 in dates of expiry, but strptime
+always reads 2040.
+"""
 DAY_MICROSECONDS = 86_400_000_000
-"""Microseconds."""
 POSIX_YEAR = 1969
-"""First of the years that two digits stand for, if they tell no other: 69 is 1969, and 68 is 2068."""
+"""First of the hundred years that two digits stand for by default: 69 is 1969, and 68 is 2068."""
 
 
 def has_two_digit_years(form: str | None) -> bool:
@@ -28,7 +29,7 @@ def has_two_digit_years(form: str | None) -> bool:
 
 
 def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, option: str) -> None:
-    """Check that no date is later than this year, for it may be one of the last century.
+    """Check that no date with a year of two digits is later than this year, since it may be of the last century.
 
     Args:
         texts: the cells, a pyarrow array.
@@ -39,7 +40,7 @@ def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, op
         option: the spec key that says what two digits stand for; empty if there is none.
 
     Raises:
-        DataError: if one is.
+        DataError: if a date is later than this year.
     """
     from pyarrow import array, compute
 
@@ -60,67 +61,74 @@ def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, op
 
 
 def shift_centuries(times: Any, first_year: int) -> tuple[Any, column_values.Mask]:
-    """The dates in the hundred years that begin with `first_year`, and a mask of those that are none there: 1900 had no
-    29 February.
+    """Move dates by centuries into the hundred years that begin with `first_year`.
+
+    Returns:
+        The dates, null where there is none, and a mask of those that do not exist there: 1900 had no 29 February.
     """
     from pyarrow import array, compute
 
     valid = times.is_valid().to_numpy(zero_copy_only=False)
     years = compute.fill_null(compute.year(times), first_year).to_numpy(zero_copy_only=False)
-    months = 12 * (first_year + (years - first_year) % 100 - years)
-    filled = compute.fill_null(times.cast("timestamp[us]"), 0).to_numpy(zero_copy_only=False)
-    begins = filled.astype("datetime64[M]")
-    moved = (begins + months.astype("timedelta64[M]")).astype("datetime64[us]") + (filled - begins)
-    wrong = valid & (moved.astype("datetime64[M]") != begins + months.astype("timedelta64[M]"))
-    shifted = array(moved, mask=~valid | wrong).cast(times.type)
-    return shifted, np.asarray(wrong, np.bool_)
+    month_offsets = 12 * (first_year + (years - first_year) % 100 - years)
+    microseconds = compute.fill_null(times.cast("timestamp[us]"), 0).to_numpy(zero_copy_only=False)
+    month_starts = microseconds.astype("datetime64[M]")
+    shifted_times = (month_starts + month_offsets.astype("timedelta64[M]")).astype("datetime64[us]") + (
+        microseconds - month_starts
+    )
+    is_wrong = valid & (shifted_times.astype("datetime64[M]") != month_starts + month_offsets.astype("timedelta64[M]"))
+    shifted = array(shifted_times, mask=~valid | is_wrong).cast(times.type)
+    return shifted, np.asarray(is_wrong, np.bool_)
 
 
 @dataclass(frozen=True)
 class DateFeatures:
-    """Which numbers are made of which columns."""
+    """The rule by which columns of dates are replaced by columns of numbers."""
 
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The parts of each column, in the words of the spec."""
+    """The parts to extract from each column of dates, such as `month`, as the spec writes them."""
     form: str | None = None
-    """Form of dates that are text, as in strptime."""
+    """Format of dates that are text, as in strptime; None if they are in ISO format or no text."""
     first_year: int | None = None
-    """What two digits of a year stand for: this year and the 99 after it; None: not said."""
+    """First of the hundred years that two digits stand for; None if the job does not say."""
     zones: dict[str, str] | None = field(default_factory=dict)
-    """The time zone in which the numbers of a column are, by column; empty for times without one. The first file that is
-    read decides, others follow. None: of a model that was stored without zones.
+    """The time zone of the numbers, by column of dates; an empty text for times without a zone. It is set from the first
+    file that is read, and later files are converted to it. None for a model that was stored without zones.
     """
 
     @property
     def names(self) -> list[str]:
-        """The columns of numbers: `since.month`."""
+        """Names of the columns of numbers, such as `since.month`."""
         return [f"{name}.{part}" for name, parts in self.parts.items() for part in parts]
 
-    def columns(self, names: Sequence[str]) -> list[str]:
-        """The columns of a file from which these columns are made."""
+    def list_source_columns(self, names: Sequence[str]) -> list[str]:
+        """The columns of a file that are needed for these columns, some of which are made of dates."""
         from_dates = set(self.names)
         return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
 
     def expand(self, table: Any, path: Path, key: str) -> tuple[Any, dict[int, str]]:
-        """The table with numbers in the place of its dates; int64, or double for `days`. And why rows have no date, by row.
+        """Replace the columns of dates by columns of numbers.
+
+        Returns:
+            The table, with int64 columns, or double for `days`; and the reasons why rows have no date, by row.
 
         Raises:
             DataError: if a column holds no dates; names `key`.
         """
-        odd: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name in self.parts:
-            times, wrong = self.times(table[name], name, path, key)
-            times = self._in_zone(times, name, path, key)
-            for row in np.flatnonzero(wrong).tolist():
+            times, is_wrong = self.read_times(table[name], name, path, key)
+            times = self._convert_zone(times, name, path, key)
+            for row in np.flatnonzero(is_wrong).tolist():
                 reason = f"{name} is {column_values.format_cell(table[name], row)}, no date"
-                odd[row] = f"{odd[row]}; {reason}" if row in odd else reason
+                reasons[row] = f"{reasons[row]}; {reason}" if row in reasons else reason
             for part in self.parts[name]:
-                table = table.append_column(f"{name}.{part}", _part(times, part))
+                table = table.append_column(f"{name}.{part}", _extract_part(times, part))
             table = table.drop_columns([name])
-        return table, odd
+        return table, reasons
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values, from which `from_json` rebuilds the rule; empty without one."""
+        """Plain JSON values from which `from_json` rebuilds the rule; empty if there are no dates."""
         if not self.parts:
             return {}
         rule: dict[str, object] = {
@@ -141,24 +149,25 @@ class DateFeatures:
             if zone
         ]
 
-    def times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
-        """A column as timestamps, null where it is empty or no date, and a mask of the cells that are no date.
+    def read_times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
+        """Read a column as timestamps, null where a cell is empty or no date, and a mask of the cells that are no date.
 
         Raises:
             DataError: if most cells are no dates; names `key`.
         """
         from pyarrow import array, compute, timestamp, types
 
-        wrong = np.zeros(len(column), np.bool_)
+        is_wrong = np.zeros(len(column), np.bool_)
         kind = column_values.kind(column)
-        if kind == "text" and self.form is None and (read := column_values.read_times(column)):
-            column, wrong = read
+        iso_times = column_values.read_times(column) if kind == "text" and self.form is None else None
+        if iso_times:
+            column, is_wrong = iso_times
         if types.is_date(column.type):
-            return compute.cast(column, timestamp("us")), wrong
+            return compute.cast(column, timestamp("us")), is_wrong
         if types.is_timestamp(column.type):
-            return compute.cast(column, timestamp("us", column.type.tz), safe=False), wrong
+            return compute.cast(column, timestamp("us", column.type.tz), safe=False), is_wrong
         if kind == "nothing":
-            return compute.cast(column, timestamp("us")), wrong
+            return compute.cast(column, timestamp("us")), is_wrong
         if kind != "text" or self.form is None:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             row = column_values.find_first_no_time(column) if kind == "text" else row
@@ -169,25 +178,25 @@ class DateFeatures:
             )
         texts = column_values.texts(column)
         times = compute.strptime(texts, self.form, "us", error_is_null=True)
-        wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
-        wrong |= self._impossible(texts, times)
+        is_wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
+        is_wrong |= self._find_impossible(texts, times)
         if has_two_digit_years(self.form):
             if self.first_year is None:
                 check_not_future(texts, times, name, path, key, "data.first_year" if self.parts else "")
-            times, moved = shift_centuries(times, self.first_year or POSIX_YEAR)
-            wrong |= moved
-        if wrong.sum() > column_values.TIMES_SHARE * (len(texts) - texts.null_count):
-            row = int(wrong.argmax())
+            times, is_shifted_wrong = shift_centuries(times, self.first_year or POSIX_YEAR)
+            is_wrong |= is_shifted_wrong
+        if is_wrong.sum() > column_values.TIMES_SHARE * (len(texts) - texts.null_count):
+            row = int(is_wrong.argmax())
             raise DataError(
-                f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
+                f'{key}: {int(is_wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
                 f"{row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}",
                 "one form for all dates, in data.date_format",
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )
-        return compute.if_else(array(wrong), None, times), wrong
+        return compute.if_else(array(is_wrong), None, times), is_wrong
 
-    def _in_zone(self, times: Any, name: str, path: Path, key: str) -> Any:
-        """The times in the zone of the column.
+    def _convert_zone(self, times: Any, name: str, path: Path, key: str) -> Any:
+        """Convert times to the zone of their column, which is set to that of the times if this is the first file.
 
         Raises:
             DataError: if they have a zone and the column has none, or the other way round; or if the zone is not known here.
@@ -197,41 +206,44 @@ class DateFeatures:
         if self.zones is None or times.null_count == len(times):
             return times
         zone = times.type.tz or ""
-        first = self.zones.setdefault(name, zone)
-        if bool(first) != bool(zone):
+        training_zone = self.zones.setdefault(name, zone)
+        if bool(training_zone) != bool(zone):
             row = int(np.argmax(times.is_valid().to_numpy(zero_copy_only=False)))
-            form, first_form = (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {first}")
+            form, training_form = (
+                (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {training_zone}")
+            )
             raise DataError(
-                f'{key}: times of column "{name}" of {path} are {form}, and those of the training data {first_form}: '
+                f'{key}: times of column "{name}" of {path} are {form}, and those of the training data {training_form}: '
                 f"{row_lines.place(path, row + 1)} has `{times[row].as_py()}`",
                 "times as in the training data, all with a zone or all without",
                 "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
             )
         try:
-            times = compute.cast(times, timestamp("us", first or None))
-            compute.hour(times.slice(0, 1))
+            times = compute.cast(times, timestamp("us", training_zone or None))
+            compute.hour(times.slice(0, 1))  # raises for an unknown zone, which the cast does not
         except ArrowInvalid:
             raise DataError(
-                f'{key}: column "{name}" of {path} is in the time zone {first}, which this machine does not know',
+                f'{key}: column "{name}" of {path} is in the time zone {training_zone}, which this machine does not know',
                 "a zone of its database, such as UTC or Europe/Madrid",
                 "install tzdata, or write the times in UTC",
             ) from None
         return times
 
-    def _impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which texts pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""
+    def _find_impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """A mask of texts that pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""
         from pyarrow import array, compute
 
         assert self.form is not None
-        early = compute.fill_null(compute.less(compute.year(times), 1000), False)
-        moved = compute.fill_null(compute.less_equal(compute.day(times), 3), False)
+        is_before_1000 = compute.fill_null(compute.less(compute.year(times), 1000), False)
+        is_month_start = compute.fill_null(compute.less_equal(compute.day(times), 3), False)
+        # A day beyond the end of a month becomes one of the first three of the next; only these texts are parsed again.
         impossible = []
-        for text in compute.unique(texts.filter(moved)).to_pylist():
+        for text in compute.unique(texts.filter(is_month_start)).to_pylist():
             try:
                 datetime.strptime(text, self.form)
             except ValueError:
                 impossible.append(text)
-        is_impossible = compute.or_(early, compute.is_in(texts, array(impossible, texts.type)))
+        is_impossible = compute.or_(is_before_1000, compute.is_in(texts, array(impossible, texts.type)))
         return np.asarray(is_impossible.to_numpy(zero_copy_only=False), np.bool_)
 
 
@@ -246,14 +258,15 @@ def from_json(stored: Mapping[str, Any]) -> DateFeatures:
     )
 
 
-def _part(times: Any, part: str) -> Any:
+def _extract_part(times: Any, part: str) -> Any:
+    """A part of each time as a pyarrow array; `days` are the days since 1970, with a fraction."""
     from pyarrow import compute, float64, int64
 
     if part == "days":
         return compute.divide(
             compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY_MICROSECONDS)
         )
-    read = {
+    extractors = {
         "year": compute.year,
         "month": compute.month,
         "day": compute.day,
@@ -261,4 +274,4 @@ def _part(times: Any, part: str) -> Any:
         "hour": compute.hour,
         "minute": compute.minute,
     }
-    return read[part](times)
+    return extractors[part](times)

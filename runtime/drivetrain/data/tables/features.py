@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_COMPARED_ROWS = 100_000
-"""Rows whose numbers are compared before and after scaling."""
+"""Number of rows whose values are compared before and after scaling."""
 MAX_MERGED_SHARE = 0.5
-"""Share of the different numbers that must remain different once they are scaled."""
+"""A note is given if no more than this share of the distinct numbers is still distinct after scaling."""
 MAX_DEVIATIONS = 1e6
 """New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
@@ -49,26 +49,26 @@ class Number:
     """Bounds of bins of equally many training rows, scaled and ascending; empty if the number is not embedded."""
 
     def describe_distant(self, values: column_values.Numbers) -> list[str]:
-        """A note on values that are farther from those of the training rows than these are from each other."""
+        """A note on values that are farther from the range of the training rows than that range is wide."""
         if not self.edges:
             return []
-        low, high = (edge * self.std + self.mean for edge in (self.edges[0], self.edges[-1]))
-        distances = np.maximum(low - values, values - high)
-        distant = np.flatnonzero(distances > high - low)
+        lowest_edge, highest_edge = (edge * self.std + self.mean for edge in (self.edges[0], self.edges[-1]))
+        distances = np.maximum(lowest_edge - values, values - highest_edge)
+        distant = np.flatnonzero(distances > highest_edge - lowest_edge)
         if not len(distant):
             return []
         farthest = values[distant[np.argmax(distances[distant])]]
         return [
-            f"{self.name} is far from the {low:.4g} to {high:.4g} of the training rows in {len(distant):,} rows, such as "
+            f"{self.name} is far from the {lowest_edge:.4g} to {highest_edge:.4g} of the training rows in {len(distant):,} rows, such as "
             f"{farthest:g}: what is predicted there is a guess"
         ]
 
-    def scaled(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
-        """One or two arrays of shape (N,)."""
-        absent = np.isnan(values)
-        filled = np.where(absent, self.median, values) if absent.any() else values
+    def scale(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
+        """Scale numbers (N,), and mark missing ones if training rows have some: one or two arrays of shape (N,)."""
+        is_missing = np.isnan(values)
+        filled = np.where(is_missing, self.median, values) if is_missing.any() else values
         scaled = np.clip((filled - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS).astype(np.float32)
-        return [scaled, absent.astype(np.float32)] if self.missing else [scaled]
+        return [scaled, is_missing.astype(np.float32)] if self.missing else [scaled]
 
 
 @dataclass(frozen=True)
@@ -85,28 +85,28 @@ class Category:
         """Number of indices, including that of unknown categories."""
         return 1 + self.missing + len(self.values)
 
-    def places(self, column: pyarrow.ChunkedArray) -> npt.NDArray[np.int32]:
-        """Indices of stripped texts, shape (N,)."""
+    def index_cells(self, column: pyarrow.ChunkedArray) -> npt.NDArray[np.int32]:
+        """The index of the category of each stripped text, shape (N,)."""
         positions = column_values.positions(column, self.values)
-        places = np.where(positions >= 0, positions + 1 + self.missing, 0).astype(np.int32)
+        indices = np.where(positions >= 0, positions + 1 + self.missing, 0).astype(np.int32)
         if self.missing and column.null_count:
-            places[column.is_null().to_numpy(zero_copy_only=False)] = 1
-        return places
+            indices[column.is_null().to_numpy(zero_copy_only=False)] = 1
+        return indices
 
 
 @dataclass(frozen=True)
 class Features:
-    """All columns that the network uses."""
+    """All columns that the network uses, each with what converts its cells."""
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
     dates: DateFeatures = field(default_factory=DateFeatures)
-    """How numbers are made of dates before anything else."""
+    """The rule by which dates become columns of numbers, which comes first."""
 
     @property
     def file_columns(self) -> list[str]:
-        """Names of the columns of a file that they are made from."""
-        return self.dates.columns(self.names)
+        """Names of the columns of a file from which the features are made."""
+        return self.dates.list_source_columns(self.names)
 
     @property
     def width(self) -> int:
@@ -116,7 +116,12 @@ class Features:
     @property
     def edges(self) -> list[list[float]]:
         """Bounds of the bins of each number of a row; a missing-value indicator has none."""
-        return [list(edges) for number in self.numbers for edges in (number.edges, ())[: 1 + number.missing]]
+        per_input = []
+        for number in self.numbers:
+            per_input.append(list(number.edges))
+            if number.missing:
+                per_input.append([])
+        return per_input
 
     @property
     def sizes(self) -> list[int]:
@@ -129,15 +134,19 @@ class Features:
         return [*(number.name for number in self.numbers), *(category.name for category in self.categories)]
 
     def roles(self) -> Roles:
-        """The kind of each column, which the file of a job that starts from this run may seem to contradict."""
+        """The role of each column in this run, which applies to a job that starts from it, whatever its file looks like."""
         return Roles([number.name for number in self.numbers], [category.name for category in self.categories])
 
-    def tensors(self, table: pyarrow.Table) -> Inputs:
-        """A table's rows: numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
-        rows = (row for number in self.numbers for row in number.scaled(column_values.numbers(table[number.name])[0]))
-        places = (category.places(column_values.texts(table[category.name])) for category in self.categories)
-        shapes = ((rows, self.width, np.float32), (places, len(self.categories), np.int32))
-        return tuple(_by_row(columns, count, len(table), kind) for columns, count, kind in shapes if count)
+    def to_tensors(self, table: pyarrow.Table) -> Inputs:
+        """Convert a table to numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        number_columns = (
+            row for number in self.numbers for row in number.scale(column_values.numbers(table[number.name])[0])
+        )
+        category_columns = (
+            category.index_cells(column_values.texts(table[category.name])) for category in self.categories
+        )
+        shapes = ((number_columns, self.width, np.float32), (category_columns, len(self.categories), np.int32))
+        return tuple(_stack_by_row(columns, count, len(table), dtype) for columns, count, dtype in shapes if count)
 
     def notes(self, table: pyarrow.Table, source: str) -> list[str]:
         """Notes on empty cells, on categories that the training rows did not have, and on numbers far from theirs."""
@@ -181,17 +190,17 @@ def from_json(data: Mapping[str, Any]) -> Features:
     return Features(tuple(numbers), tuple(categories), date_features.from_json(data))
 
 
-def fit(
+def fit_features(
     table: pyarrow.Table, roles: Roles, rows: Ids, dates: DateFeatures, bins: int = 0
 ) -> tuple[Features, list[str]]:
-    """Compute the features of a training table.
+    """Choose the features of a training table and compute their statistics.
 
     Args:
         table: all rows.
         roles: the kind of each column.
         rows: the training rows, from which all statistics are computed.
         dates: how numbers were made of dates.
-        bins: of each number, with equally many training rows; 0 for none.
+        bins: number of bins of each numeric column, with equally many training rows; 0 for none.
 
     Returns:
         The features, and notes: on each column that is dropped because its value is constant, and on categories that
@@ -200,7 +209,7 @@ def fit(
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
         values = column_values.numbers(table[name])[0][rows]
-        number = _number(name, values, bins)
+        number = _fit_number(name, values, bins)
         numbers += [number] if number else []
         notes += (
             _describe_merged(number, values)
@@ -208,7 +217,7 @@ def fit(
             else [f"{name} is constant in the training rows, so it is not used"]
         )
     for name in roles.categorical:
-        category = _category(name, column_values.texts(table[name]).take(rows))
+        category = _fit_category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
         notes += (
             note_similar_names(name, category.values)
@@ -218,22 +227,23 @@ def fit(
     return Features(tuple(numbers), tuple(categories), dates), notes
 
 
-def _number(name: str, values: column_values.Numbers, bins: int) -> Number | None:
-    absent = np.isnan(values)
-    missing = bool(absent.any())
-    present = values[~absent] if missing else values
-    if not len(present) or (not missing and present.min() == present.max()):
+def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number | None:
+    """Statistics of a numeric column; None if it is constant or empty."""
+    is_missing = np.isnan(values)
+    has_missing = bool(is_missing.any())
+    present = values[~is_missing] if has_missing else values
+    if not len(present) or (not has_missing and present.min() == present.max()):
         return None
     # The mean of a million times 0.1 is not exactly 0.1, which would give a tiny standard deviation.
     spread = float(present.std()) if present.min() < present.max() else 0.0
-    number = Number(name, float(present.mean()), spread or 1.0, float(np.median(present)), missing)
-    return replace(number, edges=_edges(number.scaled(present)[0], bins)) if bins else number
+    number = Number(name, float(present.mean()), spread or 1.0, float(np.median(present)), has_missing)
+    return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
 
 
 def _describe_merged(number: Number, values: column_values.Numbers) -> list[str]:
-    """A note if numbers that differ are the same after scaling, beside a few that are far larger, such as -999999999."""
+    """A note if scaling makes many distinct numbers equal, because of a few huge ones such as -999999999."""
     present = values[~np.isnan(values)][:MAX_COMPARED_ROWS]
-    different, remaining = len(np.unique(present)), len(np.unique(number.scaled(present)[0]))
+    different, remaining = len(np.unique(present)), len(np.unique(number.scale(present)[0]))
     if remaining > MAX_MERGED_SHARE * different:
         return []
     return [
@@ -242,20 +252,21 @@ def _describe_merged(number: Number, values: column_values.Numbers) -> list[str]
     ]
 
 
-def _edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:
+def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:
     """Return the bounds of bins of equally many values; fewer where values come often, none if one bin is left."""
     edges = np.unique(np.quantile(scaled, np.linspace(0, 1, bins + 1), method="nearest"))
     return tuple(edges.tolist()) if len(edges) > 2 else ()
 
 
-def _category(name: str, column: pyarrow.ChunkedArray) -> Category | None:
-    values, missing = sort_class_names(column_values.different(column)), bool(column.null_count)
-    return Category(name, values, missing) if len(values) + missing > 1 and values else None
+def _fit_category(name: str, column: pyarrow.ChunkedArray) -> Category | None:
+    """The categories of a column; None if it is constant or empty."""
+    values, has_missing = sort_class_names(column_values.different(column)), bool(column.null_count)
+    return Category(name, values, has_missing) if len(values) + has_missing > 1 and values else None
 
 
-def _by_row(columns: Iterator[npt.NDArray[np.generic]], count: int, length: int, kind: type) -> Tensor:
-    """Shape (length, count), row-contiguous, since batches are gathered by row."""
-    matrix: npt.NDArray[Any] = np.empty((count, length), kind)
+def _stack_by_row(columns: Iterator[npt.NDArray[np.generic]], column_count: int, row_count: int, dtype: type) -> Tensor:
+    """Join columns of shape (row_count,) to a tensor (row_count, column_count), contiguous by row, as batches read it."""
+    matrix: npt.NDArray[Any] = np.empty((column_count, row_count), dtype)
     for index, column in enumerate(columns):
         matrix[index] = column
     return torch.from_numpy(matrix).t().contiguous()

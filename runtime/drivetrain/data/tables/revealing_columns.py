@@ -1,4 +1,4 @@
-"""Names columns that number the rows, or that tell the target by themselves: mostly leaks, now and then a discovery."""
+"""Notes columns that number the rows, or from which alone the target can be told: mostly leaks of the target."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ if TYPE_CHECKING:
     import pyarrow
 
 Groups = npt.NDArray[np.int64]
+"""The group or class of each row, from 0; shape (N,)."""
 MIN_ROWS = 20
-"""Rows from which on anything is said: fewer prove nothing."""
-LOOKED_AT = 20_000
-"""Rows by which columns are compared with the target."""
+"""Smallest number of training rows that is examined: fewer prove nothing."""
+MAX_COMPARED_ROWS = 20_000
+"""Number of rows by which columns are compared with the target."""
 NEIGHBOR_ROWS = 8
-"""Rows with similar numbers that are taken as equal, if most numbers differ."""
-LARGEST_COUNT = 20_000_000
-"""Cells of the largest table of counts, by group and class."""
-NEARLY_ALL = 0.98
-"""A column that explains this share of the target alone is named."""
+"""Number of rows with neighboring values that form a group, if most numbers of a column are distinct."""
+MAX_COUNT_CELLS = 20_000_000
+"""Largest number of cells in a table of counts by group and class; columns that need more are skipped."""
+MIN_EXPLAINED_SHARE = 0.98
+"""A column that alone explains at least this share of the target is named."""
 MAX_LISTED_COLUMNS = 5
 """Largest number of columns that are named for one reason."""
 
 
 @dataclass(frozen=True)
 class _Explanation:
+    """How well a column alone explains the target."""
+
     share: float
-    """Of the target: 0 for a column that says nothing, 1 for one that says all."""
-    words: str
+    """0 for a column that says nothing of the target, 1 for one that determines it."""
+    description: str
 
 
-def describe(
+def note_revealing(
     table: pyarrow.Table,
     roles: Roles,
     target: TargetColumn,
@@ -46,7 +49,7 @@ def describe(
     dates: list[str],
     remedy: str = "data.ignore: [{}]",
 ) -> list[str]:
-    """A line for each column that numbers the rows, and for each that tells the target by itself.
+    """A note on each column that numbers the rows, and on each from which alone the target can be told.
 
     Args:
         table: all rows.
@@ -54,36 +57,41 @@ def describe(
         target: the targets of all rows.
         rows: the training rows.
         dates: columns that are made of dates, which follow each other without being numbers of rows.
-        remedy: what leaves a column out, for messages.
+        remedy: setting that leaves a column out, for messages; {} stands for its name.
     """
     if len(rows) < MIN_ROWS:
         return []
-    looked_at = rows[:: -(-len(rows) // LOOKED_AT)]
-    sample = _read_targets(target, looked_at)
-    numbering, telling = [], []
+    sampled_rows = rows[:: -(-len(rows) // MAX_COMPARED_ROWS)]
+    sample = _read_targets(target, sampled_rows)
+    row_number_lines, target_lines = [], []
     for name in roles.names:
-        explanation = sample.explain(_group_rows(table, name, looked_at, name in roles.categorical))
-        if name not in dates and (ends := _find_row_numbers(table[name])):
-            numbering.append(
-                f'"{name}" is a number of the row, from {ends[0]:.0f} to {ends[1]:.0f}, and {explanation.words}; '
+        explanation = sample.explain(_group_rows(table, name, sampled_rows, name in roles.categorical))
+        if name not in dates and (smallest_and_largest := _find_row_numbers(table[name])):
+            row_number_lines.append(
+                f'"{name}" is a number of the row, from {smallest_and_largest[0]:.0f} to {smallest_and_largest[1]:.0f}, and {explanation.description}; '
                 f"{remedy.format(name)} leaves it out"
             )
-        elif explanation.share >= NEARLY_ALL:
-            telling.append(
-                f'"{name}" tells {sample.name} by itself: {explanation.words}; if it is known only when {sample.name} is, '
+        elif explanation.share >= MIN_EXPLAINED_SHARE:
+            target_lines.append(
+                f'"{name}" tells {sample.name} by itself: {explanation.description}; if it is known only when {sample.name} is, '
                 f"{'data.dates without it' if name in dates else remedy.format(name)} leaves it out"
             )
-    return [*_shorten(numbering, "number the rows"), *_shorten(telling, f"tell {sample.name} by themselves")]
+    return [
+        *_limit_lines(row_number_lines, "number the rows"),
+        *_limit_lines(target_lines, f"tell {sample.name} by themselves"),
+    ]
 
 
-def _shorten(lines: list[str], reason: str) -> list[str]:
-    over = len(lines) - MAX_LISTED_COLUMNS
-    return [*lines[:MAX_LISTED_COLUMNS], f"and {over:,} more columns {reason}"] if over > 0 else lines
+def _limit_lines(lines: list[str], reason: str) -> list[str]:
+    """The first lines, and one with the number of the others."""
+    hidden_count = len(lines) - MAX_LISTED_COLUMNS
+    return [*lines[:MAX_LISTED_COLUMNS], f"and {hidden_count:,} more columns {reason}"] if hidden_count > 0 else lines
 
 
 def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | None:
-    """The smallest and the largest number of a column of different whole numbers with few gaps: an index, in any order,
-    perhaps of the rows that are left of a larger table. None for other columns.
+    """The smallest and the largest number of a column that numbers the rows; None for other columns.
+
+    Such a column has distinct whole numbers with few gaps, in any order: the table may be a part of a larger one.
     """
     if column_values.kind(column) not in ("number", "text"):
         return None
@@ -95,10 +103,10 @@ def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | Non
     return (low, high) if is_integer and len(np.unique(values)) == len(values) else None
 
 
-def _group_rows(table: pyarrow.Table, name: str, rows: Ids, category: bool) -> Groups:
-    """The rows with the same category, the same number or, if most numbers differ, similar ones; from 0."""
+def _group_rows(table: pyarrow.Table, name: str, rows: Ids, is_category: bool) -> Groups:
+    """Group the rows by equal category, by equal number or, if most numbers are distinct, by similar ones."""
     column = table[name].take(rows)
-    if category:
+    if is_category:
         encoded = column_values.texts(column).combine_chunks().dictionary_encode(null_encoding="encode")
         return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
     values, _ = column_values.numbers(column)
@@ -112,7 +120,7 @@ def _group_rows(table: pyarrow.Table, name: str, rows: Ids, category: bool) -> G
 
 @dataclass(frozen=True)
 class _Sample:
-    """The targets of the rows that are looked at."""
+    """The targets of the rows by which columns are compared."""
 
     name: str
     classes: Groups | None
@@ -120,19 +128,21 @@ class _Sample:
     numbers: column_values.Numbers
 
     def explain(self, groups: Groups) -> _Explanation:
-        """What the other rows of its group say of a row's target."""
+        """How well the target of a row follows from the other rows of its group."""
         if self.classes is None:
             share = max(0.0, float(np.mean([_measure_variance(groups, column) for column in self.numbers.T])))
             return _Explanation(share, f"alone it explains {share:.1%} of the variance of {self.name}")
         accuracy = _measure_accuracy(groups, self.classes)
-        most = float(np.bincount(self.classes).max() / len(self.classes))
-        share = max(0.0, (accuracy - most) / (1 - most)) if most < 1 else 0.0
+        majority_share = float(np.bincount(self.classes).max() / len(self.classes))
+        share = max(0.0, (accuracy - majority_share) / (1 - majority_share)) if majority_share < 1 else 0.0
         return _Explanation(
-            share, f"alone it gives {accuracy:.0%} of the rows their {self.name} (the most frequent class: {most:.0%})"
+            share,
+            f"alone it gives {accuracy:.0%} of the rows their {self.name} (the most frequent class: {majority_share:.0%})",
         )
 
 
 def _read_targets(target: TargetColumn, rows: Ids) -> _Sample:
+    """The targets of some rows, with classes as numbers."""
     name = ", ".join(target.names)
     if target.texts is None:
         return _Sample(name, None, target.numbers[rows])
@@ -142,23 +152,29 @@ def _read_targets(target: TargetColumn, rows: Ids) -> _Sample:
 
 
 def _measure_accuracy(groups: Groups, classes: Groups) -> float:
-    """The share of rows whose class is the most frequent one among the other rows of their group."""
-    width, height = int(classes.max()) + 1, int(groups.max()) + 1
-    if width * height > LARGEST_COUNT:
+    """The share of rows whose class is the most frequent one among the other rows of their group; ties count half."""
+    class_count, group_count = int(classes.max()) + 1, int(groups.max()) + 1
+    if class_count * group_count > MAX_COUNT_CELLS:
         return 0.0
-    counts = np.bincount(groups * width + classes, minlength=width * height).reshape(height, width)
-    if width < 2:
+    counts = np.bincount(groups * class_count + classes, minlength=class_count * group_count).reshape(
+        group_count, class_count
+    )
+    if class_count < 2:
         return 1.0
-    second, first = np.partition(counts, width - 2, axis=1)[:, -2:].T
-    own_count = counts[groups, classes]
-    rival = np.where(own_count == first[groups], second[groups], first[groups])
-    return float((own_count - 1 > rival).mean() + 0.5 * (own_count - 1 == rival).mean())
+    second_counts, first_counts = np.partition(counts, class_count - 2, axis=1)[:, -2:].T
+    count_of_class = counts[groups, classes]
+    largest_other_count = np.where(count_of_class == first_counts[groups], second_counts[groups], first_counts[groups])
+    return float(
+        (count_of_class - 1 > largest_other_count).mean() + 0.5 * (count_of_class - 1 == largest_other_count).mean()
+    )
 
 
 def _measure_variance(groups: Groups, values: column_values.Numbers) -> float:
     """The share of the variance that the means of the other rows of each group explain."""
     counts, sums = np.bincount(groups), np.bincount(groups, values)
-    other_rows = counts[groups] - 1
-    guesses = np.where(other_rows > 0, (sums[groups] - values) / np.maximum(other_rows, 1), values.mean())
-    spread = float(((values - values.mean()) ** 2).sum())
-    return 1 - float(((values - guesses) ** 2).sum()) / spread if spread else 0.0
+    other_row_counts = counts[groups] - 1
+    predictions = np.where(
+        other_row_counts > 0, (sums[groups] - values) / np.maximum(other_row_counts, 1), values.mean()
+    )
+    total_squares = float(((values - values.mean()) ** 2).sum())
+    return 1 - float(((values - predictions) ** 2).sum()) / total_squares if total_squares else 0.0

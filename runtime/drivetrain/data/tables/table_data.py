@@ -19,7 +19,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import features, revealing_columns
-from drivetrain.data.tables.column_roles import Roles, roles
+from drivetrain.data.tables.column_roles import Roles, assign_roles
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Features
 from drivetrain.data.tables.table_rows import RowNames, divide_rows, find_usable, prepare_division, take_rows
@@ -61,7 +61,7 @@ class TableSplit:
 
     def title(self, index: int) -> str:
         """The row in its file."""
-        return self.titles.row(int(self.rows[index]))
+        return self.titles.describe_row(int(self.rows[index]))
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
     dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
     bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
-    table, column_roles, odd = _read_training_table(path, data, classes, dates, earlier, files)
+    table, column_roles, date_problems = _read_training_table(path, data, classes, dates, earlier, files)
     target = targets.read_targets(table, data.target, classes=classes, option="data.target", source=str(path))
-    rows, notes = find_usable(table, column_roles.numeric, target, odd, path, "data.train", data.bad_samples)
+    rows, notes = find_usable(table, column_roles.numeric, target, date_problems, path, "data.train", data.bad_samples)
     division = prepare_division(table, column_roles, target, rows, recorded)
     train_rows, validation_rows = divide_rows(job, target, rows, notes, table, division)
 
@@ -107,22 +107,22 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
 
     head = recorded.head("", compute_head) if recorded else compute_head()
     if earlier:
-        fitted, left_out = earlier, earlier.notes(take_rows(table, train_rows), path.name)
+        fitted, feature_notes = earlier, earlier.notes(take_rows(table, train_rows), path.name)
     else:
-        # A resumed run, too, fits: its notes are those of the first start, although its preprocessing is the recorded one.
-        fitted, left_out = features.fit(table, column_roles, train_rows, dates, bins)
+        # A resumed run fits too, for the same notes as at its start; the recorded features then replace the fitted ones.
+        fitted, feature_notes = features.fit_features(table, column_roles, train_rows, dates, bins)
     if recorded:
         fitted = features.from_json(recorded.preprocessing)
-    _check_varied(fitted, column_roles, path)
-    about = [
+    _check_any_feature(fitted, column_roles, path)
+    data_notes = [
         *column_roles.notes(),
         *dates.notes(),
         *note_similar_names(data.target[0], head.classes),
-        *revealing_columns.describe(table, column_roles, target, train_rows, dates.names),
+        *revealing_columns.note_revealing(table, column_roles, target, train_rows, dates.names),
         *notes,
-        *left_out,
+        *feature_notes,
     ]
-    train_part = _TablePart(path, "data.train", fitted.tensors(table), rows, target, about)
+    train_part = _TablePart(path, "data.train", fitted.to_tensors(table), rows, target, data_notes)
     train = train_part.split(train_rows, head)
     if isinstance(data.validation, str):
         validation, validation_notes = _read_validation(job, data.validation, classes, fitted, train, head, files)
@@ -130,7 +130,13 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         validation = train_part.split(validation_rows, head)
         validation_notes = fitted.notes(take_rows(table, validation_rows), "validation")
     counts = f"{len(train_rows):,} training and {len(validation):,} validation rows"
-    stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json(), **division.stored()}
+    stored = {
+        "kind": "table",
+        "target": list(data.target),
+        "classes": classes,
+        **fitted.to_json(),
+        **division.to_json(),
+    }
     return Dataset(
         train,
         validation,
@@ -138,34 +144,42 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         stored,
         keep_unchanged,
         mixable=not fitted.categories,
-        notes=[counts, *about, *validation_notes],
+        notes=[counts, *data_notes, *validation_notes],
     )
 
 
 def _read_training_table(
     path: Path, data: TableData, classes: bool, dates: DateFeatures, earlier: Features | None, files: CsvFiles
 ) -> tuple[Any, Roles, dict[int, str]]:
-    """Read the training file: its table with numbers for dates, the roles of its columns, and why rows have no date."""
-    table, odd = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
-    column_roles = earlier.roles() if earlier else roles(table, data, str(path))
-    if changed := files.rewritten.intersection(column_roles.categorical):
-        # New files, too, are read with the categories as written.
-        table, odd = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
-    return table, column_roles, odd
+    """Read the training file.
+
+    Returns:
+        The table, with numbers for dates; the roles of its columns; and the reasons why rows have no date, by row.
+    """
+    table, date_problems = dates.expand(_read_table(path, data, classes, earlier, files), path, "data.train")
+    column_roles = earlier.roles() if earlier else assign_roles(table, data, str(path))
+    if rewritten_categories := files.rewritten.intersection(column_roles.categorical):
+        # Categories that were read as numbers are read again as text, as they will be in new files.
+        table, date_problems = dates.expand(
+            _read_table(path, data, classes, earlier, files, rewritten_categories), path, "data.train"
+        )
+    return table, column_roles, date_problems
 
 
 def _read_validation(
     job: TableJob, name: str, classes: bool, fitted: Features, train: TableSplit, head: Head, files: CsvFiles
 ) -> tuple[TableSplit, list[str]]:
-    """Read a validation file, and note what was found in it, such as rows that are training rows too."""
-    part = _part(job.resolve(name), "data.validation", fitted, job.data.target, classes, job.data.bad_samples, files)
+    """Read a validation file; returns its rows, and notes such as on rows that are also in the training data."""
+    part = _read_part(
+        job.resolve(name), "data.validation", fitted, job.data.target, classes, job.data.bad_samples, files
+    )
     split = part.split(part.rows, head)
     shared = copies.note_shared(train.contents(), split.contents(), split.title, "validation rows")
     return split, [*part.notes, *shared]
 
 
-def _check_varied(fitted: Features, column_roles: Roles, path: Path) -> None:
-    """Refuse a table of which nothing is left to learn from."""
+def _check_any_feature(fitted: Features, column_roles: Roles, path: Path) -> None:
+    """Refuse a table whose features are all constant."""
     if not fitted.names:
         raise DataError(
             f"data.train: all {len(column_roles.names)} features of {path} are constant in the training rows",
@@ -199,10 +213,14 @@ def read(
     files = files or csv_dialect.of_model(preprocessing, {})
     fitted, head = features.from_json(preprocessing), heads[""]
     target_columns = preprocessing["target"] if labelled else ()
-    parts = [_part(path, "data", fitted, target_columns, preprocessing["classes"], budget, files) for path in paths]
+    parts = [
+        _read_part(path, "data", fitted, target_columns, preprocessing["classes"], budget, files) for path in paths
+    ]
     starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
-    inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))
+    inputs = tuple(
+        torch.cat(tensors_of_files) for tensors_of_files in zip(*(part.inputs for part in parts), strict=True)
+    )
     target_tensors: Targets = {}
     if labelled:
         target_tensors = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
@@ -215,7 +233,7 @@ def read(
     )
 
 
-def _table(
+def _read_table(
     path: Path,
     data: TableData,
     classes: bool,
@@ -223,12 +241,13 @@ def _table(
     files: CsvFiles,
     categories: Collection[str] = (),
 ) -> Any:
-    """The training table, with the columns that the job uses; those of an earlier run if it starts from one.
-    `categories`: columns to keep as text, beside those that the job names.
+    """Read the columns of the training file that the job uses, or those of the earlier run that it starts from.
+
+    `categories` are columns to read as text, in addition to those that the job names.
     """
     options = ("target", "features", "numeric", "categorical", "dates", "ignore")
     required = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
-    text = [*_classes(data.target, classes), *(data.categorical or ()), *categories]
+    text = [*_select_class_column(data.target, classes), *(data.categorical or ()), *categories]
     if data.groups:
         text.append(data.groups)
         required[data.groups] = "data.groups"
@@ -246,12 +265,12 @@ def _table(
     )
 
 
-def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
-    """The target column if it holds classes, which is read as text; multi-label targets and numbers are not."""
+def _select_class_column(target: Sequence[str], classes: bool) -> Sequence[str]:
+    """The target column if it holds classes, which are read as text; empty for multi-label targets and numbers."""
     return target if classes and len(target) == 1 else ()
 
 
-def _part(
+def _read_part(
     path: Path,
     key: str,
     fitted: Features,
@@ -261,18 +280,20 @@ def _part(
     files: CsvFiles,
 ) -> _TablePart:
     """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
-    text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
+    text = [*(category.name for category in fitted.categories), *_select_class_column(target, classes)]
     required = dict.fromkeys((*fitted.file_columns, *target), key)
     table = table_file.read(path, key, required=required, only=True, text=text, csv=files)
-    table, odd = fitted.dates.expand(table, path, key)
+    table, date_problems = fitted.dates.expand(table, path, key)
     target_column = (
         targets.read_targets(table, target, classes=classes, option=key, source=str(path)) if target else None
     )
-    rows, notes = find_usable(table, [number.name for number in fitted.numbers], target_column, odd, path, key, budget)
+    rows, notes = find_usable(
+        table, [number.name for number in fitted.numbers], target_column, date_problems, path, key, budget
+    )
     return _TablePart(
         path,
         key,
-        fitted.tensors(table),
+        fitted.to_tensors(table),
         rows,
         target_column,
         [*notes, *fitted.notes(take_rows(table, rows), path.name)],

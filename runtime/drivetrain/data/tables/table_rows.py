@@ -1,4 +1,4 @@
-"""The rows of a table: which of them can be used, which are for training and which for validation, and their names."""
+"""Finds the usable rows of a table, divides them into training and validation, and names them in messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RowNames:
     starts: tuple[int, ...]
     """Index of the first row of each file."""
 
-    def row(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """The file and the row in it; the first row below the header is row 1."""
         file = bisect_right(self.starts, row) - 1
         return f"{self.files[file]} row {row - self.starts[file] + 1}"
@@ -44,20 +44,20 @@ def find_usable(
     table: pyarrow.Table,
     numeric: Sequence[str],
     target: TargetColumn | None,
-    odd: Mapping[int, str],
+    other_reasons: Mapping[int, str],
     path: Path,
     key: str,
     budget: float | None,
 ) -> tuple[Ids, list[str]]:
     """Return the rows that can be used, and notes on the others.
 
-    A row is dropped if it has no target, has text or infinity in a numeric column, or is among the `odd` ones.
+    A row is dropped if it has no target, has text or infinity in a numeric column, or has a reason in `other_reasons`.
 
     Args:
         table: a pyarrow table.
         numeric: its numeric columns.
         target: its targets, if they are needed.
-        odd: why other rows cannot be used, by row.
+        other_reasons: the reasons why other rows cannot be used, by row.
         path: its file.
         key: the spec key that names the file, for messages.
         budget: largest share of rows that may be dropped; None if at least one must remain.
@@ -66,17 +66,17 @@ def find_usable(
         DataError: if a numeric column has another type, if too many rows are dropped, or all of them.
     """
     reasons: dict[int, list[str]] = {row: [reason] for row, reason in (target.bad if target else {}).items()}
-    for row, reason in odd.items():
+    for row, reason in other_reasons.items():
         reasons.setdefault(row, []).append(reason)
     # A missing number is filled in later; text and infinity are not.
     for name in numeric:
         column_values.check_kind(table[name], name, key, str(path))
         values, not_numbers = column_values.numbers(table[name])
         with np.errstate(invalid="ignore"):
-            infinite = np.abs(values) > column_values.LARGEST
+            is_infinite = np.abs(values) > column_values.LARGEST
         for row in np.flatnonzero(not_numbers).tolist():
             reasons.setdefault(row, []).append(f"{name} is {column_values.format_cell(table[name], row)}, not a number")
-        for row in np.flatnonzero(infinite).tolist():
+        for row in np.flatnonzero(is_infinite).tolist():
             reasons.setdefault(row, []).append(f"{name} is infinite")
     unusable = [
         BadSample(f"{path.name} {row_lines.place(path, row + 1)}", "; ".join(reasons[row])) for row in sorted(reasons)
@@ -84,9 +84,9 @@ def find_usable(
     notes = bad_samples.check(unusable, len(table), 1.0 if budget is None else budget, key)
     if len(unusable) == len(table):
         raise DataError(f"{key}: no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file")
-    keep = np.ones(len(table), np.bool_)
-    keep[list(reasons)] = False
-    return np.flatnonzero(keep).astype(np.int64), notes
+    is_usable = np.ones(len(table), np.bool_)
+    is_usable[list(reasons)] = False
+    return np.flatnonzero(is_usable).astype(np.int64), notes
 
 
 def take_rows(table: pyarrow.Table, rows: Ids) -> object:
@@ -98,15 +98,15 @@ def prepare_division(
     table: pyarrow.Table, features: Roles, target: TargetColumn, rows: Ids, recorded: InputRecord | None
 ) -> copies.Division:
     """Prepare to divide rows so that copies, with equal features and targets, are on one side."""
-    numbers = [column_values.numbers(table[name])[0] for name in features.numeric] + list(target.numbers.T)
-    texts = [column_values.texts(table[name]) for name in features.categorical]
-    texts += [] if target.texts is None else [target.texts]
+    number_columns = [column_values.numbers(table[name])[0] for name in features.numeric] + list(target.numbers.T)
+    text_columns = [column_values.texts(table[name]) for name in features.categorical]
+    text_columns += [] if target.texts is None else [target.texts]
     # Adding 0 makes one zero of the two, and the bits of a NaN are not always the same.
-    bits = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in numbers]
-    contents, chance = copies.digest_table_rows(
-        [*bits, *(column_values.value_numbers(cells.take(rows)) for cells in texts)]
+    bit_patterns = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in number_columns]
+    contents, equal_share = copies.digest_table_rows(
+        [*bit_patterns, *(column_values.value_numbers(cells.take(rows)) for cells in text_columns)]
     )
-    return copies.Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, chance))
+    return copies.Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, equal_share))
 
 
 def divide_rows(
@@ -115,11 +115,11 @@ def divide_rows(
     rows: Ids,
     notes: list[str],
     table: pyarrow.Table,
-    prepare_division: copies.Division,
+    division: copies.Division,
 ) -> tuple[Ids, Ids]:
-    """Divide rows into those for training and those for validation; what the user should know is added to `notes`.
+    """Divide rows into those for training and those for validation, and append to `notes` what the user should know.
 
-    They are stratified by class, or drawn at random if there are no classes; a column of groups keeps each group whole.
+    The split is stratified by class, or random if there are no classes; with a column of groups each group is on one side.
 
     Raises:
         DataError: if too few rows or groups are left for validation.
@@ -132,14 +132,14 @@ def divide_rows(
         targets.list_classes(target, rows, "data.train")
         encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
         strata = encoded.indices.to_numpy().astype(np.int64)
-        alone = np.flatnonzero(np.bincount(strata) == 1)
-        if len(alone) and not job.data.groups:
-            names = list_names(encoded.dictionary.take(alone).to_pylist())
+        single_row_classes = np.flatnonzero(np.bincount(strata) == 1)
+        if len(single_row_classes) and not job.data.groups:
+            names = list_names(encoded.dictionary.take(single_row_classes).to_pylist())
             notes.append(f"classes with a single row, which is used for training: {names}")
     if job.data.groups:
-        # Groups that have copies of one row are joined, so that neither is torn apart.
+        # Groups that have copies of one row are joined, so that neither a group nor copies are divided.
         members = groups.number_groups(column_values.texts(table[job.data.groups]).take(rows).to_pylist())
-        group_numbers = prepare_division.whole(members)
+        group_numbers = division.join_groups(members)
         train_rows, validation_rows = groups.divide_by_group(
             strata, group_numbers, job.data, job.train.seed, "data.train"
         )
@@ -148,11 +148,11 @@ def divide_rows(
         classes = encoded.dictionary.take(without_training).to_pylist() if target.texts is not None else []
         notes += [
             groups.describe_division(job.data.groups, group_numbers, train_rows, validation_rows, classes),
-            *prepare_division.notes(train_rows, validation_rows),
+            *division.describe(train_rows, validation_rows),
         ]
         return rows[train_rows], rows[validation_rows]
-    train_rows, validation_rows = prepare_division.divide(strata, job.data, job.train.seed)
-    notes += prepare_division.notes(train_rows, validation_rows)
+    train_rows, validation_rows = division.divide(strata, job.data, job.train.seed)
+    notes += division.describe(train_rows, validation_rows)
     if not len(validation_rows):
         raise DataError(
             f"data.train: {len(rows):,} usable rows, too few to leave any for validation",

@@ -100,7 +100,7 @@ def read_and_split(
         independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
         division = copies.Division(contents, "texts", recorded, independent=independent)
         train_rows, validation_rows, split_notes = _divide(classes, heads, train, job, division)
-        stored_division = division.stored()
+        stored_division = division.to_json()
         train_part = _take_rows(train, train_rows, classes)
         validation_part = _take_rows(train, validation_rows, classes)
     if not len(validation_part):
@@ -255,7 +255,7 @@ def _divide(
     strata = np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
     if train.groups is not None:
         # Moving a row to training would tear its group apart; the note names the classes instead.
-        group_numbers = division.whole(groups.number_groups(train.groups))
+        group_numbers = division.join_groups(groups.number_groups(train.groups))
         train_rows, validation_rows = groups.divide_by_group(
             strata, group_numbers, job.data, job.train.seed, "data.train"
         )
@@ -267,18 +267,18 @@ def _divide(
         group_note = groups.describe_division(
             job.data.groups or "", group_numbers, train_rows, validation_rows, without_training
         )
-        return train_rows, validation_rows, [group_note, *division.notes(train_rows, validation_rows)]
+        return train_rows, validation_rows, [group_note, *division.describe(train_rows, validation_rows)]
     train_rows, validation_rows = division.divide(strata, job.data, job.train.seed)
     unseen = np.zeros(len(validation_rows), np.bool_)
     for class_indices in classes.values():
         unseen |= ~np.isin(class_indices[validation_rows], np.append(class_indices[train_rows], NO_LABEL))
-    if division.together:
+    if division.keeps_together:
         # Copies of a text that is moved are moved with it, so that they stay on one side.
-        unseen = np.isin(division.copies[validation_rows], division.copies[validation_rows[unseen]])
+        unseen = np.isin(division.content_numbers[validation_rows], division.content_numbers[validation_rows[unseen]])
     note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
     notes = [note] if unseen.any() else []
-    if division.together:
-        notes += division.notes(train_rows, validation_rows)
+    if division.keeps_together:
+        notes += division.describe(train_rows, validation_rows)
     return np.sort(np.concatenate([train_rows, validation_rows[unseen]])), validation_rows[~unseen], notes
 
 
