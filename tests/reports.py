@@ -14,7 +14,7 @@ from drivetrain.data.sample_data import text
 from drivetrain.data.text import corpus, tokenizer
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.pretrained.folder import quiet
+from drivetrain.pretrained.folder import quiet_transformers
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
 ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"
@@ -89,7 +89,7 @@ def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
     words = tokenizer.learn(corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400)
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         torch.manual_seed(0)
         sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary_size})
         config = transformers.AutoConfig.for_model(family, **sizes)

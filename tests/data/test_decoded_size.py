@@ -340,6 +340,6 @@ def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
     names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
     assert hub_classes.read_declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
     merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
-    assert hub_dataset_files.header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
+    assert hub_dataset_files.read_header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
     plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
     assert hub_classes.read_declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

@@ -76,7 +76,7 @@ def test_factories_that_return_no_network(data: Any, words: str) -> None:
 
 def test_tensors_of_other_kinds() -> None:
     with pytest.raises(DataError, match=r"a is a tensor of another kind: .*sparse"):
-        unpickle_process._apart(torch, "a", A.to_sparse())
+        unpickle_process._make_dense(torch, "a", A.to_sparse())
 
 
 class Calls:
@@ -114,7 +114,7 @@ def test_nothing_is_run(tmp_path: Path, case: str, zipped: bool) -> None:
     else:
         torch.save(payload, file, _use_new_zipfile_serialization=zipped)
     with pytest.raises(DataError) as caught:
-        unpickle_process._read(torch, file)
+        unpickle_process._read_checkpoint(torch, file)
     assert not canary.exists()
     assert "run" in caught.value.given
     assert "weights_only" not in str(caught.value)
@@ -138,7 +138,7 @@ def test_a_malicious_file_is_refused_from_end_to_end(tmp_path: Path) -> None:
 def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        unpickle_process.name_tensors(unpickle_process._read(torch, tmp_path / "model.bin"))
+        unpickle_process.name_tensors(unpickle_process._read_checkpoint(torch, tmp_path / "model.bin"))
     assert caught.value.possible
     assert caught.value.action
 
@@ -175,7 +175,7 @@ def apart(code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_reading_process_starts_nothing(code: str) -> None:
-    done = apart(f"unpickle_process._no_programs(); {code}")
+    done = apart(f"unpickle_process._block_programs(); {code}")
     assert done.returncode == 1
     assert "PermissionError" in done.stderr
     assert "is not allowed here" in done.stderr
@@ -183,7 +183,7 @@ def test_the_reading_process_starts_nothing(code: str) -> None:
 
 def test_the_reading_process_has_no_network() -> None:
     """One interface, which is down, or no leave to open a socket; the words say which."""
-    done = apart("print(unpickle_process._no_network()); print(socket.if_nameindex())")
+    done = apart("print(unpickle_process._block_network()); print(socket.if_nameindex())")
     said, interfaces = done.stdout.splitlines()
     if said.startswith("sockets blocked"):
         assert "network namespace" in said
@@ -193,5 +193,5 @@ def test_the_reading_process_has_no_network() -> None:
 
 
 def test_the_reading_process_is_limited() -> None:
-    done = apart("unpickle_process._limit(1000); bytearray(unpickle_process.SPARE_MEMORY_BYTES + (64 << 20))")
+    done = apart("unpickle_process._set_limits(1000); bytearray(unpickle_process.SPARE_MEMORY_BYTES + (64 << 20))")
     assert "MemoryError" in done.stderr

@@ -23,7 +23,7 @@ from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.expected_input import ExpectedInput
-from drivetrain.pretrained.folder import Pretrained, quiet
+from drivetrain.pretrained.folder import Pretrained, quiet_transformers
 from tests import trained
 from tests.models.networks import vision_jobs as vision
 
@@ -38,7 +38,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
-    found = image_input.of_processor(beside, 3, None)
+    found = image_input.read_processor(beside, 3, None)
     assert found.size
     assert found.mean
     assert found.std
@@ -111,9 +111,9 @@ def test_pixels_are_those_of_the_image_processor(
 
 
 def test_without_a_description_nothing_is_assumed() -> None:
-    assert image_input.of_processor({}, 3, None) == ExpectedInput(None, 3, None, None)
-    assert image_input.of_processor({"size": {"longest_edge": 9}, "do_resize": True}, 3, 32).fit is None
-    assert image_input.of_processor({"size": {"height": 8, "width": 9}}, 3, None).size is None
+    assert image_input.read_processor({}, 3, None) == ExpectedInput(None, 3, None, None)
+    assert image_input.read_processor({"size": {"longest_edge": 9}, "do_resize": True}, 3, 32).fit is None
+    assert image_input.read_processor({"size": {"height": 8, "width": 9}}, 3, None).size is None
 
 
 def described(folder: Path) -> None:
@@ -188,10 +188,10 @@ def test_a_file_that_says_less_than_its_class_does(tmp_path: Path, case: str) ->
     family, options = PUBLISHED[case]
     (tmp_path / image_input.FILE).write_text(json.dumps(options))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, local_files_only=True)
-    beside = image_input._with_defaults(found_in(tmp_path, family))
-    assert not image_input.not_understood(beside, image_input.of_processor(beside, 3, None))
+    beside = image_input._read_with_defaults(found_in(tmp_path, family))
+    assert not image_input.list_unknown_settings(beside, image_input.read_processor(beside, 3, None))
     for size in SIZES:
         image = picture(*size)
         image.save(tmp_path / "x.png")
@@ -209,8 +209,8 @@ def found_in(folder: Path, family: str) -> Pretrained:
 def test_a_folder_that_says_no_size_leaves_it_to_the_job(tmp_path: Path) -> None:
     (tmp_path / image_input.FILE).write_text(json.dumps({"image_mean": [0.5, 0.4, 0.3], "do_resize": True}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    beside = image_input._with_defaults(found_in(tmp_path, "vit"))
-    found = image_input.of_processor(beside, 3, None)
+    beside = image_input._read_with_defaults(found_in(tmp_path, "vit"))
+    found = image_input.read_processor(beside, 3, None)
     assert (found.size, found.fit, found.mean) == (None, None, (0.5, 0.4, 0.3))
 
 

@@ -51,7 +51,7 @@ def fetch(options: argparse.Namespace) -> int:
         _tell_data(data)
     for copy in copies:
         _tell_copy(copy)
-    if (name := hub_name.of_hub(job)) is not None:
+    if (name := hub_name.find_hub_weights(job)) is not None:
         _network(job, name, update=options.update)
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")

@@ -96,7 +96,7 @@ def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) ->
     if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
         return {"": [address.path]}
     dataset = DatasetName(address.name, address.revision, address.path)
-    return hub_dataset_files.splits(paths, readme, dataset, images=isinstance(job, ImageJob))
+    return hub_dataset_files.find_splits(paths, readme, dataset, images=isinstance(job, ImageJob))
 
 
 def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:

@@ -9,9 +9,9 @@ from drivetrain.pretrained import hub_name
 
 def need(job: Job) -> str | None:
     """What in the job needs a network; None if nothing does."""
-    if (hub_network := hub_name.of_hub(job)) is not None:
-        return f"{'.'.join(hub_name.key(job))}: {hub_network} is not a local folder, so it is looked up on the Hugging Face hub"
-    if data := hub_name.data_of_hub(job):
+    if (hub_network := hub_name.find_hub_weights(job)) is not None:
+        return f"{'.'.join(hub_name.find_weights_key(job))}: {hub_network} is not a local folder, so it is looked up on the Hugging Face hub"
+    if data := hub_name.list_hub_data(job):
         key, text = data[0]
         return f"{key}: {text} is on the Hugging Face hub"
     if job.checkpoint.copy_to:

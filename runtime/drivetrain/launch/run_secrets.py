@@ -78,7 +78,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     values = {name: environ[name] for name in job.environment}
     if online:
         values |= {name: environ[name] for name in PROXIES if environ.get(name)}
-    if online and (hub_name.of_hub(job) is not None or hub_name.data_of_hub(job)):
+    if online and (hub_name.find_hub_weights(job) is not None or hub_name.list_hub_data(job)):
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
             values["HF_TOKEN"] = token

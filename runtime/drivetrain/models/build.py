@@ -171,7 +171,7 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
     if isinstance(spec, TextPretrained):
         return _build_pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
     assert isinstance(spec, TextEncoder)
-    config = families.bert(
+    config = families.make_bert_config(
         vocabulary=dataset.preprocessing["vocabulary"],
         pad=dataset.preprocessing["tokenizer"]["pad"],
         longest=dataset.preprocessing["max_length"],
@@ -187,9 +187,9 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
 def _build_pretrained_text_network(
     spec: TextPretrained, source: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
 ) -> Model:
-    default_pooling = dataset.preprocessing.get("pooling", families.pooling(source.config))
+    default_pooling = dataset.preprocessing.get("pooling", families.choose_pooling(source.config))
     pooling = default_pooling if spec.pooling == "auto" else spec.pooling
-    dropout = families.dropout(source.config) if spec.dropout is None else spec.dropout
+    dropout = families.find_dropout(source.config) if spec.dropout is None else spec.dropout
     network = text_encoder.TextNetwork(source.network(), outputs, pooling, dropout)
     has_types = bool(dataset.preprocessing.get("token_types"))
     text_encoder.check_text_length(network, source, dataset.preprocessing["max_length"], types=has_types)

@@ -1,6 +1,6 @@
 """Converts a pickle checkpoint to safetensors without executing its content.
 
-The file is read by a child process (`unpickle_process`) without network, which can start no program.
+A child process (`unpickle_process`), which has no network and cannot start programs, reads the file.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from typing import Any
 from drivetrain.errors import DataError
 from drivetrain.system.files import storage_error
 
-NAME = "model.safetensors"
+WEIGHTS_NAME = "model.safetensors"
 """The file name that libraries look for in a folder."""
 CHILD_TIMEOUT_SECONDS = 900
-"""Timeout of the child process in seconds."""
+"""Time after which the child process is killed."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written."""
+    """The safetensors file that was written."""
 
     path: Path
     tensors: int
+    """Number of tensors."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     left_out: tuple[str, ...]
-    """Other entries of the file beside the network."""
+    """Names of the other entries of the pickle, which are not part of the network."""
     shut_off: str
-    """How the reading process was cut off from the network, in words."""
+    """For the user: how the child process was isolated from the network."""
 
     def lines(self) -> list[str]:
         """Lines for the user."""
@@ -58,7 +59,7 @@ def convert(file: Path) -> Converted:
         DataError: if the file cannot be read, contains more than tensors, or model.safetensors exists already.
         StorageError: if the folder cannot be written.
     """
-    target = file.with_name(NAME)
+    target = file.with_name(WEIGHTS_NAME)
     if not file.is_file():
         raise DataError(
             f"{file} is not a file", "a checkpoint: pytorch_model.bin, best_model.bin, *.pt", "check the path"
@@ -67,9 +68,9 @@ def convert(file: Path) -> Converted:
         raise DataError(f"{target} already exists", "a folder without this file", "move it away, then convert again")
     if not os.access(file.parent, os.W_OK):
         raise storage_error(target, PermissionError(13, "permission denied"))
-    temporary = target.with_name(f".{NAME}.{os.getpid()}")
+    temporary = target.with_name(f".{WEIGHTS_NAME}.{os.getpid()}")
     try:
-        report = _read_apart(file, temporary)
+        report = _run_child(file, temporary)
         size = temporary.stat().st_size
         temporary.rename(target)
     finally:
@@ -77,26 +78,23 @@ def convert(file: Path) -> Converted:
     return Converted(target, report["tensors"], size, tuple(report["left_out"]), report["shut_off"])
 
 
-def _read_apart(file: Path, out: Path) -> dict[str, Any]:
-    """Run the child process, and return its report.
-
-    Its environment contains none of our keys and tokens.
-    """
+def _run_child(file: Path, out: Path) -> dict[str, Any]:
+    """Run the child process, whose environment contains no keys and tokens; returns its report."""
     command = [
         *(sys.executable, "-P", "-m", "drivetrain.pretrained.unpickle_process"),
         *(str(file.resolve()), str(out.resolve())),
     ]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
-        done = subprocess.run(
+        child = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=CHILD_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise _failure_error(file, f"took more than {CHILD_TIMEOUT_SECONDS} seconds") from None
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        end = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise _failure_error(file, f"ended with {end} under its limits: {done.stderr.strip()[-200:]}")
+    lines = child.stdout.strip().splitlines()
+    if child.returncode or not lines:
+        end = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
+        raise _failure_error(file, f"ended with {end} under its limits: {child.stderr.strip()[-200:]}")
     report: dict[str, Any] = json.loads(lines[-1])
     if "error" in report:
         raise DataError(*report["error"])

@@ -20,13 +20,13 @@ from drivetrain.system.run_files import RunFiles
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
 _KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
-"""Kind of preprocessing by the first word of a task."""
+"""Kind of preprocessing, by the first word of the task."""
 POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
 
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """What a model folder says about its network and its data; the weights are not read yet."""
+    """The description of network and data in a model folder; the weights are not read yet."""
 
     job: Job
     """The job that starts from it."""
@@ -35,20 +35,20 @@ class EarlierModel:
     arguments: Mapping[str, Any]
     """Arguments of the builder."""
     heads: tuple[Mapping[str, Any], ...]
-    """Rows that `data.dataset.head` rebuilds."""
+    """Descriptions from which `data.dataset.head` builds the heads."""
     preprocessing: Mapping[str, Any]
     freeze: Freeze
 
-    def longest(self) -> int | None:
+    def max_tokens(self) -> int | None:
         """Largest number of tokens of a text network; None if there is no limit."""
-        return families.longest(SimpleNamespace(**self.arguments["config"]))
+        return families.find_max_tokens(SimpleNamespace(**self.arguments["config"]))
 
-    def segments(self) -> int:
+    def count_token_types(self) -> int:
         """Number of token types of a text network."""
-        return families.segments(SimpleNamespace(**self.arguments["config"]))
+        return families.count_token_types(SimpleNamespace(**self.arguments["config"]))
 
     def refuse(self, description: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
-        """Raise an error about the run's name in the job file, or about another key.
+        """Raise an error about the name of the run in the job, or about another key.
 
         Raises:
             SpecError: always.
@@ -57,22 +57,22 @@ class EarlierModel:
 
 
 def find(job: Job) -> EarlierModel | None:
-    """The model that the job starts from; None if the job names no earlier run.
+    """The model of the earlier run that the job names; None if it names none.
 
     Raises:
-        SpecError: if there is none, it is incomplete, or it was trained on another kind of data.
+        SpecError: if it does not exist, is incomplete, or was trained on another kind of data.
     """
     spec = getattr(job, "model", None)
     if not isinstance(spec, EarlierRun):
         return None
-    folder = _folder(job, spec.name)
+    folder = _find_folder(job, spec.name)
     config = RunFiles(folder).read_json(CONFIG)
     damaged = [
         name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
     ]
     if damaged:
         _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", POSSIBLE, "copy the folder again")
-    kind, ours = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
+    data_kind, job_kind = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
     if config["builder"] in ("own", "python"):
         _refuse(
             job,
@@ -80,11 +80,11 @@ def find(job: Job) -> EarlierModel | None:
             "a built-in network, or one of transformers or timm",
             f"name its file, and start from the weights: model: {{file: ..., weights: {folder / WEIGHTS}}}",
         )
-    if kind != ours:
+    if data_kind != job_kind:
         _refuse(
             job,
-            f"{folder} was trained on {kind}, and {job.task} trains on {ours}",
-            f"a run on {ours}",
+            f"{folder} was trained on {data_kind}, and {job.task} trains on {job_kind}",
+            f"a run on {job_kind}",
             "use another run",
         )
     return EarlierModel(
@@ -99,14 +99,14 @@ def find(job: Job) -> EarlierModel | None:
 
 
 def model_folder(path: Path) -> Path | None:
-    """The model folder in a run folder, or the path itself if it is one; None if there is none."""
+    """The model folder in a run folder, or the path itself if it is a model folder; None if there is none."""
     for folder in (path, path / "model"):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
     return None
 
 
-def _folder(job: Job, name: str) -> Path:
+def _find_folder(job: Job, name: str) -> Path:
     path = job.resolve(name)
     if folder := model_folder(path):
         if link := next(run_files.links(folder), None):

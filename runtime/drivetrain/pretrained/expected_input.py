@@ -1,4 +1,4 @@
-"""The form of images that a pretrained network was trained on."""
+"""Describes the images that a pretrained network was trained on: size, channels, scale and cropping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from drivetrain.job.data import Fit
 
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Names of Pillow's resampling filters; the index is Pillow's number of the filter."""
+"""Names of Pillow's resampling filters, at the index of Pillow's number."""
 
 
 @dataclass(frozen=True)
@@ -15,20 +15,20 @@ class ExpectedInput:
     """The form of images that the network was trained on."""
 
     size: int | None
-    """Side of the square in pixels; None if the file of `source` does not say."""
+    """Side of the square in pixels; None if the file `source` does not tell."""
     channels: int
     mean: tuple[float, ...] | None
-    """Per channel, for pixels from 0 to 1; None with `std` if the file does not say."""
+    """For each channel, for pixels from 0 to 1; None, as `std`, if the file does not tell."""
     std: tuple[float, ...] | None
     fit: Fit | None = None
-    """How an image becomes square; None if the file does not say."""
+    """How an image becomes square; None if the file does not tell."""
     interpolation: str = "bilinear"
-    """One of nearest, lanczos, bilinear, bicubic, box, hamming."""
+    """One of `INTERPOLATIONS`."""
     crop_share: float = 1.0
-    """Part of each side that is kept around the center."""
+    """Share of each side that is kept around the center."""
     reverses_channels: bool = False
-    """Whether the network gets blue, green, red."""
+    """Whether the channels are in the order blue, green, red."""
     ignored: tuple[str, ...] = ()
-    """Keys of the file, with their values, that change nothing here."""
+    """Keys of the file, with their values, that have no effect here."""
     source: str = "its preprocessor_config.json"
-    """The file that says so, as words for messages."""
+    """The file in which this was read, in words for messages."""

@@ -1,4 +1,4 @@
-"""How pretrained networks are used, read from their configuration, whose keys differ between families."""
+"""Reads from the configuration of a pretrained network how it is used; the keys differ between families."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain.system.files import read_json
 
-FIRST_TOKEN = {
+FIRST_TOKEN_FAMILIES = {
     "albert",
     "bert",
     "camembert",
@@ -26,17 +26,17 @@ FIRST_TOKEN = {
     "xlm-roberta",
     "xlm-roberta-xl",
 }
-"""Families whose own classifiers use the first token; for all others tokens are averaged."""
-_FIRST_PATCH = {"deit", "dinov2", "vit", "vit_msn"}
-"""The same for images."""
+"""Families whose own classifiers use the first token; for all others the tokens are averaged."""
+_FIRST_PATCH_FAMILIES = {"deit", "dinov2", "vit", "vit_msn"}
+"""Families of image networks whose own classifiers use the first token."""
 POOLING_FILE = "1_Pooling/config.json"
-"""Where sentence-transformers keeps how a text's vector is made."""
+"""File in which sentence-transformers stores how it pools the tokens of a text."""
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
 }
-_POSITIONS_AFTER_PAD = {
+_FAMILIES_OFFSET_BY_PAD = {
     "camembert",
     "data2vec-text",
     "longformer",
@@ -46,46 +46,50 @@ _POSITIONS_AFTER_PAD = {
     "xlm-roberta",
     "xlm-roberta-xl",
 }
-_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "hidden_dropout_prob", "dropout")
+_DROPOUT_KEYS = (
+    "classifier_dropout",
+    "seq_classif_dropout",
+    "classifier_dropout_prob",
+    "hidden_dropout_prob",
+    "dropout",
+)
 
-_ELSEWHERE = ("use_pretrained_backbone", "use_timm_backbone", "use_kernels")
+_EXTERNAL_SETTINGS = ("use_pretrained_backbone", "use_timm_backbone", "use_kernels")
 """Settings that make transformers load a network of timm, or weights or kernels of the hub."""
 
 
-def entry_from_elsewhere(config: object) -> str:
-    """The entry of a configuration with which transformers would load more than it says; empty if there is none.
+def find_external_entry(config: object) -> str:
+    """The entry of a configuration for which transformers would load other files or code; empty if there is none.
 
-    Its writer may be anybody. A network of timm in it takes a file to unpickle, and a repository as implementation of
-    attention is downloaded and run.
+    The configuration comes from the internet. In it, a network of timm may name a file to unpickle, and an implementation
+    of attention may be a repository, whose code is downloaded and run.
 
     Args:
         config: content of config.json, or a part of it.
     """
     if isinstance(config, list):
-        return next(filter(None, map(entry_from_elsewhere, config)), "")
+        return next(filter(None, map(find_external_entry, config)), "")
     if not isinstance(config, Mapping):
         return ""
     for name, value in config.items():
         if (
             (name == "model_type" and str(value).startswith("timm_"))
-            or (name in _ELSEWHERE and value)
+            or (name in _EXTERNAL_SETTINGS and value)
             or (str(name).endswith("_implementation") and "/" in str(value))
         ):
             return f"{name}: {value}"
-        if entry := entry_from_elsewhere(value):
+        if entry := find_external_entry(value):
             return entry
     return ""
 
 
-def pooling(config: Any) -> str:
-    """How a text's vector is made: `cls`, its first token, or `mean`, the average of its tokens."""
-    return "cls" if config.model_type in FIRST_TOKEN else "mean"
+def choose_pooling(config: Any) -> str:
+    """How the family pools the tokens of a text: `cls`, the first one, or `mean`, their average."""
+    return "cls" if config.model_type in FIRST_TOKEN_FAMILIES else "mean"
 
 
 def read_pooling(folder: Path) -> str:
-    """How the folder of a network makes a text's vector: `cls`, `mean` or `max`; empty if it does not say it, or names
-    another way, or several at once.
-    """
+    """Read how the network of a folder pools tokens: `cls`, `mean` or `max`; empty without one of these."""
     settings = read_json(folder / POOLING_FILE)
     if not isinstance(settings, dict):
         return ""
@@ -93,32 +97,32 @@ def read_pooling(folder: Path) -> str:
     return _POOLING_MODES.get(modes[0], "") if len(modes) == 1 else ""
 
 
-def vision_pooling(config: Any) -> str:
-    """How an image's vector is made: `cls`, its first token, or `pooled`, by the network's own pooling."""
-    return "cls" if config.model_type in _FIRST_PATCH else "pooled"
+def choose_vision_pooling(config: Any) -> str:
+    """How the family pools an image: `cls`, its first token, or `pooled`, by the network's own pooling."""
+    return "cls" if config.model_type in _FIRST_PATCH_FAMILIES else "pooled"
 
 
-def longest(config: Any) -> int | None:
+def find_max_tokens(config: Any) -> int | None:
     """Largest number of tokens, special tokens included; None if there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if not positions or positions < 0:
         return None
-    # These number positions from the padding token's id plus one.
-    return int(positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PAD else positions)
+    # These families number positions from the padding token's id plus one.
+    return int(positions - config.pad_token_id - 1 if config.model_type in _FAMILIES_OFFSET_BY_PAD else positions)
 
 
-def segments(config: Any) -> int:
-    """Number of token types (segments), which tell the texts of a pair apart; 1 if the network has none."""
+def count_token_types(config: Any) -> int:
+    """The number of token types (segments), which distinguish the texts of a pair; 1 if the network has none."""
     return int(getattr(config, "type_vocab_size", 0) or 1)
 
 
-def dropout(config: object) -> float:
-    """Dropout before the outputs, as in the family's own classifiers."""
-    values = (getattr(config, name, None) for name in _DROPOUT)
+def find_dropout(config: object) -> float:
+    """The rate of dropout before the outputs in the family's own classifiers."""
+    values = (getattr(config, name, None) for name in _DROPOUT_KEYS)
     return next((float(value) for value in values if value is not None), 0.1)
 
 
-def bert(
+def make_bert_config(
     *, vocabulary: int, pad: int, longest: int, layers: int, width: int, heads: int, dropout: float
 ) -> dict[str, object]:
     """The configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.

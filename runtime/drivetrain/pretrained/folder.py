@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-"""Files that are read, by pattern."""
+"""Patterns of the files that are read."""
 ENCODERS = "encoders such as bert, distilbert, roberta"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
@@ -46,12 +46,12 @@ class Pretrained:
     """Name and commit on the hub; empty for a local folder."""
 
     def network(self) -> nn.Module:
-        """The network with its weights, in float32.
+        """Load the network with its weights, in float32.
 
         Raises:
             SpecError: if the weights do not fit the network.
         """
-        with quiet() as transformers:
+        with quiet_transformers() as transformers:
             try:
                 loaded, loading_info = transformers.AutoModel.from_pretrained(
                     self.folder,
@@ -75,61 +75,61 @@ class Pretrained:
         return loaded.float()  # type: ignore[no-any-return]
 
     def refuse(self, description: str, possible: str, action: str) -> NoReturn:
-        """Raise an error about the network's name in the job file.
+        """Raise an error about the network's name in the job.
 
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(hub_name.key(self.job), description, possible, action)])
+        raise SpecError([self.job.problem(hub_name.find_weights_key(self.job), description, possible, action)])
 
 
 def find(job: Job, name: str) -> Pretrained:
-    """The network of transformers in a local folder, or of a name on the hub.
+    """Find a network of transformers, in a local folder or by its name on the hub.
 
     Raises:
         SpecError: if there is none, or it cannot be used.
     """
     folder, origin = locate(job, name)
-    return Pretrained(job, folder, _config(job, folder), origin)
+    return Pretrained(job, folder, _read_config(job, folder), origin)
 
 
 def locate(job: Job, name: str) -> tuple[Path, str]:
-    """The folder of a local path, or of a name on the hub, which is contacted only for files that are not cached.
+    """Find the folder of a local path or of a name on the hub, which is asked only for files that are not cached.
 
     Returns:
-        A folder with config.json and safetensors, and name and commit on the hub, which are empty for a local one.
+        A folder with config.json and safetensors, and name and commit on the hub; the latter is empty for a local folder.
 
     Raises:
         SpecError: if there is none, or it cannot be used.
     """
-    where = job.resolve(name)
-    if where.is_file():
-        act = f"run `drivetrain convert {where}`, then use its folder" if _pickle(where) else "name its folder"
-        _refuse(job, f"{where} is a file", _POSSIBLE, act)
+    path = job.resolve(name)
+    if path.is_file():
+        action = f"run `drivetrain convert {path}`, then use its folder" if _is_pickle(path) else "name its folder"
+        _refuse(job, f"{path} is a file", _POSSIBLE, action)
     origin = ""
-    if where.is_dir():
-        folder = where
+    if path.is_dir():
+        folder = path
         if getattr(getattr(job, "model", None), "revision", None):
             problem = job.problem(
-                ("model", "revision"), f"{where} is a local folder", "a revision of a name on the hub", "remove it"
+                ("model", "revision"), f"{path} is a local folder", "a revision of a name on the hub", "remove it"
             )
             raise SpecError([problem])
     elif HUB_NAME.fullmatch(name):
         fetched_network = fetch(job, name)
         folder, origin = fetched_network.snapshot.folder, fetched_network.origin
     else:
-        _refuse(job, f"{where} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
+        _refuse(job, f"{path} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     _check_files(job, folder)
     return folder, origin
 
 
 def fetch(job: Job, name: str, *, update: bool = False) -> hub.Fetched:
-    """The network of a name on the hub; a run takes the same commit whenever it is resumed.
+    """Fetch the network of a name on the hub; a resumed run takes the same commit again.
 
     Args:
-        job: names revision and network.
-        name: of the network.
-        update: ask the hub which commit the revision is now.
+        job: the job, which may name a revision.
+        name: name of the network.
+        update: whether to ask the hub for the current commit of the revision.
 
     Raises:
         SpecError: if there is none, or it cannot be downloaded or used.
@@ -160,7 +160,7 @@ def _check_files(job: Job, folder: Path) -> None:
         _refuse(job, f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
     if any(name in names for name in WEIGHTS):
         return
-    pickles = [name for name in names if name.endswith(PICKLES) and name != "training_args.bin"]
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     other_names = [name for name in names if name.endswith(".safetensors")]
     if pickles:
         _refuse(
@@ -179,18 +179,18 @@ def _check_files(job: Job, folder: Path) -> None:
     _refuse(job, f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
 
 
-def _config(job: Job, folder: Path) -> Any:
-    if entry := families.entry_from_elsewhere(read_json(folder / "config.json")):
+def _read_config(job: Job, folder: Path) -> Any:
+    if entry := families.find_external_entry(read_json(folder / "config.json")):
         _refuse(
             job,
             f"{folder / 'config.json'}: {entry} would load something from elsewhere",
             "a network that is part of transformers, with its weights beside it",
             "use another folder",
         )
-    with quiet(job) as transformers:
+    with quiet_transformers(job) as transformers:
         try:
             return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # each kind of broken file raises another kind of error
+        except Exception as error:  # broken files raise errors of several libraries
             _refuse(
                 job,
                 f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
@@ -200,11 +200,11 @@ def _config(job: Job, folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def quiet(job: Job | None = None) -> Iterator[Any]:
-    """The transformers library, without its progress bars, log and warnings.
+def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
+    """A block with the transformers library, without its progress bars, log and warnings.
 
     Raises:
-        SpecError: if it is not installed.
+        SpecError: if the library is not installed.
     """
     try:
         import transformers
@@ -217,7 +217,7 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
         )
         problems = [job.problem(("model",), description, possible, action)] if job else description
         raise SpecError(problems, possible, action) from None
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(CRITICAL)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -226,12 +226,12 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
             yield transformers
     finally:
         logging.set_verbosity(level)
-        if bars:
+        if shows_progress:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _pickle(path: Path) -> bool:
-    return path.suffix in PICKLES
+def _is_pickle(path: Path) -> bool:
+    return path.suffix in PICKLE_SUFFIXES
 
 
 def _first_line(error: BaseException) -> str:
@@ -240,4 +240,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(hub_name.key(job), description, possible, action)])
+    raise SpecError([job.problem(hub_name.find_weights_key(job), description, possible, action)])

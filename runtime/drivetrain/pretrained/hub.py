@@ -1,7 +1,7 @@
-"""Fetches a network by its name on the Hugging Face hub, once: later runs find it in the cache and ask for nothing.
+"""Fetches a network by its name on the Hugging Face hub once; later runs use the cache and need no network.
 
-A revision is resolved to a commit once. Every file is compared with its hash before it gets its name. Of a repository
-that has only a pickle, the pickle is converted in an isolated process. Code in a repository is neither fetched nor run.
+A revision is resolved to a commit once. Every file is compared with its hash before it gets its final name. If a
+repository has only a pickle, it is converted in an isolated process. Code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from drivetrain.system.files import read_json, sha256
 
 MAIN = "main"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-_BESIDE = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
-"""Configuration and vocabularies."""
+_CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
+"""Names of configurations and vocabularies."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A network in the cache, and what this call did for it."""
+    """A network in the cache, and what this call downloaded for it."""
 
     snapshot: Snapshot
     revision: str
     new: tuple[str, ...] = ()
     """Files that were downloaded by this call."""
     note: str = ""
-    """What could not be checked; empty if everything was."""
+    """What could not be checked; empty if everything was checked."""
 
     @property
     def origin(self) -> str:
@@ -49,68 +49,68 @@ class Fetched:
 
 
 def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
-    """The network of a name, from the cache or else from the hub.
+    """Fetch a network from the cache or, if it is not there, from the hub.
 
     Args:
-        name: such as `google-bert/bert-base-cased`.
+        name: its name, such as `google-bert/bert-base-cased`.
         revision: a branch, a tag or a commit.
-        say: takes lines about a download.
-        update: ask the hub which commit a branch or tag is now, whatever the cache has.
+        say: prints lines about a download.
+        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
 
     Raises:
         HubError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
-    repository = hub_cache.repository(hub_connection.cache_folder(), name)
-    if not update and (cached := _complete(repository, revision)):
+    repository = hub_cache.find_repository(hub_connection.find_cache_folder(), name)
+    if not update and (cached := _find_complete(repository, revision)):
         return cached
-    foreign = repository.foreign(commit) if (commit := repository.commit_of(revision)) else None
+    foreign = repository.find_foreign(commit) if (commit := repository.commit_of(revision)) else None
     if hub_connection.is_offline():
         if update:
             raise HubError(
                 "--update, and HF_HUB_OFFLINE is set, so the hub is not asked", "one of them", "unset HF_HUB_OFFLINE"
             )
-        closed = HubError("", "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
-        return _adopt(repository, revision, foreign, closed)
+        offline_error = HubError("", "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
+        return _take_unverified(repository, revision, foreign, offline_error)
     try:
         connection = hub_connection.connect(say)
-        commit = hub_listing.commit(connection, name, revision if update else commit or revision)
-        everything = hub_listing.files(connection, name, commit, nested=True)
-        listed = [file for file in everything if "/" not in file.name or file.name == families.POOLING_FILE]
+        commit = hub_listing.find_commit(connection, name, revision if update else commit or revision)
+        all_files = hub_listing.list_files(connection, name, commit, nested=True)
+        listed = [file for file in all_files if "/" not in file.name or file.name == families.POOLING_FILE]
         with repository.locked(say):
-            if cached := _complete(repository, commit):
-                repository.keep(cached.snapshot, revision)
+            if cached := _find_complete(repository, commit):
+                repository.record(cached.snapshot, revision)
                 return replace(cached, revision=revision)
-            return _fetch(connection, repository, revision, commit, listed)
+            return _download_missing(connection, repository, revision, commit, listed)
     except HubError as error:
         if update:
             raise
-        return _adopt(repository, revision, foreign, error)
+        return _take_unverified(repository, revision, foreign, error)
 
 
-def _complete(repository: Repository, revision: str) -> Fetched | None:
-    snapshot = repository.complete(repository.commit_of(revision))
+def _find_complete(repository: Repository, revision: str) -> Fetched | None:
+    snapshot = repository.find_complete(repository.commit_of(revision))
     return Fetched(snapshot, revision) if snapshot else None
 
 
-def _adopt(repository: Repository, revision: str, foreign: Snapshot | None, error: HubError) -> Fetched:
-    """What another program has put into the cache, where the hub gives nothing.
+def _take_unverified(repository: Repository, revision: str, foreign: Snapshot | None, error: HubError) -> Fetched:
+    """Take the files that another program has put into the cache, if the hub gives none.
 
     Raises:
-        HubError: if there is nothing, or a part of it.
+        HubError: if there are none, or not all of them.
     """
     names = {file.name for file in foreign.files} if foreign else set()
-    if foreign and not (_lacking(foreign) or names.isdisjoint((WEIGHTS, INDEX))):
-        with contextlib.suppress(StorageError):  # a cache that cannot be written can be read
-            repository.keep(foreign, revision)
-        plain = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
-        note = "its files have no hashes that they could be compared with" if plain else ""
+    if foreign and not (_find_missing_shard(foreign) or names.isdisjoint((WEIGHTS, INDEX))):
+        with contextlib.suppress(StorageError):  # the cache may be read-only
+            repository.record(foreign, revision)
+        lacks_hashes = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
+        note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
         return Fetched(foreign, revision, note=note)
     if not error.offline:
         raise error
-    lacking = _lacking(foreign) if foreign else ""
+    missing_shard = _find_missing_shard(foreign) if foreign else ""
     state = (
-        f"incomplete in the cache: it lacks {lacking or WEIGHTS}"
+        f"incomplete in the cache: it lacks {missing_shard or WEIGHTS}"
         if foreign
         else f"not in the cache {repository.root.parent}"
     )
@@ -118,7 +118,7 @@ def _adopt(repository: Repository, revision: str, foreign: Snapshot | None, erro
     raise HubError(f"at revision {revision} is {state}{reason}", error.possible, error.action, offline=True)
 
 
-def _lacking(snapshot: Snapshot) -> str:
+def _find_missing_shard(snapshot: Snapshot) -> str:
     """The first shard that is missing; empty if there is none."""
     names = {file.name for file in snapshot.files}
     if WEIGHTS in names or INDEX not in names:
@@ -129,16 +129,18 @@ def _lacking(snapshot: Snapshot) -> str:
     return next((shard for shard in expected if shard not in names), "")
 
 
-def choose(files: list[HubFile]) -> list[HubFile]:
-    """The files that are needed: configuration, vocabulary, and the weights once.
+def choose_files(files: list[HubFile]) -> list[HubFile]:
+    """Choose the files that are needed: configuration, vocabulary, and the weights in one format.
 
     Raises:
-        HubError: if it is no network that can be used.
+        HubError: if these are not the files of a network that can be used.
     """
     names = {file.name for file in files}
     if CONFIG not in names:
         raise HubError(f"has no {CONFIG}", _POSSIBLE, "use another network")
-    configuration = [file for file in files if _BESIDE.fullmatch(file.name) or file.name == families.POOLING_FILE]
+    configuration = [
+        file for file in files if _CONFIGURATION.fullmatch(file.name) or file.name == families.POOLING_FILE
+    ]
     if WEIGHTS in names:
         weights = [file for file in files if file.name == WEIGHTS]
         configuration = [file for file in configuration if file.name != INDEX]
@@ -158,11 +160,11 @@ def choose(files: list[HubFile]) -> list[HubFile]:
     return [*configuration, *weights]
 
 
-def _fetch(
+def _download_missing(
     connection: Connection, repository: Repository, revision: str, commit: str, listed: list[HubFile]
 ) -> Fetched:
-    """Download what is missing of a commit; the caller holds the lock."""
-    files = choose(listed)
+    """Download the missing files of a commit; the caller holds the lock."""
+    files = choose_files(listed)
     missing = [file for file in files if not file.is_in(repository.blobs / file.hash)]
     pickle = next((file for file in files if file.name == PICKLE), None)
     total = sum(file.size for file in missing)
@@ -179,14 +181,14 @@ def _fetch(
     if pickle in missing:
         (repository.blobs / pickle.hash).unlink()
     snapshot = Snapshot(repository.name, commit, repository.folder(commit), tuple(files), PICKLE if pickle else "")
-    repository.keep(snapshot, revision)
+    repository.record(snapshot, revision)
     if removed_bytes := repository.remove_abandoned():
         connection.say(f"hub: removed {removed_bytes / 1e6:,.1f} MB of downloads that nobody resumed")
     return Fetched(snapshot, revision, tuple(file.name for file in missing))
 
 
 def _convert(connection: Connection, repository: Repository, folder: Path, pickle: HubFile) -> HubFile:
-    """Convert the pickle of a staged folder, and take it away."""
+    """Convert the pickle of a staged folder, and remove it from the folder."""
     connection.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
     try:
         converted = converting.convert(folder / pickle.name)

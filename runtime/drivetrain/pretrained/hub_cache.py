@@ -28,7 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
-"""Seconds after which an incomplete file counts as abandoned, as those of a revision that has moved on."""
+"""Age after which an incomplete file is removed: if its revision has changed, no download resumes it."""
 _LOCK = ".drivetrain.lock"
 
 
@@ -41,7 +41,7 @@ class Snapshot:
     folder: Path
     files: tuple[HubFile, ...]
     converted: str = ""
-    """The pickle that model.safetensors was made of; empty if the hub has it as safetensors."""
+    """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
 
     @property
     def size(self) -> int:
@@ -51,18 +51,18 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Repository:
-    """What the cache has of one name on the hub."""
+    """The part of the cache for one repository of the hub."""
 
     name: str
     root: Path
 
     @property
     def blobs(self) -> Path:
-        """The folder of contents."""
+        """The folder of file contents."""
         return self.root / "blobs"
 
     def commit_of(self, revision: str) -> str:
-        """The commit that a revision was when it was fetched; empty if it was not."""
+        """The commit of a revision at the time it was fetched; empty if it was not fetched."""
         if COMMIT.fullmatch(revision):
             return revision
         if not _REVISION.fullmatch(revision):
@@ -77,24 +77,24 @@ class Repository:
         """The folder of a commit's files."""
         return self.root / "snapshots" / commit
 
-    def complete(self, commit: str) -> Snapshot | None:
-        """A commit that was compared with its hashes, and whose files are there."""
-        record = read_json(self._record(commit))
+    def find_complete(self, commit: str) -> Snapshot | None:
+        """The snapshot of a commit whose files were compared with their hashes; None if one of them is missing."""
+        record = read_json(self._record_path(commit))
         try:
             files = tuple(HubFile(name, row["size"], row["hash"]) for name, row in record["files"].items())
             converted = str(record["converted"] or "")
         except (TypeError, LookupError, AttributeError):
             return None
         folder = self.folder(commit)
-        if not all(_size(folder / file.name) == file.size for file in files):
+        if not all(_file_size(folder / file.name) == file.size for file in files):
             return None
         return Snapshot(self.name, commit, folder, files, converted)
 
-    def foreign(self, commit: str, *, nested: bool = False) -> Snapshot | None:
-        """A commit that another program put there, if its files have the hashes by which they are named.
+    def find_foreign(self, commit: str, *, nested: bool = False) -> Snapshot | None:
+        """The snapshot of a commit from another program; None if a file does not have the hash that is its name.
 
-        Files that are no links have no such name, and are taken as they are. Of a network only the files at the top
-        are looked at; of a dataset, which is `nested`, all of them.
+        Only links lead to files that are named by their hash; other files are not checked. Of a network only the files at
+        the top count; of a dataset, which is `nested`, all files.
         """
         folder = self.folder(commit)
         if not folder.is_dir() or not (nested or (folder / "config.json").is_file()):
@@ -112,7 +112,7 @@ class Repository:
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Fetch alone: another process waits, and finds everything there.
+        """A block in which no other process fetches; it waits, and then finds all files in the cache.
 
         Raises:
             StorageError: if the cache cannot be written.
@@ -121,7 +121,7 @@ class Repository:
         try:
             handle = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _unwritable(self.root, error) from None
+            raise _unwritable_error(self.root, error) from None
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,45 +136,47 @@ class Repository:
 
     @contextmanager
     def staged(self, commit: str, files: Mapping[str, str]) -> Iterator[Path]:
-        """A new folder with links to blobs, which becomes the commit's folder if the block ends well.
+        """A block with a new folder of links to blobs, which becomes the commit's folder if the block raises no error.
 
         Args:
-            commit: of the files.
-            files: hash by file name.
+            commit: commit of the files.
+            files: hashes by file name.
         """
         final = self.folder(commit)
         staging = final.with_name(f".{commit}.{os.getpid()}")
-        for leftover in final.parent.glob(f".{commit}.*"):  # of a killed process; the caller holds the lock
+        for leftover in final.parent.glob(f".{commit}.*"):  # from killed processes; the caller holds the lock
             shutil.rmtree(leftover, ignore_errors=True)
         try:
             staging.mkdir(parents=True)
             for name, digest in files.items():
                 self._link(staging / name, digest, name.count("/"))
             yield staging
-            for other in sorted(final.rglob("*")) if final.is_dir() else ():  # of another program, which may use it
-                target = staging / other.relative_to(final)
-                if not os.path.lexists(target) and (other.is_symlink() or not other.is_dir()):
+            for foreign_file in (
+                sorted(final.rglob("*")) if final.is_dir() else ()
+            ):  # of another program, which may use it
+                target = staging / foreign_file.relative_to(final)
+                if not os.path.lexists(target) and (foreign_file.is_symlink() or not foreign_file.is_dir()):
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(other, target)
+                    shutil.move(foreign_file, target)
             if final.is_dir():
                 shutil.rmtree(final)
             staging.rename(final)
             sync_folder(final.parent)
         except OSError as error:
-            raise _unwritable(final, error) from None
+            raise _unwritable_error(final, error) from None
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
     def remove_abandoned(self) -> int:
         """Remove incomplete files that nobody resumed for a while; the caller holds the lock. Returns their bytes."""
-        removed = 0
+        removed_bytes = 0
         for part in self.blobs.glob(f"*{PART}"):
             with contextlib.suppress(OSError):  # what cannot be removed is no reason to end
                 status = part.stat()
                 if time.time() - status.st_mtime > ABANDONED_SECONDS:
                     part.unlink()
-                    removed += status.st_size
-        return removed
+                    removed_bytes += status.st_size
+        return removed_bytes
 
     def _link(self, path: Path, digest: str, depth: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,8 +185,8 @@ class Repository:
         except OSError:  # a file system without links
             shutil.copyfile(self.blobs / digest, path)
 
-    def keep(self, snapshot: Snapshot, revision: str) -> None:
-        """Record a complete commit, and that the revision means it.
+    def record(self, snapshot: Snapshot, revision: str) -> None:
+        """Record that a commit is complete, and that the revision is this commit.
 
         Raises:
             StorageError: if the cache cannot be written.
@@ -192,50 +194,51 @@ class Repository:
         make_folder(self.root / "drivetrain")
         files = {file.name: {"size": file.size, "hash": file.hash} for file in snapshot.files}
         record = {"name": self.name, "commit": snapshot.commit, "files": files, "converted": snapshot.converted}
-        write_json(self._record(snapshot.commit), record)
+        write_json(self._record_path(snapshot.commit), record)
         if revision != snapshot.commit and _REVISION.fullmatch(revision):
             ref = self.root / "refs" / revision
             make_folder(ref.parent)
             write_text(ref, snapshot.commit)
 
-    def listing(self, commit: str) -> list[HubFile] | None:
-        """All files that a commit has on the hub; None if they were not listed."""
+    def read_listing(self, commit: str) -> list[HubFile] | None:
+        """The list of all files that a commit has on the hub; None if it was not fetched."""
         try:
             return [
-                HubFile(str(name), int(size), str(digest)) for name, size, digest in read_json(self._listing(commit))
+                HubFile(str(name), int(size), str(digest))
+                for name, size, digest in read_json(self._listing_path(commit))
             ]
         except (TypeError, ValueError):
             return None
 
-    def keep_listing(self, commit: str, files: Sequence[HubFile]) -> None:
-        """Record which files a commit has on the hub, so that it need not be asked again.
+    def write_listing(self, commit: str, files: Sequence[HubFile]) -> None:
+        """Record which files a commit has on the hub, so that the hub is not asked again.
 
         Raises:
             StorageError: if the cache cannot be written.
         """
         make_folder(self.root / "drivetrain")
-        write_json(self._listing(commit), [[file.name, file.size, file.hash] for file in files])
+        write_json(self._listing_path(commit), [[file.name, file.size, file.hash] for file in files])
 
-    def _listing(self, commit: str) -> Path:
+    def _listing_path(self, commit: str) -> Path:
         return self.root / "drivetrain" / f"{commit}.files.json"
 
-    def _record(self, commit: str) -> Path:
+    def _record_path(self, commit: str) -> Path:
         return self.root / "drivetrain" / f"{commit}.json"
 
 
-def repository(cache: Path, name: str, kind: HubKind = NETWORK) -> Repository:
-    """What the cache has of a name."""
+def find_repository(cache: Path, name: str, kind: HubKind = NETWORK) -> Repository:
+    """The part of the cache for a name on the hub."""
     return Repository(name, cache / f"{kind.folder}--{name.replace('/', '--')}")
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return -1
 
 
-def _unwritable(root: Path, error: OSError) -> StorageError:
+def _unwritable_error(root: Path, error: OSError) -> StorageError:
     return StorageError(
         f"{root}: {error.strerror}", "a cache that this user can write to", "set HF_HOME to another folder"
     )

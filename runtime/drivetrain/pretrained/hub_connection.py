@@ -1,6 +1,6 @@
-"""Requests to the Hugging Face hub: with its token, proxies and certificates, and patient with a hub that is busy.
+"""Sends requests to the Hugging Face hub, with token, proxies and certificates, and repeats them if the hub is busy.
 
-The hub's own client is not used here: it compares no hashes, and starts a file anew after its process was killed.
+The hub's own client is not used: it compares no hashes, and downloads a file from its start after its process was killed.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from drivetrain.system.secrets import mask
 from drivetrain.system.version import VERSION
 
 READ_TIMEOUT_SECONDS = 10.0
-"""Seconds to wait for the hub's next byte."""
+"""Longest wait for the hub's next byte."""
 FIRST_PAUSE_SECONDS = 1.0
-"""Seconds before the second attempt; each further one waits twice as long."""
+"""Pause before the second attempt; each further pause is twice as long."""
 MAX_ATTEMPTS = 4
-"""Attempts at a hub that answers with an error of its own."""
-LONGEST_WAIT = 300.0
-"""Seconds that the hub may make us wait in all."""
-MOST_JSON = 32 << 20
-"""Bytes of a list that the hub sends."""
+"""Attempts if the hub answers with a server error."""
+MAX_WAIT_SECONDS = 300.0
+"""Longest sum of the pauses that the hub asks for."""
+MAX_JSON_BYTES = 32 << 20
+"""Longest list that is read from the hub."""
 TOKEN = "HF_TOKEN"
-_BUSY = (408, 429, 500, 502, 503, 504)
+_BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 _TRUE = ("1", "on", "yes", "true")
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder that all Hugging Face libraries share."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
             return Path(os.path.expanduser(environ[name]))
-    return _home(environ) / "hub"
+    return _find_home(environ) / "hub"
 
 
 def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user has turned requests to the hub off."""
+    """Whether the user has turned off requests to the hub."""
     return any(environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
-def _home(environ: Mapping[str, str]) -> Path:
+def _find_home(environ: Mapping[str, str]) -> Path:
     shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(environ.get("HF_HOME") or f"{shared}/huggingface"))
 
 
 def find_token(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The token, and where it comes from; both empty if there is none."""
+    """The token, and the variable or file in which it was; both are empty if there is none."""
     if environ.get(TOKEN):
         return environ[TOKEN].strip(), TOKEN
-    path = Path(os.path.expanduser(environ.get("HF_TOKEN_PATH") or _home(environ) / "token"))
+    path = Path(os.path.expanduser(environ.get("HF_TOKEN_PATH") or _find_home(environ) / "token"))
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -75,39 +75,40 @@ def find_token(environ: Mapping[str, str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Connection:
-    """The way to one hub."""
+    """A hub, and how to reach it."""
 
     endpoint: str
     token: str
     source: str
-    """Where the token comes from, for messages."""
+    """The variable or file of the token, for messages."""
     opener: OpenerDirector
     say: Callable[[str], None]
     kind: HubKind = NETWORK
 
-    def json(self, path: str) -> tuple[object, str]:
-        """The content at a path of the hub, and the path of its next page, which is empty for the last one.
+    def read_json_page(self, path: str) -> tuple[object, str]:
+        """Read the JSON at a path of the hub; also returns the path of its next page, empty for the last page.
 
         Raises:
-            HubError: if the hub does not give it.
+            HubError: if the hub does not answer with JSON.
         """
         with self.open(f"{self.endpoint}{path}") as answer:
             try:
-                content = parse_json(answer.read(MOST_JSON))
+                content = parse_json(answer.read(MAX_JSON_BYTES))
             except (OSError, HTTPException) as error:
-                raise unreachable(self.endpoint, error) from None
+                raise unreachable_error(self.endpoint, error) from None
             except ValueError:
                 raise HubError(
                     f"{mask(self.endpoint)} answers with something that is no JSON",
                     "a hub, or a mirror of it",
                     "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
                 ) from None
-            follow = _NEXT.search(answer.headers.get("Link", ""))
-        following = urljoin(self.endpoint, follow[1]) if follow else ""
-        return content, following.removeprefix(self.endpoint) if following.startswith(f"{self.endpoint}/") else ""
+            next_link = _NEXT.search(answer.headers.get("Link", ""))
+        next_url = urljoin(self.endpoint, next_link[1]) if next_link else ""
+        # Pages on other hosts are not read.
+        return content, next_url.removeprefix(self.endpoint) if next_url.startswith(f"{self.endpoint}/") else ""
 
-    def range(self, url: str, start: int, count: int) -> bytes | None:
-        """Some bytes of a file; None from a server that sends the whole file for a part of it.
+    def read_range(self, url: str, start: int, count: int) -> bytes | None:
+        """Read `count` bytes of a file from `start`; None if the server sends the whole file instead.
 
         Raises:
             HubError: if the hub refuses, or cannot be reached.
@@ -123,7 +124,7 @@ class Connection:
                 try:
                     content = answer.read(count)
                 except (OSError, HTTPException) as error:
-                    reason = _reason(error)
+                    reason = _describe_cause(error)
                     continue
                 if len(content) == count:
                     return content
@@ -135,7 +136,7 @@ class Connection:
         )
 
     def open(self, url: str, *, start: int = 0, last: int | None = None) -> HTTPResponse:
-        """The answer to a GET request for all bytes from `start` on, up to `last`.
+        """Send a GET request for the bytes from `start` to `last`; None stands for the end.
 
         Raises:
             HubError: if the hub refuses, asks to wait for too long, or cannot be reached.
@@ -154,35 +155,35 @@ class Connection:
             except HTTPError as error:
                 with error:
                     status, headers = error.code, error.headers
-                pause = _pause(status, headers, attempt)
-                if pause is None or waited + pause > LONGEST_WAIT:
+                pause = _compute_pause(status, headers, attempt)
+                if pause is None or waited + pause > MAX_WAIT_SECONDS:
                     raise explain_refusal(status, headers, self.endpoint, self.source, pause, self.kind) from None
                 reason = f"{status}, {'too many requests' if status == 429 else 'an error of the hub'}"
-            except URLError as error:  # no connection: the same a moment later
-                raise unreachable(self.endpoint, error) from None
+            except URLError as error:  # without a connection another attempt is useless
+                raise unreachable_error(self.endpoint, error) from None
             except (OSError, HTTPException) as error:
                 if attempt == 2:
-                    raise unreachable(self.endpoint, error) from None
-                pause, reason = FIRST_PAUSE_SECONDS, _reason(error)
+                    raise unreachable_error(self.endpoint, error) from None
+                pause, reason = FIRST_PAUSE_SECONDS, _describe_cause(error)
             waited += pause
             self.say(f"hub: {reason}; next attempt in {pause:,.0f} s")
             time.sleep(pause)
 
 
 def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ, kind: HubKind = NETWORK) -> Connection:
-    """The way to the hub of HF_ENDPOINT.
+    """Prepare requests to the hub of HF_ENDPOINT.
 
     Raises:
         HubError: if HF_ENDPOINT is no address.
     """
     endpoint = (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    where = urlsplit(endpoint)
-    if where.scheme not in ("http", "https") or not where.hostname:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise HubError(
             f"HF_ENDPOINT is {endpoint!r}", "an address such as https://huggingface.co", "correct it, or unset it"
         )
     token, source = find_token(environ)
-    if token and where.scheme == "http" and not web.is_loopback(where.hostname):
+    if token and url.scheme == "http" and not web.is_loopback(url.hostname):
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
         token, source = "", ""
     opener = build_opener(ProxyHandler(web.proxies(endpoint)), HTTPSHandler(context=web.certificates()), _Redirects())
@@ -190,22 +191,22 @@ def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ,
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects as the hub's files need them; the token stays with its host."""
+    """Follows the redirects of the hub's files; the token is sent only to the same host."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request:
-        before, after = urlsplit(req.full_url), urlsplit(newurl)
-        if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme != "https"):
+        old_url, new_url = urlsplit(req.full_url), urlsplit(newurl)
+        if new_url.scheme not in ("http", "https") or (old_url.scheme == "https" and new_url.scheme != "https"):
             fp.close()
             raise HubError(
-                f"{before.hostname} redirects to {after.scheme}://{after.hostname}, which is not encrypted",
+                f"{old_url.hostname} redirects to {new_url.scheme}://{new_url.hostname}, which is not encrypted",
                 "https all the way",
                 "check HF_ENDPOINT and the proxy",
             )
-        kept_headers = ["User-agent", "Range"] + (["Authorization"] if _origin(before) == _origin(after) else [])
+        header_names = ["User-agent", "Range"] + (["Authorization"] if _origin(old_url) == _origin(new_url) else [])
         return Request(
-            newurl, headers={name: str(req.get_header(name)) for name in kept_headers if req.has_header(name)}
+            newurl, headers={name: str(req.get_header(name)) for name in header_names if req.has_header(name)}
         )
 
 
@@ -213,9 +214,9 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
     return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}[url.scheme]
 
 
-def _pause(status: int, headers: Message, attempt: int) -> float | None:
-    """Seconds until the next attempt; None if there is none."""
-    if status not in _BUSY or (status != 429 and attempt == MAX_ATTEMPTS):
+def _compute_pause(status: int, headers: Message, attempt: int) -> float | None:
+    """Seconds until the next attempt; None if no further attempt is made."""
+    if status not in _BUSY_STATUSES or (status != 429 and attempt == MAX_ATTEMPTS):
         return None
     return max(read_retry_after(headers) or 0.0, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 6))
 
@@ -232,7 +233,7 @@ def read_retry_after(headers: Message) -> float | None:
         return float(reset[1]) if reset else None
 
 
-def unreachable(endpoint: str, error: Exception) -> HubError:
+def unreachable_error(endpoint: str, error: Exception) -> HubError:
     """The error for a hub that gives no answer."""
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -244,14 +245,14 @@ def unreachable(endpoint: str, error: Exception) -> HubError:
     else:
         action = "check the network connection, https_proxy and HF_ENDPOINT"
     return HubError(
-        f"{mask(endpoint)} cannot be reached: {_reason(cause)}",
+        f"{mask(endpoint)} cannot be reached: {_describe_cause(cause)}",
         "a network, or files that were fetched before",
         action,
         offline=True,
     )
 
 
-def _reason(cause: object) -> str:
+def _describe_cause(cause: object) -> str:
     if isinstance(cause, TimeoutError):
         return f"no answer within {READ_TIMEOUT_SECONDS:g} s"
     text = str(getattr(cause, "strerror", None) or cause).strip() or type(cause).__name__

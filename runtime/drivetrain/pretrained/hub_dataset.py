@@ -1,7 +1,7 @@
-"""Fetches files of a dataset on the Hugging Face hub, once: later runs find them in the cache and ask for nothing.
+"""Fetches files of a dataset on the Hugging Face hub once; later runs use the cache and need no network.
 
-The cache, the hashes and the download are those of networks. Which files a commit has is recorded, so that another file
-of a commit is found without a request for the list. Code in a repository is neither fetched nor run.
+Cache, hashes and downloads work as for networks. The list of a commit's files is recorded, so that other files of the
+commit need no further request for it. Code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from drivetrain.pretrained.hub_error import DATASET, HubError
 from drivetrain.system.console import say as say_line
 
 Choose = Callable[[Sequence[str], str], Sequence[str]]
-"""The files that are needed, of all paths of the repository and its README.md; raises HubError if there are none."""
+"""Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
 
 @dataclass(frozen=True)
 class HubData:
-    """Files of a dataset in the cache, and what this call did for them."""
+    """Files of a dataset in the cache, and what this call downloaded for them."""
 
     name: str
     commit: str
     folder: Path
     files: tuple[HubFile, ...]
-    """Those that are needed, with README.md."""
+    """The needed files, with README.md."""
     paths: tuple[str, ...]
-    """Of all files of the repository."""
+    """Paths of all files of the repository."""
     readme: str = ""
     new: tuple[str, ...] = ()
     """Files that were downloaded by this call."""
     note: str = ""
-    """What could not be checked; empty if everything was."""
+    """What could not be checked; empty if everything was checked."""
 
     @property
     def size(self) -> int:
@@ -47,20 +47,20 @@ class HubData:
 
 
 def find_cached(name: str, revision: str, choose: Choose) -> HubData | None:
-    """The files of a dataset in the cache; None if one of them is not there. Nothing is asked of the network.
+    """Find the files of a dataset in the cache, without a request; None if one of them is not there.
 
     Raises:
         HubError: from `choose`.
     """
-    repository = hub_cache.repository(hub_connection.cache_folder(), name, DATASET)
+    repository = hub_cache.find_repository(hub_connection.find_cache_folder(), name, DATASET)
     commit = repository.commit_of(revision)
-    listed = repository.listing(commit) if commit else None
+    listed = repository.read_listing(commit) if commit else None
     if listed is None:
         return None
     verified = {file.name: file for file in _list_verified(repository, commit)}
     if any(file.name == README for file in listed) and README not in verified:
         return None
-    readme = _text(repository.folder(commit) / README) if README in verified else ""
+    readme = _read_text(repository.folder(commit) / README) if README in verified else ""
     chosen_files = _choose_files(listed, choose, readme)
     if any(verified.get(file.name) != file for file in chosen_files):
         return None
@@ -72,14 +72,14 @@ def find_cached(name: str, revision: str, choose: Choose) -> HubData | None:
 def fetch(
     name: str, revision: str, choose: Choose, say: Callable[[str], None] = say_line, *, update: bool = False
 ) -> HubData:
-    """The files of a dataset, from the cache or else from the hub.
+    """Fetch the files of a dataset from the cache or, if they are not there, from the hub.
 
     Args:
-        name: such as `stanfordnlp/imdb`.
+        name: its name, such as `stanfordnlp/imdb`.
         revision: a branch, a tag or a commit.
-        choose: says which files are needed.
-        say: takes lines about a download.
-        update: ask the hub which commit a branch or tag is now, whatever the cache has.
+        choose: chooses the needed files.
+        say: prints lines about a download.
+        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
 
     Raises:
         HubError: if there is none, or it cannot be downloaded, or from `choose`.
@@ -87,35 +87,39 @@ def fetch(
     """
     if not update and (cached_data := find_cached(name, revision, choose)):
         return cached_data
-    repository = hub_cache.repository(hub_connection.cache_folder(), name, DATASET)
+    repository = hub_cache.find_repository(hub_connection.find_cache_folder(), name, DATASET)
     known_commit = repository.commit_of(revision)
     if hub_connection.is_offline():
         closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
-        return _adopt(repository, revision, choose, HubError(closed, "", "unset HF_HUB_OFFLINE", offline=True))
+        return _take_unverified(
+            repository, revision, choose, HubError(closed, "", "unset HF_HUB_OFFLINE", offline=True)
+        )
     try:
         connection = hub_connection.connect(say, kind=DATASET)
-        commit = hub_listing.commit(connection, name, revision) if update or not known_commit else known_commit
+        commit = hub_listing.find_commit(connection, name, revision) if update or not known_commit else known_commit
         with repository.locked(say):
             if cached_data := find_cached(name, commit, choose):
-                repository.keep(_snapshot(repository, commit), revision)
+                repository.record(_make_snapshot(repository, commit), revision)
                 return cached_data
-            return _fetch(connection, repository, revision, commit, choose)
+            return _download_missing(connection, repository, revision, commit, choose)
     except HubError as error:
         if update or not error.offline:
             raise
-        return _adopt(repository, revision, choose, error)
+        return _take_unverified(repository, revision, choose, error)
 
 
-def _fetch(connection: Connection, repository: Repository, revision: str, commit: str, choose: Choose) -> HubData:
-    """Download what is missing of a commit; the caller holds the lock."""
-    listed = repository.listing(commit)
+def _download_missing(
+    connection: Connection, repository: Repository, revision: str, commit: str, choose: Choose
+) -> HubData:
+    """Download the missing files of a commit; the caller holds the lock."""
+    listed = repository.read_listing(commit)
     if listed is None:
-        listed = hub_listing.files(connection, repository.name, commit, nested=True)
-        repository.keep_listing(commit, listed)
-    about = next((file for file in listed if file.name == README), None)
-    if about and not about.is_in(repository.blobs / about.hash):
-        _download(connection, repository, commit, [about], Progress(about.size, lambda line: None))
-    readme = _text(repository.blobs / about.hash) if about else ""
+        listed = hub_listing.list_files(connection, repository.name, commit, nested=True)
+        repository.write_listing(commit, listed)
+    readme_file = next((file for file in listed if file.name == README), None)
+    if readme_file and not readme_file.is_in(repository.blobs / readme_file.hash):
+        _download(connection, repository, commit, [readme_file], Progress(readme_file.size, lambda line: None))
+    readme = _read_text(repository.blobs / readme_file.hash) if readme_file else ""
     chosen_files = _choose_files(listed, choose, readme)
     missing = [file for file in chosen_files if not file.is_in(repository.blobs / file.hash)]
     total = sum(file.size for file in missing)
@@ -127,7 +131,7 @@ def _fetch(connection: Connection, repository: Repository, revision: str, commit
     files = {file.name: file for file in (*_list_verified(repository, commit), *chosen_files)}
     with repository.staged(commit, {file.name: file.hash for file in files.values()}):
         pass
-    repository.keep(Snapshot(repository.name, commit, repository.folder(commit), tuple(files.values())), revision)
+    repository.record(Snapshot(repository.name, commit, repository.folder(commit), tuple(files.values())), revision)
     if removed_bytes := repository.remove_abandoned():
         connection.say(f"hub: removed {removed_bytes / 1e6:,.1f} MB of downloads that nobody resumed")
     new, paths = tuple(file.name for file in missing), tuple(file.name for file in listed)
@@ -139,24 +143,24 @@ def _download(
 ) -> None:
     for file in files:
         if not file.is_in(repository.blobs / file.hash):  # two files can have one content
-            url = file_url(connection, repository.name, commit, file)
+            url = make_file_url(connection, repository.name, commit, file)
             download(connection, url, file, repository.blobs / file.hash, progress)
 
 
-def file_url(connection: Connection, name: str, commit: str, file: HubFile) -> str:
-    """Where a file of a dataset is."""
+def make_file_url(connection: Connection, name: str, commit: str, file: HubFile) -> str:
+    """The URL of a file of a dataset."""
     return f"{connection.endpoint}/{DATASET.address}{quote(name)}/resolve/{commit}/{quote(file.name)}"
 
 
 def list_files(name: str, commit: str) -> list[HubFile]:
-    """All files of a commit that was fetched, or a part of it; none if it was not."""
-    return hub_cache.repository(hub_connection.cache_folder(), name, DATASET).listing(commit) or []
+    """All files on the hub of a commit of which some were fetched; empty if none were."""
+    return hub_cache.find_repository(hub_connection.find_cache_folder(), name, DATASET).read_listing(commit) or []
 
 
-def readme(name: str, commit: str) -> str:
+def read_readme(name: str, commit: str) -> str:
     """The README.md of a commit that was fetched; empty if it has none."""
-    repository = hub_cache.repository(hub_connection.cache_folder(), name, DATASET)
-    return _text(repository.folder(commit) / README)
+    repository = hub_cache.find_repository(hub_connection.find_cache_folder(), name, DATASET)
+    return _read_text(repository.folder(commit) / README)
 
 
 def _choose_files(listed: Sequence[HubFile], choose: Choose, readme: str) -> list[HubFile]:
@@ -165,29 +169,29 @@ def _choose_files(listed: Sequence[HubFile], choose: Choose, readme: str) -> lis
 
 
 def _list_verified(repository: Repository, commit: str) -> tuple[HubFile, ...]:
-    """Files of a commit that were compared with their hashes, and that are there."""
-    snapshot = repository.complete(commit)
+    """The files of a commit that are in the cache and were compared with their hashes."""
+    snapshot = repository.find_complete(commit)
     return snapshot.files if snapshot else ()
 
 
-def _snapshot(repository: Repository, commit: str) -> Snapshot:
+def _make_snapshot(repository: Repository, commit: str) -> Snapshot:
     return Snapshot(repository.name, commit, repository.folder(commit), _list_verified(repository, commit))
 
 
-def _adopt(repository: Repository, revision: str, choose: Choose, error: HubError) -> HubData:
-    """What another program has put into the cache, where the hub cannot be reached.
+def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> HubData:
+    """Take the files that another program has put into the cache, if the hub cannot be reached.
 
     Raises:
-        HubError: if there is nothing, or not all that is needed.
+        HubError: if there are none, or not all needed files.
     """
     commit = repository.commit_of(revision)
-    foreign = repository.foreign(commit, nested=True) if commit else None
+    foreign = repository.find_foreign(commit, nested=True) if commit else None
     if foreign and foreign.files:
-        readme = _text(foreign.folder / README)
+        readme = _read_text(foreign.folder / README)
         paths = tuple(file.name for file in foreign.files)
         chosen_files = _choose_files(foreign.files, choose, readme)
-        plain = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
-        note = "its files have no hashes that they could be compared with" if plain else ""
+        lacks_hashes = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
+        note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
         return HubData(repository.name, commit, foreign.folder, tuple(chosen_files), paths, readme, note=note)
     raise HubError(
         f"at revision {revision} is not in the cache {repository.root.parent}, and {error.given}",
@@ -197,7 +201,7 @@ def _adopt(repository: Repository, revision: str, choose: Choose, error: HubErro
     )
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

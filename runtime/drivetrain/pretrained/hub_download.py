@@ -1,4 +1,4 @@
-"""Downloads one file of the hub: resumed where it was cut, compared with its hash, and visible only when complete."""
+"""Downloads one file of the hub: resumes an interrupted download, compares the hash, and only then names the file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import storage_error, sync_folder
 
 PART = ".part"
-"""Ending of a file that is not complete; the next process resumes it."""
+"""Suffix of an incomplete file; the next process resumes it."""
 PROGRESS_SECONDS = 5.0
-"""Seconds between two lines of progress."""
+"""Time between two lines of progress."""
 MAX_STALLED_ATTEMPTS = 4
-"""Attempts in a row that bring no byte, after which a download ends."""
+"""Successive attempts without a new byte after which a download fails."""
 _CHUNK_BYTES = 1 << 18
 _SPARE_BYTES = 64 << 20
-"""Bytes that stay free on the disk."""
+"""Space that must stay free on the disk."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HubFile:
 
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     hash: str
     """SHA-256 of a large file, or the 40 digits by which git names a small one."""
 
@@ -53,32 +53,34 @@ class HubFile:
 
 @dataclass
 class Progress:
-    """Prints amount, rate and time left of a download, every few seconds."""
+    """Prints amount, rate and remaining time of a download every few seconds."""
 
     total: int
-    """Bytes."""
+    """Bytes of all files."""
     say: Callable[[str], None]
     done: int = 0
-    _begun: float = field(default_factory=time.monotonic)
-    _told: float = field(default_factory=time.monotonic)
+    """Bytes that are on the disk."""
+    _begun_at: float = field(default_factory=time.monotonic)
+    _printed_at: float = field(default_factory=time.monotonic)
     _received: int = 0
 
     def add(self, count: int, *, received: bool = True) -> None:
-        """Count bytes; those that were there before have no part in the rate."""
+        """Count bytes on the disk; only `received` ones count for the rate."""
         self.done += count
-        self._received += count * received
+        if received:
+            self._received += count
         now = time.monotonic()
-        if now - self._told < PROGRESS_SECONDS or self.done >= self.total:
+        if now - self._printed_at < PROGRESS_SECONDS or self.done >= self.total:
             return
-        self._told = now
-        rate = max(1.0, self._received / (now - self._begun))
+        self._printed_at = now
+        rate = max(1.0, self._received / (now - self._begun_at))
         seconds_left = (self.total - self.done) / rate
         self.say(
-            f"hub: {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {rate / 1e6:,.2f} MB/s, about {_duration(seconds_left)} left"
+            f"hub: {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {rate / 1e6:,.2f} MB/s, about {_format_duration(seconds_left)} left"
         )
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds < 90 else f"{seconds / 60:,.0f} min"
 
 
@@ -108,13 +110,13 @@ def receive(connection: Connection, url: str, file: HubFile, part: Path, progres
         HubError: if the hub refuses, the link stays cut, or the content is another one.
         OSError: if it cannot be written.
     """
-    for last in (False, True):
+    for is_last in (False, True):
         _receive_all(connection, url, file, part, progress)
         if file.is_in(part):
             return
         part.unlink()
         progress.add(-file.size, received=False)
-        if last:
+        if is_last:
             raise HubError(
                 f"{file.name} has another hash than the hub says, in two downloads",
                 f"a file with {'SHA-256' if len(file.hash) == 64 else 'the git hash'} {file.hash}",
@@ -131,31 +133,31 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def _check_space(part: Path, file: HubFile) -> None:
-    have = part.stat().st_size if part.exists() else 0
+    part_size = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
-    if file.size - have + _SPARE_BYTES > free:
+    if file.size - part_size + _SPARE_BYTES > free:
         raise StorageError(
-            f"{part.parent}: {file.name} needs {(file.size - have) / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free",
+            f"{part.parent}: {file.name} needs {(file.size - part_size) / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free",
             "a folder with free space",
             "free some space, or set HF_HOME to another folder",
         )
 
 
 def _receive_all(connection: Connection, url: str, file: HubFile, part: Path, progress: Progress) -> None:
-    """Append to the part until it has the whole size."""
-    have = part.stat().st_size if part.exists() else 0
-    if have > file.size:
+    """Append to the part until it has the whole size; repeat requests that end early."""
+    part_size = part.stat().st_size if part.exists() else 0
+    if part_size > file.size:
         part.unlink()
-        have = 0
+        part_size = 0
     part.touch()
-    progress.add(have, received=False)
-    stalls, first = 0, have
-    while have < file.size:
-        now, reason = _receive_some(connection, url, file, part, progress, patient=have > first)
-        stalls, have = (0 if now > have else stalls + 1), now
-        if have == file.size:
+    progress.add(part_size, received=False)
+    stalls, first_size = 0, part_size
+    while part_size < file.size:
+        new_size, reason = _receive_some(connection, url, file, part, progress, patient=part_size > first_size)
+        stalls, part_size = (0 if new_size > part_size else stalls + 1), new_size
+        if part_size == file.size:
             return
-        amount = f"{have / 1e6:,.1f} of {file.size / 1e6:,.1f} MB"
+        amount = f"{part_size / 1e6:,.1f} of {file.size / 1e6:,.1f} MB"
         if stalls == MAX_STALLED_ATTEMPTS:
             raise HubError(
                 f"{file.name} ends after {amount}: {reason}",
@@ -169,25 +171,28 @@ def _receive_all(connection: Connection, url: str, file: HubFile, part: Path, pr
 def _receive_some(
     connection: Connection, url: str, file: HubFile, part: Path, progress: Progress, *, patient: bool
 ) -> tuple[int, str]:
-    """One request; returns the size of the part after it, and why it ended."""
-    have = part.stat().st_size
+    """Send one request; returns the size of the part afterwards, and why the request ended.
+
+    With `patient`, a hub that cannot be reached ends only this request.
+    """
+    part_size = part.stat().st_size
     try:
-        answer = connection.open(url, start=have)
+        answer = connection.open(url, start=part_size)
     except HubError as error:
         if error.ended or (error.offline and patient):
-            return have, error.given
+            return part_size, error.given
         raise
     with answer:
-        if have and not _continues(answer, have):
+        if part_size and not _continues(answer, part_size):
             os.truncate(part, 0)
-            progress.add(-have, received=False)
+            progress.add(-part_size, received=False)
         reason = _append(answer, part, file.size, progress)
-    now = part.stat().st_size
-    if now > file.size:
+    new_size = part.stat().st_size
+    if new_size > file.size:
         os.truncate(part, 0)
-        progress.add(-now, received=False)
-        now = 0
-    return now, reason
+        progress.add(-new_size, received=False)
+        new_size = 0
+    return new_size, reason
 
 
 def _continues(answer: HTTPResponse, start: int) -> bool:
@@ -198,9 +203,9 @@ def _continues(answer: HTTPResponse, start: int) -> bool:
 def _append(answer: HTTPResponse, part: Path, size: int, progress: Progress) -> str:
     """Append the answer to the part; returns why it ended."""
     with part.open("ab") as file:
-        while (room := size + 1 - file.tell()) > 0:
+        while (missing_bytes := size + 1 - file.tell()) > 0:
             try:
-                chunk = answer.read1(min(_CHUNK_BYTES, room))
+                chunk = answer.read1(min(_CHUNK_BYTES, missing_bytes))
             except (OSError, HTTPException) as error:
                 return str(error) or type(error).__name__
             if not chunk:

@@ -1,4 +1,4 @@
-"""What can be wrong with a network or a dataset on the Hugging Face hub, in three parts; the key and its place come later."""
+"""Errors about a network or a dataset on the Hugging Face hub; the caller adds the key of the job and its place."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from email.message import Message
 
 @dataclass(frozen=True)
 class HubKind:
-    """What a repository of the hub holds; the hub's addresses and our messages depend on it."""
+    """A kind of repositories of the hub, on which addresses and messages depend."""
 
     noun: str
     folder: str
-    """In addresses of the API, and in the cache."""
+    """Part of the API's addresses, and of folder names in the cache."""
     address: str
-    """Before the name, in addresses of files."""
+    """Part before the name in addresses of files."""
     example: str
     revision: str
-    """What says the revision in a job."""
+    """For messages: where a job names the revision."""
 
 
 NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision")
@@ -28,9 +28,9 @@ class HubError(Exception):
     """A repository of the hub that cannot be used.
 
     Args:
-        given: what was found, after the name of the repository.
-        possible: what is possible here.
-        action: what to do about it.
+        description: what is wrong, to be written after the name of the repository.
+        possible: what is possible.
+        action: what the user can do.
         offline: whether the hub could not be reached at all.
         ended: whether the file has no byte at the requested position.
     """
@@ -54,12 +54,12 @@ def explain_refusal(
     """The error for an answer of the hub.
 
     Args:
-        status: of the answer.
-        headers: of the answer.
+        status: HTTP status of the answer.
+        headers: headers of the answer.
         endpoint: address of the hub.
-        source: where the token that was sent comes from; empty if none was sent.
+        source: variable or file of the token that was sent; empty if none was sent.
         pause: seconds that the hub asks to wait.
-        kind: of the repository.
+        kind: kind of the repository.
     """
     code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     new_token = _NEW_TOKEN.format(endpoint=endpoint)

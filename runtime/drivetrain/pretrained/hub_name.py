@@ -1,4 +1,4 @@
-"""What a job needs from the Hugging Face hub: pretrained weights by name, if they are no local folder, and data."""
+"""Finds what a job needs from the Hugging Face hub: pretrained weights, unless they are in a local folder, and data."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def find_weights_name(job: Job) -> str:
     return str(getattr(model, "name", "")) if getattr(model, "source", None) == "transformers" else ""
 
 
-def key(job: Job) -> tuple[str, ...]:
-    """The key that says it."""
+def find_weights_key(job: Job) -> tuple[str, ...]:
+    """The key of the job that names the pretrained weights."""
     return ("model", "pretrained" if isinstance(getattr(job, "model", None), ImageNetwork | ImageTimm) else "name")
 
 
-def of_hub(job: Job) -> str | None:
-    """The name on the hub; None if the job needs nothing from there."""
+def find_hub_weights(job: Job) -> str | None:
+    """The name on the hub of the pretrained weights; None if the job needs none from there."""
     name = find_weights_name(job)
     return name if name and not is_remote(name) and not os.path.exists(job.resolve(name)) else None
 
 
-def data_of_hub(job: Job) -> list[tuple[str, str]]:
-    """Data that is on the hub: key and address."""
+def list_hub_data(job: Job) -> list[tuple[str, str]]:
+    """The keys and addresses of a job's data on the hub."""
     return [(dot_key(key), text) for key, text in job.data_paths() if is_on_hub(text)]

@@ -1,4 +1,4 @@
-"""The input that a pretrained image network expects, read from the files beside its weights."""
+"""Reads the input that a pretrained image network expects from the files beside its weights."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from drivetrain.pretrained.folder import Pretrained
 from drivetrain.system.files import read_json
 
 FILE = "preprocessor_config.json"
-_READ = (
+_USED_KEYS = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square"),
     *("do_rescale", "rescale_factor", "rescale_offset", "do_normalize", "image_mean", "image_std", "include_top"),
     *("do_flip_channel_order", "do_pad", "pad_size", "size_divisor"),
 )
-"""Keys of a processor that decide what the network sees of a picture."""
-_WITHOUT_EFFECT = (
+"""Keys of a processor that are read, as they decide what the network sees of an image."""
+_IGNORED_KEYS = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "auto_map"),
     *("do_convert_rgb", "do_reduce_labels", "data_format", "input_data_format", "return_tensors", "device"),
     *("disable_grouping", "model_input_names", "_valid_processor_keys", "transformers_version", "name_or_path"),
 )
-"""Keys of which a color picture with a class or numbers depends in no way: names, and what is always done."""
-_LEVIT = 256 / 224
-"""The processor of LeViT resizes the short side to so many times its size, and crops."""
-_WARPED = 384
-"""From this size on, ConvNeXt resizes each side by itself and crops nothing."""
+"""Keys that do not change a color image with a class or numbers: names, and steps that are always done here."""
+_LEVIT_RESIZE_FACTOR = 256 / 224
+"""The processor of LeViT resizes the short side to its size times this factor, and crops."""
+_MIN_WARPED_SIDE = 384
+"""For this size and larger ones, ConvNeXt resizes both sides to it and does not crop."""
 
 
 def read_expected(job: ImageJob) -> ExpectedInput | None:
-    """The expected input of the job's pretrained network; None if the job has no such network.
+    """Read the expected input of the job's pretrained network; None if the job has no such network.
 
     Raises:
-        SpecError: if there is no such folder, it cannot be used, or the job requests other channels.
+        SpecError: if its folder does not exist or cannot be used, or the job requests other channels.
     """
     if timm := timm_folder.find(job):
         network_input, folder = timm.expected(), timm.folder
     elif isinstance(job.model, ImagePretrained):
         network = pretrained.find(job, job.model.name)
-        folder, processor = network.folder, _with_defaults(network)
+        folder, processor = network.folder, _read_with_defaults(network)
         channels = int(getattr(network.config, "num_channels", 3))
         side = getattr(network.config, "image_size", None)
-        network_input = of_processor(processor, channels, side)
-        if problems := not_understood(processor, network_input):
+        network_input = read_processor(processor, channels, side)
+        if problems := list_unknown_settings(processor, network_input):
             network.refuse(
                 f"{folder / FILE} has {', '.join(problems)}",
-                f"a processor with only {', '.join(_READ)}",
+                f"a processor with only {', '.join(_USED_KEYS)}",
                 "use another network, or remove the key from the file if the pictures do not need it",
             )
     else:
@@ -63,16 +63,16 @@ def read_expected(job: ImageJob) -> ExpectedInput | None:
     return network_input
 
 
-def _with_defaults(network: Pretrained) -> dict[str, object]:
-    """The description of the images beside a network, with what its class in transformers does by itself.
+def _read_with_defaults(network: Pretrained) -> dict[str, object]:
+    """Read the description of the images beside a network, with the defaults of its class in transformers.
 
     Raises:
-        SpecError: if transformers does not know such a class.
+        SpecError: if transformers does not have this class.
     """
     description = read_json(network.folder / FILE)
     if not isinstance(description, dict):
         return {}
-    with pretrained.quiet() as transformers:
+    with pretrained.quiet_transformers() as transformers:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(
                 network.folder, local_files_only=True, trust_remote_code=False
@@ -90,71 +90,71 @@ def _with_defaults(network: Pretrained) -> dict[str, object]:
                 "an image processor of transformers",
                 "use another network, or remove the file and set data.image_size and data.fit",
             )
-    # A folder that says nothing about the size leaves it to the job.
-    unsaid = () if "size" in description else ("size", "crop_size", "do_center_crop")
-    return {str(key): value for key, value in values.items() if key not in unsaid or key in description}
+    # If the file does not tell the size, the job decides it instead of the class.
+    decided_by_job = () if "size" in description else ("size", "crop_size", "do_center_crop")
+    return {str(key): value for key, value in values.items() if key not in decided_by_job or key in description}
 
 
-def of_processor(processor: Mapping[str, object], channels: int, side: object) -> ExpectedInput:
-    """The input as an image processor of transformers describes it.
+def read_processor(processor: Mapping[str, object], channels: int, side: object) -> ExpectedInput:
+    """Read the expected input from the description of an image processor of transformers.
 
     Args:
         processor: content of preprocessor_config.json; empty if there is none.
-        channels: of the network.
-        side: size in the network's configuration, which comes first.
+        channels: number of channels of the network.
+        side: size in the network's configuration, which takes precedence if it is a number.
     """
-    kind = _kind(processor)
-    mean, std = (_channel_values(processor, name, channels) for name in ("image_mean", "image_std"))
+    kind = _read_class_name(processor)
+    mean, std = (_read_channel_values(processor, name, channels) for name in ("image_mean", "image_std"))
     second_std = std if processor.get("include_top", kind == "EfficientNet") is True else None
     if processor.get("do_normalize") is False or kind == "MobileViT":
         mean, std = (0.0,) * channels, (1.0,) * channels
     if mean is None or std is None or not all(std):
         mean = std = None
     else:
-        if second_std:  # what is normalized is divided by the deviation once more
+        if second_std:  # EfficientNet divides normalized values by the deviation once more
             std = tuple(value * second for value, second in zip(std, second_std, strict=True))
-        mean, std = _for_unit_pixels(processor, mean, std)
-    size, fit, share = _geometry(processor, kind)
+        mean, std = _convert_to_unit_pixels(processor, mean, std)
+    size, fit, share = _read_geometry(processor, kind)
     return ExpectedInput(
         side if isinstance(side, int) else size,
         channels,
         mean,
         std,
         fit,
-        _interpolation(processor.get("resample")) or "bilinear",
+        _read_interpolation(processor.get("resample")) or "bilinear",
         share,
         reverses_channels=processor.get("do_flip_channel_order") is True,
-        ignored=tuple(f"{key}: {processor[key]}" for key in _WITHOUT_EFFECT if processor.get(key) is True),
+        ignored=tuple(f"{key}: {processor[key]}" for key in _IGNORED_KEYS if processor.get(key) is True),
     )
 
 
-def not_understood(processor: Mapping[str, object], network_input: ExpectedInput) -> list[str]:
-    """Each key of a processor, with its value, that changes a picture in a way that is not done here."""
+def list_unknown_settings(processor: Mapping[str, object], network_input: ExpectedInput) -> list[str]:
+    """List the keys of a processor, with their values, that change an image in a way that is not supported here."""
     problems = [
         f"{key}: {value}"
         for key, value in processor.items()
-        if key not in (*_READ, *_WITHOUT_EFFECT) and value is not None and value is not False
+        if key not in (*_USED_KEYS, *_IGNORED_KEYS) and value is not None and value is not False
     ]
     resample, divisor, pad = (processor.get(key) for key in ("resample", "size_divisor", "pad_size"))
-    if resample is not None and not _interpolation(resample):
+    if resample is not None and not _read_interpolation(resample):
         problems.append(f"resample: {resample}")
-    if processor.get("do_normalize") is not False and _kind(processor) != "MobileViT":
+    if processor.get("do_normalize") is not False and _read_class_name(processor) != "MobileViT":
         problems += [
             f"{key}: {processor[key]}"
             for key in ("image_mean", "image_std")
-            if processor.get(key) is not None and _channel_values(processor, key, network_input.channels) is None
+            if processor.get(key) is not None and _read_channel_values(processor, key, network_input.channels) is None
         ]
         if network_input.reverses_channels:
             problems.append("do_flip_channel_order together with do_normalize")
     if isinstance(divisor, int) and network_input.size and network_input.size % divisor:
         problems.append(f"size_divisor: {divisor} with images of {network_input.size} pixels")
-    if processor.get("do_pad") and pad is not None and _square(pad) != network_input.size:
+    if processor.get("do_pad") and pad is not None and _read_square_side(pad) != network_input.size:
         problems.append(f"pad_size: {pad}")
-    size, crop = processor.get("size"), _square(processor.get("crop_size"))
+    size, crop = processor.get("size"), _read_square_side(processor.get("crop_size"))
     if size is not None and network_input.fit is None and processor.get("do_resize") is not False:
         problems.append(f"size: {size}")
-    base = size.get("shortest_edge") or _square(size) if isinstance(size, dict) else size
-    scales = _kind(processor) in ("Perceiver", "Levit", "PoolFormer")
+    base = size.get("shortest_edge") or _read_square_side(size) if isinstance(size, dict) else size
+    scales = _read_class_name(processor) in ("Perceiver", "Levit", "PoolFormer")
     if crop and processor.get("do_center_crop") is True and isinstance(base, int) and crop > base and not scales:
         problems.append(f"crop_size: {crop}, larger than the {base} pixels of size")
     if processor.get("do_resize") is False and processor.get("do_center_crop") is True:
@@ -162,23 +162,23 @@ def not_understood(processor: Mapping[str, object], network_input: ExpectedInput
     return problems
 
 
-def _kind(processor: Mapping[str, object]) -> str:
-    """The class of a processor without its ending: ViT, MobileViT, EfficientNet; empty if it is not written."""
+def _read_class_name(processor: Mapping[str, object]) -> str:
+    """The class of a processor without its suffix, such as ViT or EfficientNet; empty if the file does not tell it."""
     name = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
     return name.partition("ImageProcessor")[0].partition("FeatureExtractor")[0]
 
 
-def _interpolation(resample: object) -> str | None:
-    """The name of an interpolation by Pillow's number or its name; None if there is no such one."""
+def _read_interpolation(resample: object) -> str | None:
+    """The name of an interpolation that is written as Pillow's number or as a name; None if it does not exist."""
     if isinstance(resample, int) and 0 <= resample < len(INTERPOLATIONS):
         return INTERPOLATIONS[resample]
     return str(resample).lower() if str(resample).lower() in INTERPOLATIONS else None
 
 
-def _for_unit_pixels(
+def _convert_to_unit_pixels(
     processor: Mapping[str, object], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation for pixels from 0 to 1, where the processor scales pixels in another way."""
+    """Convert mean and deviation, which are for pixels as the processor scales them, to pixels from 0 to 1."""
     factor = processor.get("rescale_factor")
     factor = float(factor) if isinstance(factor, int | float) else 1 / 255
     scale = 255 * (1.0 if processor.get("do_rescale") is False else factor)
@@ -188,44 +188,44 @@ def _for_unit_pixels(
     return tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std)
 
 
-def _geometry(processor: Mapping[str, object], kind: str) -> tuple[int | None, Fit | None, float]:
-    """Side of the square, how an image becomes one, and the part of the short side that is kept."""
+def _read_geometry(processor: Mapping[str, object], kind: str) -> tuple[int | None, Fit | None, float]:
+    """Read the side of the square, how an image becomes square, and the share of the short side that is kept."""
     if processor.get("do_resize") is False:
         return None, None, 1.0
-    size, ratio = processor.get("size"), processor.get("crop_pct")
-    center = processor.get("do_center_crop", "crop_size" in processor) is True
-    cropped = _square(processor.get("crop_size")) if center else None
-    if center and isinstance(size, int) and not ratio:
-        return None, None, 1.0  # the short side or both of them, by the class, of which nothing is written
-    short = size.get("shortest_edge") if isinstance(size, dict) else size if ratio else None
-    square = _square(size)
-    if kind == "Perceiver" and square and cropped:  # it crops first
-        return square, "crop", min(1.0, square / cropped)
-    if kind == "Levit" and isinstance(short, int):
-        short = int(_LEVIT * short)
-    part = float(ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else None
-    base = short if isinstance(short, int) else square
-    if kind == "PoolFormer" and cropped and part and base:
-        return cropped, "crop", min(1.0, cropped / int(base / part))
-    if isinstance(short, int) and cropped:
-        return cropped, "crop", min(1.0, cropped / short)
-    if isinstance(short, int) and part:
-        return short, *(("crop", part) if short < _WARPED else ("squash", 1.0))
-    if isinstance(short, int):
-        return short, "crop", 1.0
-    if square and cropped:
-        return cropped, "squash", min(1.0, cropped / square)
-    return square, "squash" if square else None, 1.0
+    size, crop_pct = processor.get("size"), processor.get("crop_pct")
+    crops_center = processor.get("do_center_crop", "crop_size" in processor) is True
+    crop_side = _read_square_side(processor.get("crop_size")) if crops_center else None
+    if crops_center and isinstance(size, int) and not crop_pct:
+        return None, None, 1.0  # the class decides whether this is the short side or both sides
+    short_side = size.get("shortest_edge") if isinstance(size, dict) else size if crop_pct else None
+    square_side = _read_square_side(size)
+    if kind == "Perceiver" and square_side and crop_side:  # it crops before it resizes
+        return square_side, "crop", min(1.0, square_side / crop_side)
+    if kind == "Levit" and isinstance(short_side, int):
+        short_side = int(_LEVIT_RESIZE_FACTOR * short_side)
+    crop_share = float(crop_pct) if isinstance(crop_pct, int | float) and 0 < crop_pct <= 1 else None
+    resized_side = short_side if isinstance(short_side, int) else square_side
+    if kind == "PoolFormer" and crop_side and crop_share and resized_side:
+        return crop_side, "crop", min(1.0, crop_side / int(resized_side / crop_share))
+    if isinstance(short_side, int) and crop_side:
+        return crop_side, "crop", min(1.0, crop_side / short_side)
+    if isinstance(short_side, int) and crop_share:
+        return short_side, *(("crop", crop_share) if short_side < _MIN_WARPED_SIDE else ("squash", 1.0))
+    if isinstance(short_side, int):
+        return short_side, "crop", 1.0
+    if square_side and crop_side:
+        return crop_side, "squash", min(1.0, crop_side / square_side)
+    return square_side, "squash" if square_side else None, 1.0
 
 
-def _square(value: object) -> int | None:
-    """The side of a square; None for another form."""
+def _read_square_side(value: object) -> int | None:
+    """The side of a size that is square; None for other sizes."""
     if isinstance(value, dict):
         value = value.get("height") if value.get("height") == value.get("width") else None
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _channel_values(processor: Mapping[str, object], name: str, channels: int) -> tuple[float, ...] | None:
+def _read_channel_values(processor: Mapping[str, object], name: str, channels: int) -> tuple[float, ...] | None:
     values = processor.get(name)
     if isinstance(values, int | float):
         values = [values] * channels

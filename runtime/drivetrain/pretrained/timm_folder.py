@@ -1,4 +1,4 @@
-"""Pretrained weights of timm, from the hub or a folder: for its own networks and for the built-in ResNets."""
+"""Finds pretrained weights of timm, on the hub or in a folder, for its own networks and for the built-in ResNets."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ class TimmFolder:
     origin: str
     """Name and commit on the hub, or the folder."""
     settings: dict[str, Any]
-    """`pretrained_cfg` of timm: what the images of the training looked like."""
+    """`pretrained_cfg` of timm: the form of the images of the training."""
 
     def expected(self) -> ExpectedInput:
-        """The input that the weights expect.
+        """Read the input that the weights expect.
 
         Raises:
-            SpecError: if the file does not say it.
+            SpecError: if the file does not tell it.
         """
         size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
-        share = self.settings.get("crop_pct", 1.0)
+        crop_share = self.settings.get("crop_pct", 1.0)
         if not (
-            _numbers(size) and _numbers(mean) and _numbers(std) and isinstance(share, int | float) and 0 < share <= 1
+            _are_three_numbers(size)
+            and _are_three_numbers(mean)
+            and _are_three_numbers(std)
+            and isinstance(crop_share, int | float)
+            and 0 < crop_share <= 1
         ):
             self.refuse(
                 f"{self.folder / 'config.json'} does not say what its images looked like",
@@ -55,7 +59,7 @@ class TimmFolder:
                 f"{', '.join(INTERPOLATIONS)}; center or squash",
                 "use another folder",
             )
-        if interpolation == "random":  # which only a training of timm draws
+        if interpolation == "random":  # timm draws one in training only
             interpolation = "bilinear"
         fit: Fit = "squash" if mode == "squash" else "crop"
         return ExpectedInput(
@@ -65,7 +69,7 @@ class TimmFolder:
             tuple(std),
             fit,
             interpolation,
-            float(share),
+            float(crop_share),
             source="its config.json",
         )
 
@@ -79,10 +83,10 @@ class TimmFolder:
 
 
 def find(job: ImageJob) -> TimmFolder | None:
-    """The weights that the job's ResNet or network of timm starts from; None if it starts from none.
+    """Find the weights that the job's ResNet or network of timm starts from; None if it starts from random weights.
 
     Raises:
-        SpecError: if there are none, or they are of another network.
+        SpecError: if the weights do not exist, or are those of another network.
     """
     if not isinstance(job.model, ImageNetwork | ImageTimm) or not (name := hub_name.find_weights_name(job)):
         return None
@@ -100,7 +104,7 @@ def find(job: ImageJob) -> TimmFolder | None:
     return timm_weights
 
 
-def _numbers(values: object) -> TypeGuard[list[float]]:
+def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
     """Whether these are three numbers above 0."""
     return (
         isinstance(values, list)

@@ -23,34 +23,34 @@ import psutil
 from drivetrain.errors import DataError
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
-"""Keys under which training scripts store a network beside other things."""
+"""Keys under which training scripts store a network next to other objects."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""Prefixes that wrappers of a network add to every name."""
+"""Prefixes that wrappers of a network add to the name of each tensor."""
 MAX_CPU_SECONDS = 600
-"""CPU seconds."""
+"""CPU time that the process may use."""
 SPARE_MEMORY_BYTES = 2 << 30
-"""Bytes of memory beyond what the file needs."""
+"""Memory that the process may use in addition to three times the file's size."""
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system")
 _SAVE = "on the machine where the file was created, save only the weights: torch.save(model.state_dict(), FILE)"
 
 
 def main(file: Path, out: Path) -> dict[str, object]:
-    """Sandbox this process, read `file`, write `out`; returns what was written."""
-    shut = _no_network()
+    """Sandbox this process, read `file` and write `out`; returns a report for `convert`."""
+    network_state = _block_network()
     import safetensors.torch
     import torch
 
-    _no_programs()
-    _limit(file.stat().st_size)
-    tensors, left_out = name_tensors(_read(torch, file))
-    ready = {name: _apart(torch, name, tensor) for name, tensor in tensors.items()}
-    safetensors.torch.save_file(_unshare(ready), out, metadata={"format": "pt"})
-    return {"tensors": len(ready), "left_out": left_out, "shut_off": shut}
+    _block_programs()
+    _set_limits(file.stat().st_size)
+    tensors, left_out = name_tensors(_read_checkpoint(torch, file))
+    dense = {name: _make_dense(torch, name, tensor) for name, tensor in tensors.items()}
+    safetensors.torch.save_file(_copy_tied(dense), out, metadata={"format": "pt"})
+    return {"tensors": len(dense), "left_out": left_out, "shut_off": network_state}
 
 
-def _no_network() -> str:
-    """Move to a new network namespace, which has no interfaces; returns the result in words."""
+def _block_network() -> str:
+    """Move this process to a network namespace without interfaces; describes the result, for the user."""
     unshare = getattr(ctypes.CDLL(None, use_errno=True), "unshare", None)
     if unshare is None:
         return "sockets blocked in the process (this system has no network namespaces)"
@@ -59,8 +59,8 @@ def _no_network() -> str:
     return f"sockets blocked in the process ({os.strerror(ctypes.get_errno()).lower()} for a network namespace)"
 
 
-def _no_programs() -> None:
-    """From now on this process cannot open sockets, start programs or call foreign functions."""
+def _block_programs() -> None:
+    """Forbid this process to open sockets, start programs and call foreign functions."""
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(_FORBIDDEN):
@@ -69,21 +69,22 @@ def _no_programs() -> None:
     sys.addaudithook(refuse)
 
 
-def _limit(size: int) -> None:
-    now = psutil.Process().memory_info().vms
-    for kind, most in (
-        (resource.RLIMIT_AS, now + 3 * size + SPARE_MEMORY_BYTES),
+def _set_limits(size: int) -> None:
+    """Limit memory, time and files of this process; `size` is that of the checkpoint in bytes."""
+    used_bytes = psutil.Process().memory_info().vms
+    for kind, limit in (
+        (resource.RLIMIT_AS, used_bytes + 3 * size + SPARE_MEMORY_BYTES),
         (resource.RLIMIT_CPU, MAX_CPU_SECONDS),
         (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
-def _read(torch: Any, file: Path) -> object:
+def _read_checkpoint(torch: Any, file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
@@ -102,46 +103,46 @@ def _reason(error: Exception) -> str:
 
 
 def name_tensors(data: Any) -> tuple[dict[str, object], list[str]]:
-    """The tensors of a checkpoint by name, and the names of other entries, which are left out.
+    """List the tensors of a checkpoint by name, and the names of other entries, which are left out.
 
     Raises:
-        DataError: if there are none, or if other objects are mixed with them.
+        DataError: if there are no tensors, or if other objects are mixed with them.
     """
     left_out: list[str] = []
-    while inner := next((key for key in WRAPPERS if _network(data, key)), None):
-        left_out += [str(key) for key in data if key != inner]
-        data = data[inner]
+    while network_key := next((key for key in WRAPPERS if _wraps_network(data, key)), None):
+        left_out += [str(key) for key in data if key != network_key]
+        data = data[network_key]
     if not isinstance(data, Mapping):
         _refuse(f"the file holds a {type(data).__name__}", "tensors by name: a state_dict", _SAVE)
-    leaves = dict(_leaves(data, ""))
+    leaves = dict(_flatten(data, ""))
     non_tensors = [f"{name} ({type(value).__name__})" for name, value in leaves.items() if not hasattr(value, "layout")]
     if non_tensors or not leaves:
         listed = ", ".join(non_tensors[:5]) or "nothing"
         _refuse(f"the file holds {listed} where tensors should be", "tensors by name: a state_dict", _SAVE)
-    return _plain(leaves), left_out
+    return _remove_prefixes(leaves), left_out
 
 
-def _network(data: object, key: str) -> bool:
+def _wraps_network(data: object, key: str) -> bool:
     return isinstance(data, Mapping) and isinstance(data.get(key), Mapping) and bool(data[key])
 
 
-def _leaves(data: Mapping[object, object], start: str) -> Iterator[tuple[str, object]]:
+def _flatten(data: Mapping[object, object], start: str) -> Iterator[tuple[str, object]]:
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{start}{key}.")
+            yield from _flatten(value, f"{start}{key}.")
         else:
             yield f"{start}{key}", value
 
 
-def _plain(tensors: dict[str, object]) -> dict[str, object]:
+def _remove_prefixes(tensors: dict[str, object]) -> dict[str, object]:
     """Remove the prefixes of wrappers that all names share."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 
-def _apart(torch: Any, name: str, tensor: Any) -> object:
-    """A tensor in a form that safetensors can write."""
+def _make_dense(torch: Any, name: str, tensor: Any) -> object:
+    """Return a tensor in a form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         _refuse(
             f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
@@ -151,8 +152,8 @@ def _apart(torch: Any, name: str, tensor: Any) -> object:
     return tensor.detach().contiguous()
 
 
-def _unshare(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Copies of tied weights, since safetensors has no aliases."""
+def _copy_tied(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Copy tied weights, since safetensors cannot store two names for the same memory."""
     addresses: set[int] = set()
     for name, tensor in tensors.items():
         address = tensor.untyped_storage().data_ptr()

@@ -23,7 +23,7 @@ from drivetrain.inference import dummy_inputs, onnx_file, predictions
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models import frozen_split, saved_model
 from drivetrain.models.networks.text_encoder import TextNetwork
-from drivetrain.pretrained.folder import quiet
+from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training.run import Run
 from tests import reports, tiny
 from tests.data.text.text_pairs import CASE, pretrained, rows, table
@@ -51,7 +51,7 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
     assert isinstance(network, TextNetwork)
     assert isinstance(split, TextSplit)
     ids = np.arange(len(split))
-    with quiet() as transformers, torch.no_grad():
+    with quiet_transformers() as transformers, torch.no_grad():
         words = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
         theirs = transformers.AutoModel.from_pretrained(saved).eval()
         pairs = [column.to_pylist() for column in split.part.texts]

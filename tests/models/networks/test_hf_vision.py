@@ -16,7 +16,7 @@ from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
 from drivetrain.models.builders import BUILDERS
 from drivetrain.pretrained import convert
-from drivetrain.pretrained.folder import quiet
+from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training import run
 from tests import tiny, trained
 from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, saved
@@ -34,7 +34,7 @@ def backbone(made: run.Run) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_begin_with_their_weights_and_train(folder: Path, family: str) -> None:
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         before = transformers.AutoModel.from_pretrained(saved(folder, family)).state_dict()
     made = tiny.plain(job(folder), folder)
     own = {name: value.clone() for name, value in backbone(made).items()}
@@ -123,7 +123,7 @@ def test_images_that_the_network_does_not_take(folder: Path, family: str, data: 
 
 
 def test_a_text_encoder_takes_no_image(folder: Path) -> None:
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         config = transformers.AutoConfig.for_model(
             "bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50
         )

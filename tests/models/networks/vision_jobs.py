@@ -10,7 +10,7 @@ import torch
 
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.pretrained.folder import quiet
+from drivetrain.pretrained.folder import quiet_transformers
 
 MODEL = "{source: transformers, name: saved}"
 
@@ -46,7 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def saved(folder: Path, family: str = "vit") -> Path:
     """A small pretrained network as save_pretrained leaves it, with what its images looked like."""
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.data.formats import shards
-from drivetrain.pretrained.hub_dataset_files import README, header
+from drivetrain.pretrained.hub_dataset_files import README, read_header
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,7 +35,7 @@ def find_names(path: Path) -> dict[str, list[str]]:
 
 def read_declared(readme: str, path: Path) -> dict[str, list[str]]:
     """Class names by column, from the configuration whose name is a part of the path, or from the only one."""
-    dataset_info = header(readme).get("dataset_info")
+    dataset_info = read_header(readme).get("dataset_info")
     configurations = [
         row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
     ]

@@ -52,7 +52,7 @@ class HubStore:
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those that README.md declares."""
-        readme = hub_dataset.readme(self.address.name, self.address.revision)
+        readme = hub_dataset.read_readme(self.address.name, self.address.revision)
         return hub_classes.read_declared(readme, Path(self.address.path))
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
@@ -78,7 +78,7 @@ class HubStore:
     def _range(self, shard: Shard, start: int, count: int) -> bytes:
         try:
             connection, url = self._connect(self._file(shard))
-            content = connection.range(url, start, count)
+            content = connection.read_range(url, start, count)
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         if content is None:
@@ -87,7 +87,7 @@ class HubStore:
 
     def _connect(self, file: HubFile) -> tuple[Connection, str]:
         connection = hub_connection.connect(say, kind=DATASET)
-        return connection, hub_dataset.file_url(connection, self.address.name, self.address.revision, file)
+        return connection, hub_dataset.make_file_url(connection, self.address.name, self.address.revision, file)
 
     def _file(self, shard: Shard) -> HubFile:
         hub_file = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)

@@ -39,7 +39,7 @@ class Limits:
 
     def are_types_used(self, encoded: Encoded) -> bool:
         """Whether the network gets token types: the texts have several, and it distinguishes as many."""
-        return 1 < encoded.template.segments <= self.segments
+        return 1 < encoded.template.count_token_types <= self.count_token_types
 
 
 def choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
@@ -58,7 +58,7 @@ def choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -
     """
     if isinstance(job.model, TextPretrained):
         source = pretrained.find(job, job.model.name)
-        family_pooling = families.pooling(source.config)
+        family_pooling = families.choose_pooling(source.config)
         if recorded and recorded.same_data:
             # A run goes on as it began, also if it began under a version that did not read the folder's pooling.
             pooling = recorded.preprocessing.get("pooling", "")
@@ -79,13 +79,13 @@ def choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -
         text_tokenizer = (
             tokenizer.from_json(recorded.preprocessing["tokenizer"]) if recorded else tokenizer.load_pretrained(source)
         )
-        limits = Limits(families.longest(source.config), families.segments(source.config), pooling)
+        limits = Limits(families.find_max_tokens(source.config), families.count_token_types(source.config), pooling)
         return text_tokenizer, limits, [note]
     if recorded and (earlier := earlier_run.find(job)):
         text_tokenizer = tokenizer.from_json(recorded.preprocessing["tokenizer"])
         return (
             text_tokenizer,
-            Limits(earlier.longest(), earlier.segments()),
+            Limits(earlier.max_tokens(), earlier.count_token_types()),
             [f"{text_tokenizer.vocabulary_size:,} tokens"],
         )
     vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE

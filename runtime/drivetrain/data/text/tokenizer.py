@@ -14,7 +14,7 @@ import torch
 from drivetrain.data.text.encoded import Encoded, Ragged, find_template
 from drivetrain.errors import DataError
 from drivetrain.job.text import Truncation
-from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet
+from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet_transformers
 
 if TYPE_CHECKING:
     import pyarrow
@@ -172,7 +172,7 @@ def _convert(source: Pretrained) -> tokenizers.Tokenizer:
     if not any((source.folder / name).exists() for name in VOCABULARIES):
         # The library would make a tokenizer without words.
         raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         loaded = transformers.AutoTokenizer.from_pretrained(
             source.folder, config=source.config, local_files_only=True, trust_remote_code=False
         )

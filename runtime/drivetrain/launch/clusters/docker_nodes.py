@@ -200,7 +200,7 @@ def check(work: ClusterJob, settings: NodesSite, named: str) -> list[str]:
 
 def _variables(work: ClusterJob) -> list[str]:
     """The variables that the containers get: those the job names, and those of its stores and of the hub that are set here."""
-    hub = hub_name.of_hub(work.job) is not None or bool(hub_name.data_of_hub(work.job))
+    hub = hub_name.find_hub_weights(work.job) is not None or bool(hub_name.list_hub_data(work.job))
     tokens = [name for name in run_secrets.HUB if hub and os.environ.get(name)]
     return list(dict.fromkeys([*work.job.environment, *store_access.names(work), *tokens]))
 

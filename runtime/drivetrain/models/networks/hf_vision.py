@@ -12,7 +12,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.pretrained import families
-from drivetrain.pretrained.folder import Pretrained, quiet
+from drivetrain.pretrained.folder import Pretrained, quiet_transformers
 
 
 class VisionNetwork(nn.Module):
@@ -88,10 +88,10 @@ def build(*, config: Mapping[str, object], classes: int, width: int, pooling: st
     Raises:
         ValueError: if the library would load more than the configuration.
     """
-    if entry := families.entry_from_elsewhere(config):
+    if entry := families.find_external_entry(config):
         raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         backbone = transformers.AutoModel.from_config(
             transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
         )
@@ -106,10 +106,10 @@ def build_from_folder(
     Raises:
         SpecError: if it cannot process such an image.
     """
-    backbone, pooling = source.network(), families.vision_pooling(source.config)
+    backbone, pooling = source.network(), families.choose_vision_pooling(source.config)
     backbone.eval()
     try:
-        with quiet(), torch.inference_mode():
+        with quiet_transformers(), torch.inference_mode():
             width = pool_features(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
     except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
         required_size = getattr(source.config, "image_size", None)

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import Inputs
 from drivetrain.models import packed_attention
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.pretrained import families
-from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet
+from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet_transformers
 
 
 class _LayerReached(Exception):
@@ -257,10 +257,10 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     Raises:
         ValueError: if the library would load more than the configuration.
     """
-    if entry := families.entry_from_elsewhere(config):
+    if entry := families.find_external_entry(config):
         raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}
-    with quiet() as transformers:
+    with quiet_transformers() as transformers:
         encoder = transformers.AutoModel.from_config(
             transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
         )
@@ -276,7 +276,7 @@ def check_text_length(network: TextNetwork, source: Pretrained, longest: int, *,
     ones = torch.ones(1, longest, dtype=torch.int64)
     network.eval()
     try:
-        with quiet(), torch.inference_mode():
+        with quiet_transformers(), torch.inference_mode():
             network(*[ones] * (3 if types else 2))
     except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
         source.refuse(

@@ -151,11 +151,8 @@ def blame_job_code(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if (
-            torch_errors.is_out_of_memory(error)
-            or not any(parts(job))
-            or not (lines or _is_network_running(job, error))
-        ):
+        is_users = any(parts(job)) and (lines or _is_network_running(job, error))
+        if torch_errors.is_out_of_memory(error) or not is_users:
             raise
         key, part = _find_blamed_part(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
