@@ -165,7 +165,7 @@ def test_another_type_or_order_is_a_change(
     (tmp_path / "job.yaml").write_text("name: a")
     monkeypatch.setattr(spec_difference, "_fill_defaults", lambda text, job: {"data": {"arguments": before}})
     monkeypatch.setattr(type(asked), "dump", lambda self: {"data": {"arguments": now}})
-    assert spec_difference.difference(tmp_path, asked)
+    assert spec_difference.diff_stored_spec(tmp_path, asked)
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:

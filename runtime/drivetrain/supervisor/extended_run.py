@@ -21,22 +21,17 @@ from drivetrain.job.extension import Extension
 from drivetrain.plan import effective_plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.supervisor import finished_run, run_folder
-from drivetrain.supervisor.finished_run import MAY_CHANGE, FinishedRun
+from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
 from drivetrain.supervisor.run_folder import RECORDS, RunFolder
-from drivetrain.supervisor.spec_difference import difference, load_stored_job, spec_text
+from drivetrain.supervisor.spec_difference import diff_stored_spec, load_stored_job, spec_text
 from drivetrain.system.console import say
-from drivetrain.system.files import (
-    PRIVATE,
-    make_folder,
-    sha256,
-    storage_error,
-    sync_folder,
-)
+from drivetrain.system.files import PRIVATE, make_folder, sha256, storage_error, sync_folder
 from drivetrain.system.run_files import JOB_FILE, RESULT_FILE, STATE_FILE, RunFiles, refuse_links
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, verify
 
-REFUSALS = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
+REFUSAL_EXIT_CODES = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
+"""Exit codes of a trainer that refuses a job, its data or a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -45,111 +40,124 @@ class ExtendRequest:
 
     run: Path
     restart: bool = False
-    """Whether the schedule starts again."""
+    """Whether the learning rate schedule starts again."""
 
 
 def open_extended(
     runs: Path, job: Job, request: ExtendRequest, plan_request: PlanRequest, *, new: bool = False, after: int = 0
 ) -> RunFolder:
-    """The run folder that continues a finished run: the unfinished one that was begun before, or a new one.
+    """Open the run folder that continues a finished run: an unfinished one of an earlier command, or a new one.
+
+    Args:
+        runs: parent of the run folders.
+        job: the present spec.
+        request: the finished run, and whether its schedule restarts.
+        plan_request: the plan that the command asks for.
+        new: whether an unfinished run is left alone.
+        after: the highest run number that is taken elsewhere.
 
     Raises:
-        SpecError: if the job leaves nothing to train, or its schedule has come to its end.
+        SpecError: if the job leaves nothing to train, or its schedule has ended.
         CheckpointError: if the run cannot be continued, or another run of this name is unfinished.
         StorageError: if the folder cannot be written.
         Busy: if another process is extending a run of this name, or training in the unfinished one.
     """
     make_folder(runs)
     refuse_links(request.run)
-    last = None if new else run_folder.find_unfinished(runs, job.name)
-    if last and last.resolve() != request.run.resolve():
-        return _resume(runs, last, job, request)
-    done = finished_run.find(request.run, job)
-    state = RunFiles(done.path).read_json(STATE_FILE)
-    requested = plan_request.resume(done.path, state, effective_plan.plan_of(done.path), under_another_plan(request))
-    extension = finished_run.decide(done, job, restart=request.restart)
-    return _begin(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan}, after)
+    unfinished_run = None if new else run_folder.find_unfinished(runs, job.name)
+    if unfinished_run and unfinished_run.resolve() != request.run.resolve():
+        return _resume_extension(runs, unfinished_run, job, request)
+    finished = finished_run.load_finished_run(request.run, job)
+    state, plan = RunFiles(finished.path).read_json(STATE_FILE), effective_plan.plan_of(finished.path)
+    plan_request = plan_request.resume(finished.path, state, plan, advise_other_plan(request))
+    extension = finished_run.plan_extension(finished, job, restart=request.restart)
+    return _start_extension(
+        runs, job, finished, extension, {"plain": plan_request.plain, "plan": plan_request.plan}, after
+    )
 
 
-def under_another_plan(request: ExtendRequest) -> str:
-    """What to do to train on under another plan; --new would copy the same run, with its plan, once more."""
+def advise_other_plan(request: ExtendRequest) -> str:
+    """Say how to train on under another plan; --new would copy the same run, with its plan, once more."""
     return f"start a new training from its model: model: {{from: {request.run}}}"
 
 
-def _resume(runs: Path, last: Path, job: Job, request: ExtendRequest) -> RunFolder:
-    """The unfinished run, if it continues the same one."""
-    begun = records.read(last)
-    if begun is None or begun.run != request.run.resolve().name:
+def _resume_extension(runs: Path, unfinished_run: Path, job: Job, request: ExtendRequest) -> RunFolder:
+    """Open the unfinished run, if it continues the requested run and restarts the schedule as requested."""
+    extension = records.read(unfinished_run)
+    if extension is None or extension.run != request.run.resolve().name:
         raise CheckpointError(
-            f"{last} is unfinished" + (f" and continues {begun.run}" if begun else ""),
+            f"{unfinished_run} is unfinished" + (f" and continues {extension.run}" if extension else ""),
             "one unfinished run of a name",
             "the command without --extend resumes it; with --new in addition, another run begins",
         )
-    if request.restart and begun.schedule != "restarts":
+    if request.restart and extension.schedule != "restarts":
         raise CheckpointError(
-            f"{last} is unfinished and was started without --restart-schedule",
+            f"{unfinished_run} is unfinished and was started without --restart-schedule",
             "one schedule for the whole run",
             "remove --restart-schedule to resume it, or begin another run with --new",
         )
     return run_folder.open_run(runs, job)
 
 
-def _begin(
-    runs: Path, job: Job, done: FinishedRun, extension: Extension, requested: Mapping[str, object], after: int
+def _start_extension(
+    runs: Path, job: Job, finished: FinishedRun, extension: Extension, plan_state: Mapping[str, object], after: int
 ) -> RunFolder:
-    """Copy the finished run into a new folder."""
-    unfinished, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name, after)
-    make_folder(unfinished, PRIVATE)
-    lock = run_folder.lock_folder(unfinished)
+    """Copy the finished run into a new run folder; `plan_state` is what state.json says about the requested plan."""
+    temporary, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name, after)
+    make_folder(temporary, PRIVATE)
+    lock = run_folder.lock_folder(temporary)
     try:
-        for leftover in unfinished.iterdir():  # of a killed attempt
-            if leftover.name != run_folder.LOCK:
+        for leftover in temporary.iterdir():  # of a killed attempt
+            if leftover.name != run_folder.LOCK_FILE:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        _copy(done, unfinished, finished_run.keep_watch(done, job, extension))
-        records.write(unfinished, extension)
-        RunFiles(unfinished).write_json(STATE_FILE, {"status": "stopped", "attempts": 0, **requested})
-        events = EventLog(unfinished)
-        for line in finished_run.describe(done, job, extension, path.name):
+        _copy_run(finished, temporary, finished_run.select_watch_state(finished, job, extension))
+        records.write(temporary, extension)
+        RunFiles(temporary).write_json(STATE_FILE, {"status": "stopped", "attempts": 0, **plan_state})
+        events = EventLog(temporary)
+        for line in finished_run.describe_extension(finished, job, extension, path.name):
             events.add("extend", line, extension.step)
-        RunFiles(unfinished).write_text(JOB_FILE, spec_text(job))
-        unfinished.rename(path)
+        RunFiles(temporary).write_text(JOB_FILE, spec_text(job))
+        # Only a complete copy gets the name of a run folder.
+        temporary.rename(path)
         sync_folder(runs)
     except (OSError, StorageError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)  # it could fill the disk
+        shutil.rmtree(temporary, ignore_errors=True)  # it could fill the disk
         os.close(lock)
         raise storage_error(path, error) if isinstance(error, OSError) else error from None
-    return RunFolder(path, True, lock, extends=str(done.path))
+    return RunFolder(path, True, lock, extends=str(finished.path))
 
 
-def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
-    for record_path in map(done.path.joinpath, RECORDS):
+def _copy_run(finished: FinishedRun, destination: Path, watch: dict[str, Any]) -> None:
+    """Copy the records, the best and the last checkpoint; the last one gets `watch` as the state of its best metric."""
+    for record_path in map(finished.path.joinpath, RECORDS):
         if record_path.exists():
-            _copy_files(record_path, to / record_path.name)
-    best = done.checkpoint.with_name(f"best-{done.state['watch']['best']['step']}")
-    if best.exists() and (wrong := verify(best)):
-        say(f"checkpoint {best.name} of {done.path} is not taken over: {wrong}")
+            _copy_files(record_path, destination / record_path.name)
+    best = finished.checkpoint.with_name(f"best-{finished.state['watch']['best']['step']}")
+    if best.exists() and (problem := verify(best)):
+        say(f"checkpoint {best.name} of {finished.path} is not taken over: {problem}")
     elif best.exists():
-        _copy_files(best, to / "checkpoints" / best.name)
-    copy = to / "checkpoints" / done.checkpoint.name
-    _copy_files(done.checkpoint, copy)
-    if watch != done.state["watch"]:
+        _copy_files(best, destination / "checkpoints" / best.name)
+    checkpoint = destination / "checkpoints" / finished.checkpoint.name
+    _copy_files(finished.checkpoint, checkpoint)
+    if watch != finished.state["watch"]:
         # As checkpoint.save writes it: not write_json, which would not keep infinity.
-        RunFiles(copy).write_text("state.json", json.dumps({**done.state, "watch": watch}, indent=1) + "\n")
-        manifest = RunFiles(copy).read_json(MANIFEST)
-        entry = {"bytes": (copy / "state.json").stat().st_size, "sha256": sha256(copy / "state.json")}
-        RunFiles(copy).write_json(MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
-    for file in to.rglob("*"):
+        RunFiles(checkpoint).write_text("state.json", json.dumps({**finished.state, "watch": watch}, indent=1) + "\n")
+        # The manifest lists size and digest of each file, so it must follow.
+        manifest = RunFiles(checkpoint).read_json(MANIFEST)
+        entry = {"bytes": (checkpoint / "state.json").stat().st_size, "sha256": sha256(checkpoint / "state.json")}
+        RunFiles(checkpoint).write_json(MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
+    for file in destination.rglob("*"):
         _sync(file)
 
 
-def _copy_files(source: Path, to: Path) -> None:
+def _copy_files(source: Path, destination: Path) -> None:
     """Copy a file or folder without its mode: a finished run may be read-only."""
     if not source.is_dir():
-        shutil.copyfile(source, to)
+        shutil.copyfile(source, destination)
         return
-    to.mkdir(parents=True)
+    destination.mkdir(parents=True)
     for entry in source.iterdir():
-        _copy_files(entry, to / entry.name)
+        _copy_files(entry, destination / entry.name)
 
 
 def _sync(path: Path) -> None:
@@ -161,39 +169,41 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def is_refused(run: RunFolder, code: int) -> bool:
-    """Whether this run is a copy that the trainer refused before its first step."""
+def is_refused(run: RunFolder, exit_code: int) -> bool:
+    """Whether this run is a copy that the trainer refused before its first step; the exit code is the trainer's."""
     extension = records.read(run.path) if run.extends else None
-    if extension is None or code not in REFUSALS:
+    if extension is None or exit_code not in REFUSAL_EXIT_CODES:
         return False
-    trained = (int(checkpoint.name.rpartition("-")[2]) for checkpoint in run.path.glob("checkpoints/step-*"))
-    return all(step <= extension.step for step in trained)
+    steps = (int(checkpoint.name.rpartition("-")[2]) for checkpoint in run.path.glob("checkpoints/step-*"))
+    return all(step <= extension.step for step in steps)
 
 
 def discard(run: RunFolder) -> None:
-    """Remove a copy that was refused; the finished run can then be extended again."""
+    """Remove a copy that the trainer refused; the finished run can then be extended again."""
     shutil.rmtree(run.path, ignore_errors=True)
     say(f"run {run.path} is removed, since nothing was trained in it; {run.extends} is as it was")
 
 
-def offer(runs: Path, job: Job, command: str) -> str | None:
-    """A line for a new run whose predecessor differs only in that it was shorter; None otherwise."""
-    last = next(
-        (p for p in reversed(run_folder.list_numbered(runs, job.name)) if run_folder.status(p) is not None), None
-    )
-    if last is None or run_folder.status(last) != "done" or not (last / JOB_FILE).is_file():
+def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
+    """Suggest to extend the last run with `command --extend`, if the new run differs only in length; None otherwise."""
+    newest_first = reversed(run_folder.list_numbered(runs, job.name))
+    # The new run has no recorded status yet, so it is passed over.
+    last_run = next((run for run in newest_first if run_folder.read_status(run) is not None), None)
+    if last_run is None or run_folder.read_status(last_run) != "done" or not (last_run / JOB_FILE).is_file():
         return None
     try:
-        before = None if difference(last, job, MAY_CHANGE) else load_stored_job(last, job)
+        last_job = None if diff_stored_spec(last_run, job, MAY_CHANGE_ON_EXTEND) else load_stored_job(last_run, job)
     except (DrivetrainError, OSError):
         return None  # its spec cannot be read, so nothing is known about it
-    if before is None or (job.train.epochs, job.train.steps) == (before.train.epochs, before.train.steps):
+    if last_job is None or (job.train.epochs, job.train.steps) == (last_job.train.epochs, last_job.train.steps):
         return None
-    done = RunFiles(last).read_json(RESULT_FILE)
-    epochs = done.get("epochs") if isinstance(done, dict) else None
-    stopped_early = before.train.steps is None and epochs != before.train.epochs
+    result = RunFiles(last_run).read_json(RESULT_FILE)
+    epochs = result.get("epochs") if isinstance(result, dict) else None
+    stopped_early = last_job.train.steps is None and epochs != last_job.train.epochs
     if not isinstance(epochs, int) or stopped_early or job.train.epochs < epochs:
         return None
-    ends = job.train.schedule == before.train.schedule and job.train.schedule.name in finished_run.FALLING_SCHEDULES
-    command_text = f"{command} --extend {last}" + (" --restart-schedule" if ends else "")
-    return f"{last} finished after {epochs} epoch{'s' * (epochs != 1)}; to continue it instead: {command_text}"
+    schedule = job.train.schedule
+    needs_restart = schedule == last_job.train.schedule and schedule.name in finished_run.FALLING_SCHEDULES
+    extend_command = f"{command} --extend {last_run}" + (" --restart-schedule" if needs_restart else "")
+    unit = "epoch" if epochs == 1 else "epochs"
+    return f"{last_run} finished after {epochs} {unit}; to continue it instead: {extend_command}"

@@ -1,4 +1,4 @@
-"""A finished run that another one may continue: its spec, the checkpoint at its end, and what continuing it means."""
+"""A finished run that another one may continue: loads its spec and last checkpoint, and decides how it is continued."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from drivetrain.job.formatting import format_value
 from drivetrain.job.train import EarlyStopping
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.spec_difference import FREE, difference, load_stored_job
+from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, load_stored_job
 from drivetrain.system.console import say
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import JOB_FILE, RunFiles
 from drivetrain.training.checkpoints.manifest import is_divided, list_files, verify
 
-MAY_CHANGE = (
-    *FREE,
+MAY_CHANGE_ON_EXTEND = (
+    *MAY_CHANGE_ON_RESUME,
     "name",
     "train.epochs",
     "train.steps",
@@ -30,9 +30,9 @@ MAY_CHANGE = (
     "train.early_stopping",
     "train.optimizer.lr",
 )
-"""Keys that may differ from those of the finished run."""
+"""Spec keys whose values may differ from those of the finished run."""
 FALLING_SCHEDULES = ("one-cycle", "cosine", "linear")
-"""Schedules whose rate depends on the length of the run."""
+"""Schedules whose learning rate depends on the length of the run."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class FinishedRun:
 
     path: Path
     job: Job
-    """What it was trained with."""
+    """The spec that it was trained with."""
     checkpoint: Path
     state: dict[str, Any]
-    """Of the checkpoint."""
+    """The content of the checkpoint's state.json."""
 
     @property
     def step(self) -> int:
@@ -53,19 +53,21 @@ class FinishedRun:
 
     @property
     def epochs(self) -> int:
-        """Whole epochs of the checkpoint; one that `train.steps` ended is not whole."""
-        return int(self.state["counters"]["epoch"]) - self.within_epoch()
+        """Complete epochs of the checkpoint; one that `train.steps` cut off does not count."""
+        return int(self.state["counters"]["epoch"]) - self.ended_within_epoch()
 
-    def within_epoch(self) -> bool:
+    def ended_within_epoch(self) -> bool:
         """Whether `train.steps` ended the run within an epoch."""
-        ahead = RunFiles(self.path).read_json("progress.json")
-        epoch_steps = ahead.get("steps_per_epoch") if isinstance(ahead, dict) else None
-        ended = self.job.train.steps is not None and self.step >= self.job.train.steps
-        return ended and not (isinstance(epoch_steps, int) and epoch_steps > 0 and self.step % epoch_steps == 0)
+        if self.job.train.steps is None or self.step < self.job.train.steps:
+            return False
+        progress = RunFiles(self.path).read_json("progress.json")
+        epoch_steps = progress.get("steps_per_epoch") if isinstance(progress, dict) else None
+        ended_with_epoch = isinstance(epoch_steps, int) and epoch_steps > 0 and self.step % epoch_steps == 0
+        return not ended_with_epoch
 
 
-def find(path: Path, job: Job) -> FinishedRun:
-    """The finished run of a folder.
+def load_finished_run(path: Path, job: Job) -> FinishedRun:
+    """Load the finished run of a folder, and check that the job may continue it.
 
     Raises:
         CheckpointError: if it has not finished, was trained with another job, or has no checkpoint to continue from.
@@ -78,20 +80,21 @@ def find(path: Path, job: Job) -> FinishedRun:
             "name a folder that `drivetrain train` created; model: {from: FOLDER} starts from a model alone",
         )
     _check_finished(path)
-    lines = difference(path, job, MAY_CHANGE, path.name)
-    before = None if lines else load_stored_job(path, job)
-    if before is None:
+    lines = diff_stored_spec(path, job, MAY_CHANGE_ON_EXTEND, path.name)
+    stored_job = None if lines else load_stored_job(path, job)
+    if stored_job is None:
         raise CheckpointError(
             f"{path} was trained with another job file:\n" + "\n".join(f"    {line}" for line in lines),
-            f"other values of {', '.join(MAY_CHANGE)}",
+            f"other values of {', '.join(MAY_CHANGE_ON_EXTEND)}",
             "undo the change, or train without --extend; model: {from: FOLDER} starts a new training from its model",
         )
-    checkpoint = _checkpoint(path)
-    return FinishedRun(path, before, checkpoint, parse_json(RunFiles(checkpoint).read_text("state.json")))
+    checkpoint = _find_last_checkpoint(path)
+    return FinishedRun(path, stored_job, checkpoint, parse_json(RunFiles(checkpoint).read_text("state.json")))
 
 
 def _check_finished(path: Path) -> None:
-    status = run_folder.status(path)
+    """Raise CheckpointError if the run of a folder has not finished."""
+    status = run_folder.read_status(path)
     if status == "done":
         return
     try:
@@ -106,114 +109,125 @@ def _check_finished(path: Path) -> None:
     )
 
 
-def _checkpoint(path: Path) -> Path:
-    """The newest checkpoint that verifies and holds what training needs."""
-    candidates = sorted((path / "checkpoints").glob("step-*"), key=_number, reverse=True)
-    wrong: list[str] = []
+def _find_last_checkpoint(path: Path) -> Path:
+    """The newest checkpoint whose digests are right and which has the optimizer's state."""
+    candidates = sorted((path / "checkpoints").glob("step-*"), key=_parse_step, reverse=True)
+    complaints: list[str] = []
     for candidate in candidates:
         problem = verify(candidate)
         if problem is None and not is_divided(candidate) and "optimizer.safetensors" not in list_files(candidate):
             problem = "it has weights but no optimizer state"
         if problem is None:
-            for line in wrong:
+            for line in complaints:
                 say(f"{line}; continuing from {candidate.name}")
             return candidate
-        wrong.append(f"checkpoint {candidate.name} cannot be used: {problem}")
+        complaints.append(f"checkpoint {candidate.name} cannot be used: {problem}")
     raise CheckpointError(
-        "\n  ".join([f"{path} has no checkpoint to continue from", *wrong]),
+        "\n  ".join([f"{path} has no checkpoint to continue from", *complaints]),
         "a run whose checkpoints/ still holds its last step-... folder, as it was written",
         f"restore it; or start a new training from its model: model: {{from: {path}}}",
     )
 
 
-def _number(path: Path) -> int:
-    number = path.name.removeprefix("step-")
-    return int(number) if number.isdigit() else -1
+def _parse_step(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint; -1 if there is none."""
+    digits = checkpoint.name.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1
 
 
-def decide(done: FinishedRun, job: Job, *, restart: bool) -> Extension:
-    """How the job continues the finished run.
+def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extension:
+    """Decide how the job continues the finished run.
 
     Args:
-        done: the finished run.
+        finished: the finished run.
         job: the present spec.
         restart: whether --restart-schedule was given.
 
     Raises:
-        SpecError: if nothing is left to train, or the schedule has come to its end.
+        SpecError: if nothing is left to train, or the schedule has ended.
     """
-    _check_length(done, job)
-    _check_solved(done, job)
-    _check_stopping(done, job)
-    restarts = _restarts(done, job, restart)
-    before = records.read(done.path)
-    origin = done.step if restarts else before.origin if before else 0
-    name = done.path.resolve().name
-    return Extension(name, done.step, done.epochs, "restarts" if restarts else "continues", origin)
+    _check_length(finished, job)
+    _check_solved(finished, job)
+    _check_early_stopping(finished, job)
+    restarts = _restarts_schedule(finished, job, restart)
+    # The finished run may itself be an extension whose schedule began at a later step.
+    earlier_extension = records.read(finished.path)
+    earlier_origin = earlier_extension.origin if earlier_extension else 0
+    return Extension(
+        run=finished.path.resolve().name,
+        step=finished.step,
+        epoch=finished.epochs,
+        schedule="restarts" if restarts else "continues",
+        origin=finished.step if restarts else earlier_origin,
+    )
 
 
-def _check_solved(done: FinishedRun, job: Job) -> None:
-    """Refuse more epochs for solved outputs: their loss has no smaller value."""
-    if done.state.get("counters", {}).get("solved") and not getattr(getattr(job, "model", None), "unfreeze", ()):
+def _check_solved(finished: FinishedRun, job: Job) -> None:
+    """Refuse more epochs if the output layer was solved exactly and nothing else trains: its loss is minimal."""
+    is_solved = finished.state.get("counters", {}).get("solved")
+    unfrozen = getattr(getattr(job, "model", None), "unfreeze", ())
+    if is_solved and not unfrozen:
         raise SpecError(
             [
                 job.problem(
                     ("train", "epochs"),
-                    f"more of them change nothing: the outputs of {done.path} are solved, and all else is frozen",
+                    f"more of them change nothing: the outputs of {finished.path} are solved, and all else is frozen",
                     "a run that trains by steps",
-                    f"start from its model: model: {{from: {done.path}}}, with less frozen, or with train.solve_heads: false",
+                    f"start from its model: model: {{from: {finished.path}}}, with less frozen, or with train.solve_heads: false",
                 )
             ]
         )
 
 
-def _check_length(done: FinishedRun, job: Job) -> None:
+def _check_length(finished: FinishedRun, job: Job) -> None:
+    """Refuse a job that has no more epochs or steps than the finished run."""
     train = job.train
-    if train.epochs <= done.epochs:
+    if train.epochs <= finished.epochs:
         raise SpecError(
             [
                 job.problem(
                     ("train", "epochs"),
-                    f"is {train.epochs}, and {done.path} has trained {_count(done.epochs, 'epoch')}",
-                    f"more than {done.epochs}: the epochs of both runs together",
-                    f"such as --set train.epochs={2 * max(1, done.epochs)}",
+                    f"is {train.epochs}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
+                    f"more than {finished.epochs}: the epochs of both runs together",
+                    f"such as --set train.epochs={2 * max(1, finished.epochs)}",
                 )
             ]
         )
-    if train.steps is not None and train.steps <= done.step:
+    if train.steps is not None and train.steps <= finished.step:
         raise SpecError(
             [
                 job.problem(
                     ("train", "steps"),
-                    f"is {train.steps}, and {done.path} has trained {_count(done.step, 'step')}",
-                    f"more than {done.step}: the steps of both runs together; or null for no limit but train.epochs",
-                    f"such as --set train.steps={2 * done.step}",
+                    f"is {train.steps}, and {finished.path} has trained {_count(finished.step, 'step')}",
+                    f"more than {finished.step}: the steps of both runs together; or null for no limit but train.epochs",
+                    f"such as --set train.steps={2 * finished.step}",
                 )
             ]
         )
 
 
-def _check_stopping(done: FinishedRun, job: Job) -> None:
-    stopping, counted = job.train.early_stopping, _keep_count(done, job)
-    if stopping and counted and counted["waited"] >= stopping.patience:
+def _check_early_stopping(finished: FinishedRun, job: Job) -> None:
+    """Refuse a job that early stopping would end at once."""
+    stopping, stopping_state = job.train.early_stopping, _select_stopping_state(finished, job)
+    if stopping and stopping_state and stopping_state["waited"] >= stopping.patience:
         raise SpecError(
             [
                 job.problem(
                     ("train", "early_stopping", "patience"),
                     f"is {stopping.patience}, and {stopping.metric} has not improved for "
-                    f"{_count(counted['waited'], 'evaluation')} of {done.path}, so training would end at once",
+                    f"{_count(stopping_state['waited'], 'evaluation')} of {finished.path}, so training would end at once",
                     "a larger patience, or no early stopping",
-                    f"such as --set train.early_stopping.patience={2 * counted['waited']}, or "
+                    f"such as --set train.early_stopping.patience={2 * stopping_state['waited']}, or "
                     "--set train.early_stopping=null",
                 )
             ]
         )
 
 
-def _restarts(done: FinishedRun, job: Job, restart: bool) -> bool:
-    """Whether the schedule starts again."""
+def _restarts_schedule(finished: FinishedRun, job: Job, restart: bool) -> bool:
+    """Whether the schedule starts again; SpecError if it cannot, or if it has ended and must."""
     schedule = job.train.schedule
-    if schedule != done.job.train.schedule:
+    if schedule != finished.job.train.schedule:
         return True
     if restart and schedule.name == "constant":
         raise SpecError(
@@ -221,14 +235,14 @@ def _restarts(done: FinishedRun, job: Job, restart: bool) -> bool:
             "a schedule whose rate changes",
             "remove --restart-schedule",
         )
-    longer = (job.train.epochs, job.train.steps) != (done.job.train.epochs, done.job.train.steps)
+    longer = (job.train.epochs, job.train.steps) != (finished.job.train.epochs, finished.job.train.steps)
     if schedule.name not in FALLING_SCHEDULES or restart or not longer:
         return restart
     raise SpecError(
         [
             job.problem(
                 ("train", "schedule"),
-                f"is {schedule.name}, which was planned for the length of {done.path} and has come to its end there",
+                f"is {schedule.name}, which was planned for the length of {finished.path} and has come to its end there",
                 f"a schedule without an end (constant, step, plateau), or {schedule.name} once more over the added epochs",
                 "--restart-schedule for once more; or --set train.schedule=constant, with the rate you want: "
                 f"--set train.optimizer.lr={job.train.optimizer.lr / 10:.2g}",
@@ -237,67 +251,70 @@ def _restarts(done: FinishedRun, job: Job, restart: bool) -> bool:
     )
 
 
-def keep_watch(done: FinishedRun, job: Job, extension: Extension) -> dict[str, Any]:
-    """The state of the best metric in the checkpoint, without what starts anew."""
-    watch: dict[str, Any] = dict(done.state["watch"])
-    if _keep_count(done, job) is None:
+def select_watch_state(finished: FinishedRun, job: Job, extension: Extension) -> dict[str, Any]:
+    """The checkpoint's state of the best metric, early stopping and plateaus, without what starts anew."""
+    watch: dict[str, Any] = dict(finished.state["watch"])
+    if _select_stopping_state(finished, job) is None:
         watch["stopping"] = None
     if extension.schedule == "restarts":
         watch |= {"plateau": None, "drops": 0}
     return watch
 
 
-def _keep_count(done: FinishedRun, job: Job) -> Mapping[str, Any] | None:
-    """The count of early stopping, if the job goes on with it: another metric has another count."""
-    counted, now = done.state["watch"]["stopping"], job.train.early_stopping
-    same = counted and now and (counted["metric"], counted["min_delta"]) == (now.metric, now.min_delta)
-    return counted if same else None
+def _select_stopping_state(finished: FinishedRun, job: Job) -> Mapping[str, Any] | None:
+    """The finished run's state of early stopping, if the job watches the same metric; else counting starts anew."""
+    stored: Mapping[str, Any] | None = finished.state["watch"]["stopping"]
+    stopping = job.train.early_stopping
+    if not stored or stopping is None:
+        return None
+    is_same = (stored["metric"], stored["min_delta"]) == (stopping.metric, stopping.min_delta)
+    return stored if is_same else None
 
 
-def describe(done: FinishedRun, job: Job, extension: Extension, name: str) -> list[str]:
-    """What the run `name` will do, one line each, for its events."""
+def describe_extension(finished: FinishedRun, job: Job, extension: Extension, name: str) -> list[str]:
+    """Describe what the run `name` will do, in lines for its event log."""
     end = f"epoch {job.train.epochs}" + (f" or step {job.train.steps}" if job.train.steps else "")
     trained = f"{_count(extension.epoch, 'epoch')} ({_count(extension.step, 'step')})"
     lines = [f"{name} continues {extension.run}, which trained {trained}, up to {end}"]
-    lines += [f"{key} is {now}, was {before}" for key, before, now in _changes(done.job.dump(), job.dump())]
-    train, before = job.train, done.job.train
+    changes = _list_changes(finished.job.dump(), job.dump())
+    lines += [f"{key} is {new_value}, was {old_value}" for key, old_value, new_value in changes]
+    train = job.train
     if extension.schedule == "restarts":
-        repetition = "again " if train.schedule == before.schedule else ""
+        repetition = "again " if train.schedule == finished.job.train.schedule else ""
         lines.append(
             f"schedule {train.schedule.name} starts {repetition}at step {extension.step}, with train.optimizer.lr "
             f"{train.optimizer.lr:g}; optimizer state, averaged weights and best value continue"
         )
     else:
         lines.append(f"schedule {train.schedule.name} continues")
-    if train.early_stopping and _keep_count(done, job) is None:
+    if train.early_stopping and _select_stopping_state(finished, job) is None:
         lines.append("early stopping counts from here")
-    if _is_exact(done, job, extension):
+    if _is_reproducible(finished, job, extension):
         lines.append(
             f"the result will be that of one run up to {end} under the same plan, as exactly as after a resume"
         )
     return lines
 
 
-def _is_exact(done: FinishedRun, job: Job, extension: Extension) -> bool:
-    """Whether one run with this spec would have been the same up to the checkpoint."""
-    stopping: tuple[EarlyStopping | None, ...] = (job.train.early_stopping, done.job.train.early_stopping)
-    watched = stopping == (None, None) or _keep_count(done, job) is not None
-    rate = job.train.optimizer.lr == done.job.train.optimizer.lr
-    return extension.schedule == "continues" and rate and watched and not done.within_epoch()
+def _is_reproducible(finished: FinishedRun, job: Job, extension: Extension) -> bool:
+    """Whether a single run with this spec would have reached the same checkpoint."""
+    stopping: tuple[EarlyStopping | None, ...] = (job.train.early_stopping, finished.job.train.early_stopping)
+    same_stopping = stopping == (None, None) or _select_stopping_state(finished, job) is not None
+    same_rate = job.train.optimizer.lr == finished.job.train.optimizer.lr
+    return extension.schedule == "continues" and same_rate and same_stopping and not finished.ended_within_epoch()
 
 
-def _changes(
-    before: Mapping[str, object], now: Mapping[str, object], above: str = ""
+def _list_changes(
+    old_spec: Mapping[str, object], new_spec: Mapping[str, object], prefix: str = ""
 ) -> Iterator[tuple[str, str, str]]:
-    """Keys that affect the training and differ, with both values."""
-    for key in now:
-        one, two, key_path = before.get(key), now[key], f"{above}{key}"
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            yield from _changes(one, two, f"{key_path}.")
-        elif one != two and any(
-            key_path == free or key_path.startswith(f"{free}.") for free in set(MAY_CHANGE) - {*FREE}
-        ):
-            yield key_path, format_value(one), format_value(two)
+    """Each key that affects the training and differs, with old and new value; `prefix` is the keys above, with a dot."""
+    training_keys = set(MAY_CHANGE_ON_EXTEND) - set(MAY_CHANGE_ON_RESUME)
+    for name, new_value in new_spec.items():
+        old_value, key = old_spec.get(name), f"{prefix}{name}"
+        if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
+            yield from _list_changes(old_value, new_value, f"{key}.")
+        elif old_value != new_value and any(key == above or key.startswith(f"{above}.") for above in training_keys):
+            yield key, format_value(old_value), format_value(new_value)
 
 
 def _count(number: int, noun: str) -> str:

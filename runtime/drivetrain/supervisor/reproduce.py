@@ -81,9 +81,9 @@ def reproduce(request: ReproduceRequest) -> int:
 
 
 def _check_finished(run: Path) -> None:
-    if run_folder.status(run) != "done" or not (run / JOB_FILE).is_file():
+    if run_folder.read_status(run) != "done" or not (run / JOB_FILE).is_file():
         raise CheckpointError(
-            f"{run} is not a finished run (status: {run_folder.status(run) or 'not recorded'})",
+            f"{run} is not a finished run (status: {run_folder.read_status(run) or 'not recorded'})",
             "a run that was trained to its end by `drivetrain train`",
             "train it to its end first",
         )

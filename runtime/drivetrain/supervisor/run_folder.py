@@ -1,6 +1,4 @@
-"""The run folder `runs/<name>-<NNN>/`: which one a command uses, and the lock that lets only one process write to
-it.
-"""
+"""Opens the run folder `runs/<name>-<NNN>/` that a command trains in, with a lock that admits only one process."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
 from drivetrain.job import Job
-from drivetrain.supervisor.spec_difference import difference, spec_text
+from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from drivetrain.system import file_lock
 from drivetrain.system.files import PRIVATE, make_folder, storage_error
 from drivetrain.system.run_files import (
@@ -38,9 +36,10 @@ RECORDS = (
     "progress.json",
     "tensorboard",
 )
-"""What the bits of a run depend on, and its curves so far: an extended run takes them over."""
-# The state is removed after the records: as long as it is there, the next start finds that nothing was trained.
-BEGUN = (
+"""Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""
+# The state comes after the records, since files are removed in this order: as long as it is there, the next start sees
+# that nothing was trained.
+FILES_BEFORE_TRAINING = (
     "job",
     JOB_FILE,
     HARDWARE_FILE,
@@ -52,9 +51,9 @@ BEGUN = (
     "report.md",
     "report.json",
 )
-"""Files that a run writes before its first checkpoint."""
-LOCK = ".lock"
-HALF = re.compile(r"\.tmp-.+|\..+\.\d+")
+"""Files that a run can have before its first checkpoint, in the order in which they are removed."""
+LOCK_FILE = ".lock"
+INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
 """Names of files that a kill can leave incomplete."""
 LOCK_SECONDS = 1.5
 """Seconds to wait for the lock, since a killed process takes a moment to disappear."""
@@ -68,10 +67,11 @@ class RunFolder:
 
     path: Path
     resumes: bool
+    """Whether an earlier process has trained in it."""
     lock: int
     """Open file that holds the lock; pass it to the trainer, so that the lock lives as long as any of the processes."""
     extends: str = ""
-    """The finished run that it has just begun to continue; empty for every other start."""
+    """The finished run that this start begins to extend; empty for every other start."""
 
     def state(self) -> dict[str, Any]:
         """The state that the supervisor wrote last."""
@@ -79,13 +79,13 @@ class RunFolder:
 
 
 def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunFolder:
-    """The unfinished run of this job's name, or a new one with the next number.
+    """Open the unfinished run of this job's name, or a new one with the next number.
 
     Args:
         runs: parent of the run folders.
         job: the present spec.
         new: whether an unfinished run is left alone.
-        after: the highest number that is taken elsewhere.
+        after: the highest run number that is taken elsewhere.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -93,14 +93,15 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
         CheckpointError: if the unfinished run was started with another spec, or a link is in its folder.
     """
     make_folder(runs)
-    last = None if new else find_unfinished(runs, job.name)
-    if last:
-        lock = lock_folder(last)
-        if _is_untrained(last) or (not (last / "checkpoints").exists() and difference(last, job)):
-            return _anew(last, job, lock)
-        _same_spec(last, job)
-        _sweep(last)
-        return RunFolder(last, True, lock)
+    unfinished = None if new else find_unfinished(runs, job.name)
+    if unfinished:
+        lock = lock_folder(unfinished)
+        has_checkpoints = (unfinished / "checkpoints").exists()
+        if _is_untrained(unfinished) or (not has_checkpoints and diff_stored_spec(unfinished, job)):
+            return _restart_in_folder(unfinished, job, lock)
+        _check_same_spec(unfinished, job)
+        _remove_incomplete(unfinished)
+        return RunFolder(unfinished, True, lock)
     path = next_path(runs, job.name, after)
     try:
         path.mkdir(PRIVATE)
@@ -117,21 +118,22 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
         CheckpointError: if a link is in it.
     """
     last = next(reversed(list_numbered(runs, name)), None)
-    if last is None or status(last) == "done":
+    if last is None or read_status(last) == "done":
         return None
     refuse_links(last)
-    return last if _of_a_run(last) else None
+    return last if _looks_like_run(last) else None
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
     """The last run folder of the job's name, if its run has finished and was trained with this spec."""
     last = next(reversed(list_numbered(runs, job.name)), None)
-    done = last is not None and status(last) == "done" and (last / JOB_FILE).is_file()
-    return last if last and done and not difference(last, job) else None
+    if last is None or read_status(last) != "done" or not (last / JOB_FILE).is_file():
+        return None
+    return None if diff_stored_spec(last, job) else last
 
 
-def status(path: Path) -> str | None:
-    """The status of a run: running, done, stopped or failed; None if nothing recorded it."""
+def read_status(path: Path) -> str | None:
+    """The status of a run: running, done, stopped or failed; None if none is recorded."""
     state = RunFiles(path).read_json(STATE_FILE)
     return state.get("status") if isinstance(state, dict) else None
 
@@ -149,52 +151,53 @@ def next_path(runs: Path, name: str, after: int = 0) -> Path:
             "rename the folder, or choose another one with --runs DIR",
         )
     last = next(reversed(list_numbered(runs, name)), None)
-    return runs / f"{name}-{max(after, _number(last) if last else 0) + 1:03}"
+    return runs / f"{name}-{max(after, _parse_number(last) if last else 0) + 1:03}"
 
 
 def list_numbered(runs: Path, name: str) -> list[Path]:
-    """The run folders of a name, in order."""
+    """The run folders of a name, by ascending number."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
-    return sorted((p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name)), key=_number)
+    return sorted((p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name)), key=_parse_number)
 
 
-def _number(path: Path) -> int:
+def _parse_number(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
 
 
-def _anew(path: Path, job: Job, lock: int) -> RunFolder:
-    """Reuse a folder in which nothing was trained yet, for a spec or data whose error was fixed.
+def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
+    """Start from scratch in a folder where nothing was trained, since its spec or data had an error.
 
     Files of the user stay.
     """
     try:
-        for leftover in map(path.joinpath, BEGUN):
+        for leftover in map(path.joinpath, FILES_BEFORE_TRAINING):
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink(missing_ok=True)
-        _sweep(path)
+        _remove_incomplete(path)
         RunFiles(path).write_text(JOB_FILE, spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)
 
 
-def _of_a_run(path: Path) -> bool:
+def _looks_like_run(path: Path) -> bool:
     """Whether a folder with the name of a run is a run, and not the user's; a run killed at its start is empty."""
-    names = {entry.name for entry in path.iterdir() if not HALF.fullmatch(entry.name)}
-    return not names or bool(names & {LOCK, JOB_FILE, STATE_FILE})
+    names = {entry.name for entry in path.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
+    return not names or bool(names & {LOCK_FILE, JOB_FILE, STATE_FILE})
 
 
 def _is_untrained(path: Path) -> bool:
     """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
-    code = RunFiles(path).read_object(STATE_FILE).get("exit_code")
-    begun = any((path / name).exists() for name in ("checkpoints", METRICS_FILE))
-    return code in (SpecError.exit_code, DataError.exit_code) and not begun
+    exit_code = RunFiles(path).read_object(STATE_FILE).get("exit_code")
+    has_trained = any((path / name).exists() for name in ("checkpoints", METRICS_FILE))
+    return exit_code in (SpecError.exit_code, DataError.exit_code) and not has_trained
 
 
-def _same_spec(path: Path, job: Job) -> None:
-    lines = difference(path, job)
+def _check_same_spec(path: Path, job: Job) -> None:
+    """Raise CheckpointError if the unfinished run was started with another spec."""
+    lines = diff_stored_spec(path, job)
     if lines:
         raise CheckpointError(
             f"{path} is unfinished and was started with another job file:\n"
@@ -204,10 +207,10 @@ def _same_spec(path: Path, job: Job) -> None:
         )
 
 
-def _sweep(path: Path) -> None:
+def _remove_incomplete(path: Path) -> None:
     """Remove incomplete files of a killed process; we hold the lock, so no other process is writing."""
     for leftover in path.iterdir():
-        if HALF.fullmatch(leftover.name):
+        if INCOMPLETE_NAME.fullmatch(leftover.name):
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
@@ -219,7 +222,7 @@ def lock_folder(path: Path) -> int:
         Busy: if another process holds the lock.
     """
     try:
-        handle = file_lock.acquire(LOCK, LOCK_SECONDS, RunFiles(path).open_handle)
+        handle = file_lock.acquire(LOCK_FILE, LOCK_SECONDS, RunFiles(path).open_handle)
     except OSError as error:
         raise storage_error(path, error) from None
     if handle is None:
@@ -232,11 +235,11 @@ def lock_folder(path: Path) -> int:
 
 
 def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
-    """The folder of supervisor `index`, locked and without what an earlier attempt left.
+    """Lock the folder of supervisor `index`, one that does not lead, and empty it of an earlier attempt's files.
 
     Raises:
         StorageError: if it cannot be written.
-        Busy: if another process has it.
+        Busy: if another process holds its lock.
     """
     path = runs / FOLLOWERS / f"{job.name}-{index}"
     make_folder(path, PRIVATE)
@@ -245,7 +248,7 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
         for leftover in path.iterdir():
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover)
-            elif leftover.name != LOCK:
+            elif leftover.name != LOCK_FILE:
                 leftover.unlink()
         RunFiles(path).write_text(JOB_FILE, spec_text(job))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compares the spec of a run with the present one: what must not change when a run is resumed or extended."""
+"""Compares the stored spec of a run with the present one: a run is resumed or extended only if they agree."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from drivetrain.job_spec.yaml_file import dump, parse
 from drivetrain.system.files import storage_error
 from drivetrain.system.run_files import JOB_FILE, RunFiles
 
-# Keys that may change on a resume: they affect neither which weights are kept nor the training, but for its rounding.
-FREE = (
+MAY_CHANGE_ON_RESUME = (
     "limits",
     "baselines",
     "checkpoint.every",
@@ -29,53 +28,62 @@ FREE = (
     "sweep",
     "track",
 )
+"""Spec keys that may change on a resume: they affect neither which weights are kept nor the training, but for its
+rounding."""
 
 
 def spec_text(job: Job) -> str:
-    """The resolved spec as YAML."""
+    """The job's spec, with defaults filled in, as YAML."""
     return dump(job.dump())
 
 
-def difference(
-    path: Path,
+def diff_stored_spec(
+    folder: Path,
     job: Job,
-    free: Collection[str] = FREE,
-    before: str = "the unfinished run",
-    name: str = JOB_FILE,
+    may_change: Collection[str] = MAY_CHANGE_ON_RESUME,
+    label: str = "the unfinished run",
+    file_name: str = JOB_FILE,
 ) -> list[str]:
-    """Lines of a diff of what must not change and has changed.
+    """Compare a run's stored spec with the present one; returns the lines of a unified diff, none if they agree.
+
+    A missing file is written, since a run can be killed before it has stored its spec.
 
     Args:
-        path: the run folder.
+        folder: the run folder.
         job: the present spec.
-        free: keys that may change.
-        before: what the folder is called.
-        name: of the file with its spec.
+        may_change: spec keys that are not compared.
+        label: what the diff calls the stored spec.
+        file_name: the file in the folder that stores the spec.
+
+    Raises:
+        StorageError: if the stored spec cannot be read.
+        SpecError: if it is no YAML mapping.
     """
     try:
-        stored = RunFiles(path).read_bytes(name)
-    except FileNotFoundError:  # killed before it was written
-        RunFiles(path).write_text(name, spec_text(job))
+        stored_text = RunFiles(folder).read_bytes(file_name)
+    except FileNotFoundError:
+        RunFiles(folder).write_text(file_name, spec_text(job))
         return []
     except OSError as error:
-        raise storage_error(path / name, error) from None
-    specs = [_select_fixed(spec, free) for spec in (_fill_defaults(stored, job), job.dump())]
-    _forgive_older_default(*specs)
+        raise storage_error(folder / file_name, error) from None
+    stored_spec = _select_fixed(_fill_defaults(stored_text, job), may_change)
+    present_spec = _select_fixed(job.dump(), may_change)
+    _forgive_older_default(stored_spec, present_spec)
     # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
     # user's function and the order of label columns are neither.
-    lines = [dump(spec).splitlines() for spec in specs]
-    return list(difflib.unified_diff(lines[0], lines[1], before, "this spec", lineterm="", n=1))
+    stored_lines, present_lines = dump(stored_spec).splitlines(), dump(present_spec).splitlines()
+    return list(difflib.unified_diff(stored_lines, present_lines, label, "this spec", lineterm="", n=1))
 
 
-def _forgive_older_default(before: dict[str, object], now: Mapping[str, object]) -> None:
-    """Earlier versions stored `deterministic: true` where the job file says nothing."""
-    old, new = before.get("train"), now.get("train")
-    if isinstance(old, dict) and isinstance(new, Mapping) and new.get("deterministic") == "auto":
-        old["deterministic"] = "auto" if old.get("deterministic") is True else old.get("deterministic")
+def _forgive_older_default(stored_spec: dict[str, object], present_spec: Mapping[str, object]) -> None:
+    """Replace `deterministic: true`, which earlier versions stored for a job file that sets nothing, by `auto`."""
+    stored, present = stored_spec.get("train"), present_spec.get("train")
+    if isinstance(stored, dict) and isinstance(present, Mapping) and present.get("deterministic") == "auto":
+        stored["deterministic"] = "auto" if stored.get("deterministic") is True else stored.get("deterministic")
 
 
 def load_stored_job(path: Path, job: Job) -> Job | None:
-    """The spec of a run, if it is of the same task as the present one and this version can read it.
+    """Load the spec of a run; None if it is of another task than `job`, or this version cannot read it.
 
     Raises:
         SpecError: if it is no YAML mapping.
@@ -96,10 +104,10 @@ def _fill_defaults(text: bytes, job: Job) -> Mapping[str, object]:
         return stored
 
 
-def _select_fixed(spec: Mapping[str, object], free: Collection[str], above: str = "") -> dict[str, object]:
-    """The part of a spec, or of what lies below the key `above` (with a dot), that must not change."""
+def _select_fixed(spec: Mapping[str, object], may_change: Collection[str], prefix: str = "") -> dict[str, object]:
+    """The part of a spec that must not change; `prefix` is the keys above, with a dot."""
     return {
-        key: _select_fixed(value, free, f"{above}{key}.") if isinstance(value, Mapping) else value
+        key: _select_fixed(value, may_change, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in spec.items()
-        if f"{above}{key}" not in free
+        if f"{prefix}{key}" not in may_change
     }

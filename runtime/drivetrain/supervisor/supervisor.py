@@ -32,7 +32,7 @@ from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.supervisor.trainer_death import avoidable
+from drivetrain.supervisor.trainer_death import find_avoidable
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
@@ -146,7 +146,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         job = request.source().load()
     stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.has_begun(run.path) else None
     if stored:
-        instead = [extended_run.under_another_plan(request.extend)] if request.extend else []
+        instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
     if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
         machine = calibrate.for_job(machine, job, run.path)
@@ -184,7 +184,7 @@ def _open_folder(
         child_process.path_word(request.spec),
         *(w for assignment in request.assignments for w in ("--set", assignment)),
     ]
-    if not run.resumes and (line := extended_run.offer(request.runs, job, shlex.join(command_words))):
+    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, shlex.join(command_words))):
         say(line)
     return run
 
@@ -205,7 +205,7 @@ def _run(
     lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *size], requested)
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
-        EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE)
+        EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE_NOTE)
     leads = placement is None or placement.leads
     tracker = tracker_child.start_child(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
@@ -250,7 +250,7 @@ def _attempts(
     with signals.forwarding() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
-            before = cgroup.oom_kills(Path("/"))
+            kills_before = cgroup.oom_kills(Path("/"))
             code = start(request, count, plan.environment(machine), forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.WORDS.format(other, run.path))
@@ -261,7 +261,8 @@ def _attempts(
                 arguments = ["--measured"]
                 continue
             # One of several supervisors leaves a new start to its starter, which starts all of them again.
-            death = None if placement else avoidable(code, run.path, machine, before, was_signalled=bool(forward.sent))
+            was_signalled = bool(forward.sent)
+            death = None if placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
             if death is None:
                 if code == RestartSmaller.exit_code:
                     return OutOfMemory.exit_code  # its message has said what to set
@@ -270,16 +271,18 @@ def _attempts(
                 return code
             # Measuring itself may have needed too much, so first without it, under the same plan.
             if not arguments and not effective_plan.has_begun(run.path) and evidence.measures(job):
-                EventLog(run.path).add(death.kind, f"{death.why} before its first step; restarting without measuring")
+                EventLog(run.path).add(
+                    death.kind, f"{death.reason} before its first step; restarting without measuring"
+                )
                 arguments = ["--measured"]
                 continue
             # Half the micro-batch after a kill at the memory limit, no optimizations after a death inside a kernel.
-            reduced_plan = death.avoid(plan, -(-job.train.batch // count))
+            reduced_plan = death.plan_next(plan, -(-job.train.batch // count))
             if reduced_plan is None:
-                error = death.final()
+                error = death.final_error()
                 say_error(error)
                 return error.exit_code
-            EventLog(run.path).add(death.kind, death.consequence(plan, reduced_plan))
+            EventLog(run.path).add(death.kind, death.describe_restart(plan, reduced_plan))
             plan = reduced_plan
 
 

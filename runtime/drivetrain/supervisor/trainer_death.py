@@ -1,4 +1,4 @@
-"""A death of the trainer that another plan may avoid: at the memory limit, or inside a kernel."""
+"""Explains why the trainer died at the memory limit or inside a kernel, and makes a plan that may avoid it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.system.units import format_bytes
 from drivetrain.tuning import kernel_crash
 
 RESTARTING = "restarting from its last checkpoint"
-KILLED_AS_ONE = (
+KILLED_AS_ONE_NOTE = (
     "memory.oom.group is set (Kubernetes does it): at the memory limit the kernel kills the whole container, and no "
     "smaller micro-batch can be tried; optimize.micro_batch: auto measures one that fits"
 )
@@ -23,77 +23,75 @@ KILLED_AS_ONE = (
 
 @dataclass(frozen=True)
 class TrainerDeath:
-    """Why the trainer died, and what follows."""
+    """Why the trainer died, and which plan to try next."""
 
-    crashed: bool
-    """Whether inside a kernel; else at the memory limit."""
-    why: str
+    in_kernel: bool
+    """Whether it crashed inside a kernel; else memory ran out."""
+    reason: str
 
     @property
     def kind(self) -> str:
-        """The kind of its events."""
-        return "crash" if self.crashed else "memory"
+        """The kind of the events about it."""
+        return "crash" if self.in_kernel else "memory"
 
-    def avoid(self, plan: plans.Plan, share: int) -> plans.Plan | None:
+    def plan_next(self, plan: plans.Plan, process_batch: int) -> plans.Plan | None:
         """The plan with optimizations off, or with half the micro-batch; None if there is nothing left to change.
 
         Args:
-            plan: under which it died.
-            share: samples of a batch for each process.
+            plan: the plan under which the trainer died.
+            process_batch: how many samples of a batch each process computes.
         """
-        return (
-            kernel_crash.turn_optimizations_off(plan, self.why)
-            if self.crashed
-            else plans.smaller(plan, share, self.why)
-        )
+        if self.in_kernel:
+            return kernel_crash.turn_optimizations_off(plan, self.reason)
+        return plans.smaller(plan, process_batch, self.reason)
 
-    def consequence(self, plan: plans.Plan, instead: plans.Plan) -> str:
-        """What follows from it, for an event."""
-        if self.crashed:
-            return f"{self.why}; {kernel_crash.explain(plan, RESTARTING)}"
-        size = instead.value("micro_batch")
-        return f"{self.why}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
+    def describe_restart(self, plan: plans.Plan, next_plan: plans.Plan) -> str:
+        """Say why the trainer died and what the next plan changes, for an event."""
+        if self.in_kernel:
+            return f"{self.reason}; {kernel_crash.explain(plan, RESTARTING)}"
+        size = next_plan.value("micro_batch")
+        return f"{self.reason}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
 
-    def final(self) -> DrivetrainError:
+    def final_error(self) -> DrivetrainError:
         """The error if no other plan is left."""
-        return kernel_crash.final_error(self.why) if self.crashed else too_large(self.why)
+        return kernel_crash.final_error(self.reason) if self.in_kernel else _out_of_memory(self.reason)
 
 
-def avoidable(
-    code: int, run: Path, machine: Hardware, kills: int | None, *, was_signalled: bool
+def find_avoidable(
+    exit_code: int, run: Path, machine: Hardware, kills_before: int | None, was_signalled: bool
 ) -> TrainerDeath | None:
-    """The death behind an exit code; None if another plan would change nothing.
+    """The death behind an exit code of the trainer; None if another plan would change nothing.
 
     Args:
-        code: of the trainer.
-        run: its folder.
-        machine: with its memory limit.
-        kills: how many processes the kernel had killed at the limit before.
+        exit_code: how the trainer ended.
+        run: the run folder.
+        machine: the hardware, with its memory limit.
+        kills_before: how many processes the kernel had killed at the limit before the trainer started; None if unknown.
         was_signalled: whether the trainer was told to end by a signal.
     """
-    if code == RestartSmaller.exit_code:
+    if exit_code == RestartSmaller.exit_code:
         return TrainerDeath(False, "memory ran out in one of the processes that share the weights (optimize.sharding)")
-    if code in signals.CRASHES and not was_signalled:
-        return TrainerDeath(True, kernel_crash.describe(run, code))
-    if code in (KILLED, PeerError.exit_code) and was_killed_since(kills):
-        return TrainerDeath(False, describe_kill(machine))
+    if exit_code in signals.CRASHES and not was_signalled:
+        return TrainerDeath(True, kernel_crash.describe(run, exit_code))
+    if exit_code in (KILLED, PeerError.exit_code) and _was_killed_since(kills_before):
+        return TrainerDeath(False, _describe_kill(machine))
     return None
 
 
-def was_killed_since(before: int | None) -> bool:
-    """Whether a process of ours has been killed at the memory limit since then."""
-    after = cgroup.oom_kills(Path("/"))
-    return before is not None and after is not None and after > before
+def _was_killed_since(kills_before: int | None) -> bool:
+    """Whether the kernel has killed a process of this container at the memory limit since the count was taken."""
+    kills_now = cgroup.oom_kills(Path("/"))
+    return kills_before is not None and kills_now is not None and kills_now > kills_before
 
 
-def describe_kill(machine: Hardware) -> str:
-    """What happened."""
+def _describe_kill(machine: Hardware) -> str:
+    """Name the memory limit at which the kernel killed the trainer, and the most memory it used."""
     peak = format_bytes(cgroup.peak_memory(Path("/")))
     return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
 
 
-def too_large(reason: str) -> OutOfMemory:
-    """The error of a job that does not fit."""
+def _out_of_memory(reason: str) -> OutOfMemory:
+    """The error of a job that does not fit even with a micro-batch of 1."""
     return OutOfMemory(
         f"{reason} with micro-batch 1",
         "a job that fits the limit",

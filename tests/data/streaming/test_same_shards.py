@@ -13,7 +13,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import CheckpointError
 from drivetrain.job import Job
 from drivetrain.supervisor import provenance, same_conditions
-from drivetrain.supervisor.spec_difference import difference, spec_text
+from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from tests.data.streaming import shards
 
 
@@ -57,5 +57,5 @@ def test_the_cache_may_be_another_one_when_a_run_resumes(tmp_path: Path) -> None
     place = shards.folder(tmp_path / "p")
     (tmp_path / "r").mkdir()
     (tmp_path / "r/job.yaml").write_text(spec_text(shards.job(tmp_path / "a", place)))
-    assert difference(tmp_path / "r", shards.job(tmp_path / "a", place, stream="cache: 40g")) == []
-    assert difference(tmp_path / "r", shards.job(tmp_path / "a", place, window=3)) != []
+    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", place, stream="cache: 40g")) == []
+    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", place, window=3)) != []

@@ -55,7 +55,7 @@ class RemoteRuns:
         folder = self.runs / name
         if folder.is_dir():
             self._check_same(store, folder)
-        if _status(store) == "done" and (not folder.is_dir() or run_folder.status(folder) == "done"):
+        if _status(store) == "done" and (not folder.is_dir() or run_folder.read_status(folder) == "done"):
             return
         with _keep_others_out(folder):
             self._acquire(name, folder)

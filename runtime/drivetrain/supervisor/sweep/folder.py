@@ -24,7 +24,7 @@ from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor import named_run, run_folder, same_conditions
-from drivetrain.supervisor.spec_difference import FREE, difference, spec_text
+from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import PRIVATE, make_folder, write_text
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 SPEC = named_run.SWEEP
 """The spec of all trials; job.yaml would make the folder a run."""
-MAY_CHANGE = (*(key for key in FREE if key != "sweep"), "sweep.trials", "sweep.max_time")
+MAY_CHANGE_IN_SWEEP = (*(key for key in MAY_CHANGE_ON_RESUME if key != "sweep"), "sweep.trials", "sweep.max_time")
+"""Spec keys that may change while a sweep is unfinished."""
 BEST = "best.yaml"
 _TRIAL_STATES: dict[str, State] = {"COMPLETE": "done", "PRUNED": "ended early", "FAIL": "failed"}
 
@@ -95,7 +96,7 @@ def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
         CheckpointError: if it is unfinished and was another one.
     """
     trial_count = _trials(path)
-    lines = difference(path, job, MAY_CHANGE, "the sweep so far", SPEC)
+    lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SPEC)
     study = Study(path, job, metric)
     before = study.setting("plain", plain)
     if before != plain:
