@@ -39,7 +39,7 @@ class Limits:
 
     def are_types_used(self, encoded: Encoded) -> bool:
         """Whether the network gets token types: the texts have several, and it distinguishes as many."""
-        return 1 < encoded.template.count_token_types <= self.count_token_types
+        return 1 < encoded.template.segments <= self.segments
 
 
 def choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
