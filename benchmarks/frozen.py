@@ -129,7 +129,7 @@ def usual(path: Path) -> float:
     from drivetrain.data.load_data import load
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.models.build import build
-    from drivetrain.training.learning_rates import schedule
+    from drivetrain.training.learning_rates import build_schedule
 
     job = job_spec.load(path)
     data = load(job)
@@ -143,7 +143,7 @@ def usual(path: Path) -> float:
         weight_decay=job.train.optimizer.weight_decay,
     )
     rate = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, schedule(job.train.schedule, len(batches) * job.train.epochs, len(batches))
+        optimizer, build_schedule(job.train.schedule, len(batches) * job.train.epochs, len(batches))
     )
     accuracy = 0.0
     for _ in range(job.train.epochs):

@@ -334,7 +334,7 @@ def count_kernels_of_ours(path: Path, folder: Path) -> Figures:
     batches, results = (batch for epoch in itertools.count() for batch in run.batches.epoch(epoch)), []
 
     def step() -> None:
-        run.set_rate()
+        run.set_learning_rates()
         results.append(run.step(run.mix(run.preprocess(next(batches), 0)), run.step_seed()))
         run.counters.step += 1
         if len(results) > 1:

@@ -110,7 +110,7 @@ def write_rare_shape(folder: Path) -> dict[str, object]:
     draw = np.random.default_rng(6)
     for number in range(900):
         name = "mixed" if number % 25 == 0 else ("cross", "square")[number % 2]
-        pixels = draw.integers(0, 140, (24, 24), dtype=np.uint8)
+        pixels = draw.integers(0, 250, (24, 24), dtype=np.uint8)
         if name != "cross":
             pixels[6:18, 6:18] += 60
         if name != "square":

@@ -27,7 +27,7 @@ from drivetrain.system.signals import Signals
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.saver import MAX_TIME_SHARE, Saver
+from drivetrain.training.saver import MAX_SAVE_SHARE, Saver
 from drivetrain.tuning import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ DEFAULT = 300.0
 class Still:
     """Progress that shows nothing."""
 
-    def step(self, *given: Any) -> None:
+    def report_step(self, *given: Any) -> None:
         """Nothing."""
 
 
@@ -57,7 +57,7 @@ class Bench:
         self.run.metrics = MetricsLog(folder)
         self.run.train_mode()
         self.saver = Saver(self.run)
-        self.saver.final()
+        self.saver.save_final()
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
@@ -68,11 +68,11 @@ class Bench:
     def block(self, steps: int, *, saving: bool) -> tuple[float, float, int]:
         """Wall seconds, processor seconds and saves of so many steps."""
         saves, wall, used = 0, time.perf_counter(), time.process_time()
-        self.saver.last = time.monotonic()
+        self.saver.saved_at = time.monotonic()
         for _ in range(steps):
-            loop._advance(self.run, next(self.batches), Still())  # type: ignore[arg-type]
-            if saving and self.saver.due():
-                self.saver.periodic()
+            loop._train_step(self.run, next(self.batches), Still())  # type: ignore[arg-type]
+            if saving and self.saver.is_due():
+                self.saver.save_periodically()
                 saves += 1
         self.saver.wait()
         return time.perf_counter() - wall, time.process_time() - used, saves
@@ -100,9 +100,9 @@ def measure(model: str, every: str, pairs: int, seconds: float, folder: Path) ->
             flush=True,
         )
     wall, used = statistics.median(row[0] for row in added), statistics.median(row[1] for row in added)
-    interval = max(DEFAULT, bench.saver.cost / MAX_TIME_SHARE)
+    interval = max(DEFAULT, bench.saver.save_seconds / MAX_SAVE_SHARE)
     print(
-        f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.cost:.0f} ms; it adds "
+        f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.save_seconds:.0f} ms; it adds "
         f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "
         f"at {every} {100 * wall / duration_seconds(every):.2f} %, at the default interval of {interval:.0f} s "
         f"{100 * wall / interval:.3f} %, processor {100 * used / interval:.3f} %",

@@ -145,8 +145,8 @@ def trainer(asked: Job, folder: Path, *, train: bool) -> Callable[[], float]:
         for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
             count += len(batch)
             if train:
-                made.set_rate()
-                made.step(made.preprocess(batch, 0), made.own_parts(made.batches.size(number)))
+                made.set_learning_rates()
+                made.step(made.preprocess(batch, 0), made.list_local_parts(made.batches.size(number)))
                 made.counters.step += 1
         made.counters.epoch += 1
         return count / (time.perf_counter() - start)

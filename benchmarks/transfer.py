@@ -245,7 +245,7 @@ def _block(made: Any, batches: Iterator[Any]) -> float:
     """Samples per CPU second of a block of steps: other programs take turns with this one."""
     start, samples = time.process_time(), 0
     for batch in itertools.islice(batches, BLOCK):
-        made.set_rate()
+        made.set_learning_rates()
         made.step(made.preprocess(batch, 0), made.step_seed())
         made.counters.step += 1
         samples += len(batch)

@@ -25,7 +25,7 @@ from drivetrain.system import interpreter
 from drivetrain.training import run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import Seeded
+from drivetrain.training.step_options import SeedOrParts
 from tests import tiny
 
 SAMPLES, BATCH, EPOCHS = 242, 12, 2
@@ -46,7 +46,7 @@ class Noted:
     def __init__(self, step: Step, made: run.Run, notes: Path, last: int) -> None:
         self.step, self.made, self.notes, self.last = step, made, notes, last
 
-    def compute_gradients(self, batch: Batch, parts: Seeded) -> Tensor:
+    def compute_gradients(self, batch: Batch, parts: SeedOrParts) -> Tensor:
         number = self.made.counters.step
         if number == self.last:
             os._exit(KILLED)

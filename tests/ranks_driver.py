@@ -23,7 +23,7 @@ from drivetrain.system import interpreter
 from drivetrain.training import run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import Seeded
+from drivetrain.training.step_options import SeedOrParts
 from tests import tiny
 
 JOB = """
@@ -70,7 +70,7 @@ class Noted:
     def __init__(self, step: Step, trained: list[list[int]]) -> None:
         self.step, self.trained = step, trained
 
-    def compute_gradients(self, batch: Batch, parts: Seeded) -> Tensor:
+    def compute_gradients(self, batch: Batch, parts: SeedOrParts) -> Tensor:
         self.trained.append(batch.ids.tolist())
         return self.step.compute_gradients(batch, parts)
 

@@ -53,7 +53,7 @@ def late(made: run.Run) -> Hook:
     """An hour passes on this process's clock."""
 
     def pass_by(inputs: Any) -> None:
-        made.clock.start -= 3600
+        made.clock.started -= 3600
 
     return pass_by
 
@@ -162,7 +162,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     made = tiny.assembled(own, job, settings={"fused_optimizer": True, "sharding": divides})
     assert made.is_divided == divides
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
-    made.step.state.on_device = fault.endswith("late")
+    made.step.state.prefers_device = fault.endswith("late")
     if str(rank) in who:
         spoil(made)
     metrics = MetricAccumulator.metrics
@@ -180,7 +180,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
         "micro_batch": made.step.micro_batch,
         "weights": weights,
         "rollbacks": made.numerics.rollbacks,
-        "skip": sorted(map(list, made.numerics.skip)),
+        "skip": sorted(map(list, made.numerics.skipped_batches)),
     }
 
 

@@ -21,7 +21,7 @@ def main() -> None:
         plain = Path.is_dir
         Path.is_dir = lambda path: ".tmp-" not in path.name and plain(path)  # type: ignore[method-assign, assignment]
     try:
-        SaverTogether(made).final()
+        SaverTogether(made).save_final()
     except StorageError as error:
         print(error)
     made.ranks.barrier()

@@ -107,8 +107,8 @@ def losses(made: run.Run, steps: int) -> list[float]:
     found: list[float] = []
     while len(found) < steps:
         for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
-            made.set_rate()
-            found.append(made.step(made.preprocess(batch, 0), made.own_parts(made.batches.size(number))).loss)
+            made.set_learning_rates()
+            found.append(made.step(made.preprocess(batch, 0), made.list_local_parts(made.batches.size(number))).loss)
             made.counters.step += 1
         made.counters.epoch += 1
     return found[:steps]

@@ -203,9 +203,9 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     losses(done, steps)
     assert done.ema
     done.ema.update(done.model, torch.tensor(True))
-    done.last, confusion = evaluate(done)
-    done.watch.update(done.last, done.counters.step, 0)
-    Saver(done).best({"metrics": done.last, "confusion": confusion})
+    done.last_metrics, confusion = evaluate(done)
+    done.best_metric.update(done.last_metrics, done.counters.step, 0)
+    Saver(done).save_best({"metrics": done.last_metrics, "confusion": confusion})
     save_model(done, final_model.choose_weights(done))
     return done
 

@@ -174,7 +174,10 @@ class Stopped(DrivetrainError):
 
 def nearest(word: str, candidates: Iterable[str], likeness: float = 0.5) -> str:
     """`did you mean "x"?` for the closest of `candidates`, or an empty string if none is alike, from 0 to 1."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=likeness)
+    candidates = list(candidates)
+    # Two letters in the wrong order are the likeliest slip, and count as two differences elsewhere.
+    swapped = [other for other in candidates if sorted(other) == sorted(word)]
+    close = swapped[:1] or difflib.get_close_matches(word, candidates, n=1, cutoff=likeness)
     # Words may be names of data, such as columns and classes.
     letters = (
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in "".join(close)

@@ -39,6 +39,7 @@ REFUSED = [
     ("sample picture x", "kind: invalid choice: 'picture'", "`drivetrain sample --help` explains the arguments"),
     ("repeat a --seeds x", "--seeds: invalid int value: 'x'", "`drivetrain repeat --help` explains the arguments"),
     ("xyz", "xyz: there is no such command", "`drivetrain --help` explains all commands"),
+    ("train a.yaml --plian", "--plian: `drivetrain train` has no such option", 'did you mean "--plain"?'),
     ("validate a.yaml --st b=1", "--st: `drivetrain validate` has no such option", 'did you mean "--set"?'),
     (
         "train a.yaml --epochs 3",

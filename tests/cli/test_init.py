@@ -286,7 +286,7 @@ def test_a_made_spec_trains(kind: str, size: int, smaller: str, here: Path) -> N
     sample_data.write(kind, Path("data"), size, 0)
     run = tiny.plain(made("data", assignments=[smaller]), here)
     run.train_mode()
-    run.set_rate()
+    run.set_learning_rates()
     losses = [float(run.step(run.preprocess(batch, 0), 0).loss) for batch in run.batches.epoch(0)]
     assert losses
     assert np.isfinite(losses).all()

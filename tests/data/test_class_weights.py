@@ -31,7 +31,7 @@ def job(folder: Path, text: str) -> Job:
 def weights(made: Job) -> dict[str, list[float] | None]:
     """The weights of each head's loss."""
     data = load(made)
-    goal = losses.objective(made.train.loss, data.heads, data.train.targets, made.train.class_weights)
+    goal = losses.build_objective(made.train.loss, data.heads, data.train.targets, made.train.class_weights)
     return {
         name: None if loss.class_weights is None else loss.class_weights.tolist() for name, loss in goal.losses.items()
     }

@@ -120,7 +120,7 @@ def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
     whole = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
     batch = next(iter(whole.batches.epoch(0)))
     whole.train_mode()
-    whole.step(whole.preprocess(batch, 0), whole.own_parts(len(batch)))
+    whole.step(whole.preprocess(batch, 0), whole.list_local_parts(len(batch)))
     half = tiny.assembled(tmp_path / "2", tiny.job())
     half.train_mode()
     half.step(half.preprocess(batch.between(0, 8), 0), half.step_seed())

@@ -83,9 +83,9 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> Non
     assert "storage: checkpoint not saved, training continues" in log
     assert "epoch 3/3" in log
     assert "free disk space" in log
-    for path in checkpoint.steps(small / "middle-001" / "checkpoints"):
+    for path in checkpoint.list_checkpoints(small / "middle-001" / "checkpoints"):
         assert manifest.verify(path) is None
-    assert checkpoint.latest(small / "middle-001" / "checkpoints")[0] is not None
+    assert checkpoint.load_latest(small / "middle-001" / "checkpoints")[0] is not None
     assert trained.leftovers(small / "middle-001") == []
     code, log = train(container, job, settings=("model.width=128", "name=large"))
     assert code == 7, log

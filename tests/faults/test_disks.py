@@ -68,7 +68,7 @@ def end(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed save is tried again after the next step."""
-    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(saver, "RETRY_SECONDS", 0.0)
 
 
 @pytest.mark.nightly  # a minute; errors at some writes are in the tests below
@@ -106,8 +106,8 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
         if ended:
             found["ended"] += 1
             assert os.strerror(error) in str(ended)
-            if checkpoint.steps(folder / "checkpoints"):
-                assert checkpoint.latest(folder / "checkpoints")[0] is not None
+            if checkpoint.list_checkpoints(folder / "checkpoints"):
+                assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
         assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
         assert trained.leftovers(folder) == []

@@ -185,7 +185,7 @@ def refused(folder: Path, watched: Watcher) -> None:
     made = tiny.assembled(folder, tiny.job())
 
     def go_on() -> None:
-        loaded, _ = checkpoint.latest(folder / "checkpoints")
+        loaded, _ = checkpoint.load_latest(folder / "checkpoints")
         assert loaded is not None
         run_state.restore(made, loaded)
 

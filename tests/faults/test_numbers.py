@@ -67,7 +67,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
         return None
 
     made.model.register_forward_pre_hook(hook)
-    step, skipped = made.step.__class__.compute_gradients, made.numerics.skipped
+    step, skipped = made.step.__class__.compute_gradients, made.numerics.record_skipped
 
     def compute_gradients(self: Any, batch: Any, seed: int) -> Any:
         before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
@@ -82,7 +82,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
 
     watched = type("Watched", (made.step.__class__,), {"compute_gradients": compute_gradients})
     object.__setattr__(made.step, "__class__", watched)
-    made.numerics.skipped = unmoved  # type: ignore[method-assign]
+    made.numerics.record_skipped = unmoved  # type: ignore[method-assign]
 
 
 def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
@@ -90,16 +90,16 @@ def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> 
     made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.kind, saver.every = "steps", draw.choice((1, 2, 5))
+    saver.kind, saver.interval = "steps", draw.choice((1, 2, 5))
     first = draw.randint(1, STEPS - 1)
     in_a_row = range(first, min(STEPS, first + draw.choice((1, 1, 2, 3, 4))) + 1)
     faults = {number: draw.choice(tuple(KINDS)) for number in in_a_row}
     faults |= {draw.randint(1, STEPS): draw.choice(tuple(KINDS)) for _ in range(draw.randint(0, 2))}
-    saver.final()
+    saver.save_final()
     spoilt(made, faults)
     try:
         ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
-        saver.final()
+        saver.save_final()
     except NumericsError as error:
         ended = f"exit {error.exit_code}"
     finally:
@@ -127,7 +127,7 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
         for path in (place / "checkpoints").glob("*/*.safetensors"):
             values = safetensors.torch.load_file(path).values()
             assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
-        assert checkpoint.latest(place / "checkpoints")[0] is not None
+        assert checkpoint.load_latest(place / "checkpoints")[0] is not None
         assert rows(place, "events.jsonl"), (number, faults)
     assert set(endings) <= {"all 3 epochs trained", "exit 5"}, endings
     return endings | {"files of weights": written[0]}

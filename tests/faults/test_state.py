@@ -96,23 +96,23 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
     folder.mkdir(exist_ok=True)
     made = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
-    loaded, _ = checkpoint.latest(made.checkpoints)
+    loaded, _ = checkpoint.load_latest(made.checkpoints)
     scenario.spoil(made)
     if loaded:
         run_state.restore(made, loaded)
     made.metrics = MetricsLog(folder, after=made.counters.step, epoch=made.counters.epoch)
     saver = Saver(made)
-    saver.kind, saver.every = "steps", 1 if keep else 10**9
+    saver.kind, saver.interval = "steps", 1 if keep else 10**9
     if keep:
-        saver._write = lambda snapshot: checkpoint.save(  # type: ignore[method-assign]
+        saver._write_and_prune = lambda snapshot: checkpoint.save(  # type: ignore[method-assign]
             made.checkpoints, snapshot.name, snapshot.tensors, snapshot.state
         )
     if not loaded:
-        saver.final()
+        saver.save_final()
     try:
         reason = loop.fit(made, saver, Still())  # type: ignore[arg-type]
         if keep:
-            saver.final()
+            saver.save_final()
     except NumericsError as error:
         reason = str(error)
     finally:
@@ -123,7 +123,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
 def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
     found = {
         "model": dict(made.model.state_dict()),
-        "optimizer": run_state.optimizer_tensors(made.model, made.optimizer),
+        "optimizer": run_state.collect_optimizer_tensors(made.model, made.optimizer),
     }
     return found | ({"ema": dict(made.ema.average)} if made.ema else {})
 

@@ -47,7 +47,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     assert "the GPU has failed: CUDA error: unspecified launch failure" in text
     assert "the last checkpoint is untouched" in text
     assert text.count("after a kill, the same command resumes") == 1
-    loaded, passed = checkpoint.latest(trained.run(job) / "checkpoints")
+    loaded, passed = checkpoint.load_latest(trained.run(job) / "checkpoints")
     assert loaded is not None
     assert (loaded.state["counters"]["step"], passed) == (14, [])
     trained.finish(job)

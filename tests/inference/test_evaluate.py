@@ -30,7 +30,9 @@ def test_other_data_has_the_metrics_of_validation(tmp_path: Path, name: str) -> 
     done = trained(case, tmp_path)
     found = judged(done.folder, tmp_path / f"held{case.suffix}")
     wanted = {
-        key.removeprefix("validation/"): value for key, value in done.last.items() if not key.endswith(CALIBRATED)
+        key.removeprefix("validation/"): value
+        for key, value in done.last_metrics.items()
+        if not key.endswith(CALIBRATED)
     }
     assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4)
 

@@ -102,10 +102,10 @@ def test_evaluate_gives_the_metrics_of_the_training(
     assert main.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     # Those of probabilities are of the ones that `predict` writes, with the temperature.
-    with_temperature = {name for name in run.last if name.rpartition("/")[2] in ("log_loss", "brier", "ece")}
-    plain = {name: value for name, value in run.last.items() if name not in with_temperature}
+    with_temperature = {name for name in run.last_metrics if name.rpartition("/")[2] in ("log_loss", "brier", "ece")}
+    plain = {name: value for name, value in run.last_metrics.items() if name not in with_temperature}
     assert {name: stored[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
-    assert stored.keys() == run.last.keys()
+    assert stored.keys() == run.last_metrics.keys()
     model, data = saved_model.load(run.folder), run.dataset
     batches = list(
         forward.compute_outputs(model.network, model.heads, data.validation, data.prepare, torch.device("cpu"))
@@ -117,7 +117,7 @@ def test_evaluate_gives_the_metrics_of_the_training(
             float(expected), rel=1e-4
         )
     shown, told = capsys.readouterr()
-    assert all(f"{name} " in shown for name in run.last), shown
+    assert all(f"{name} " in shown for name in run.last_metrics), shown
     assert "evaluate: loading model and validation data\n" in told
     assert f"evaluate: {len(run.dataset.validation):,} samples\n" in told
     singles = [name for name, head in run.dataset.heads.items() if head.classes and not head.several]
@@ -151,10 +151,12 @@ def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Pat
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     # Scores of probabilities are those at the temperature that was fitted to the validation data.
     hidden = ("/loss", *CALIBRATED)
-    wanted = {name.removeprefix("validation/"): value for name, value in run.last.items() if not name.endswith(hidden)}
+    wanted = {
+        name.removeprefix("validation/"): value for name, value in run.last_metrics.items() if not name.endswith(hidden)
+    }
     assert {name: stored[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     losses = [name for name in stored if name.endswith("log_loss")]
-    assert all(stored[name] <= run.last[f"validation/{name}"] + 1e-4 for name in losses)
+    assert all(stored[name] <= run.last_metrics[f"validation/{name}"] + 1e-4 for name in losses)
 
 
 def test_the_average_is_used_and_the_raw_weights_lie_beside(run: Run) -> None:

@@ -14,7 +14,7 @@ from drivetrain.data.dataset import Batch, Head
 from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
 from drivetrain.models.buffers import Buffers, unshare
-from drivetrain.training.losses import objective
+from drivetrain.training.losses import build_objective
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests.own_job import MODEL, write
@@ -72,7 +72,7 @@ def shared(net: Any, mean: Tensor) -> None:
 
 def step_of(net: nn.Module) -> Step:
     head = {"": Head("", classes=("a", "b"))}
-    goal = objective(None, head, {"": torch.zeros(1).long()}, "none")
+    goal = build_objective(None, head, {"": torch.zeros(1).long()}, "none")
     return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), goal, None, torch.device("cpu"), StepOptions(net))
 
 

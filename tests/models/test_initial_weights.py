@@ -227,8 +227,8 @@ def test_a_resumed_run_notices_another_start(tmp_path: Path) -> None:
     home = tmp_path / "next"
     home.mkdir()
     run = plain(job, home)
-    recorded_inputs.begin(run, print, resumes=False)
-    settled = recorded_inputs.read_stored(home)
+    recorded_inputs.record_inputs(run, print, resumes=False)
+    settled = recorded_inputs.read_records(home)
     assert settled
     again = recorded_inputs.load_unchanged(job, home, settled, SpecError)
     assert again.heads == run.dataset.heads

@@ -62,7 +62,7 @@ def test_the_rates_are_logged_and_told(tmp_path: Path) -> None:
     for row in found:
         assert row["features.[0-6]/lr"] == row["lr"] * 0.05
         assert row["features/lr"] == row["lr"] * 0.3
-    assert trained_layers.lines(made) == [
+    assert trained_layers.describe(made) == [
         "model: 4,663 of 4,663 parameters are trainable",
         "learning rates: features.[0-6]: 196 parameters at 5e-05 (0.05 x 0.001); "
         "features: 4,416 parameters at 0.0003 (0.3 x 0.001); all others: 51 parameters at 0.001",
@@ -119,4 +119,4 @@ def test_bad_groups(train: str, model: str, words: tuple[str, ...]) -> None:
 def test_a_layer_that_is_unfrozen_later_can_have_a_rate(tmp_path: Path) -> None:
     model = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
     made = tiny.assembled(tmp_path, tiny.job(GROUPS, model))
-    assert trained_layers.lines(made)[0] == "model: 51 of 4,663 parameters are trainable, 4,663 from epoch 2 on"
+    assert trained_layers.describe(made)[0] == "model: 51 of 4,663 parameters are trainable, 4,663 from epoch 2 on"

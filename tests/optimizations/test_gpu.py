@@ -235,12 +235,12 @@ def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
     device = torch.device("cuda:0")
-    torch_setup.begin(job(), gtx1080, device)
-    torch_setup.begin(job(limits="gpu_memory: 2g"), gtx1080, device)
+    torch_setup.apply_settings(job(), gtx1080, device)
+    torch_setup.apply_settings(job(limits="gpu_memory: 2g"), gtx1080, device)
     assert told == [(0.25, device)]
     # Under WSL2 the driver would spill into the host's memory instead of refusing.
     gpu = replace(gtx1080.gpu, memory=8 << 30, free=6 << 30)
-    torch_setup.begin(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
+    torch_setup.apply_settings(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
     assert told[1:] == [(pytest.approx(0.75 - 0.05), device)]
 
 
@@ -280,7 +280,7 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
     )
-    result = step_result.result_of(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    result = step_result.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
     assert result.read() == (1.5, 2.0)
 
 

@@ -111,7 +111,7 @@ def test_a_requested_micro_batch_that_memory_halved_is_not_reported_as_changed(t
 def test_a_new_cap_on_the_instruction_set_is_reported_on_resume() -> None:
     machine, data = tiny.machine(), tiny.dataset()
     free, held = (replace(machine, cpu=replace(machine.cpu, capped=cap)) for cap in (None, "ONEDNN_MAX_CPU_ISA=AVX2"))
-    before, now = (resume.identity(each, data) for each in (free, held))
-    assert [line.partition(":")[0] for line in resume.changes(before, now)] == [
+    before, now = (resume.collect_identity(each, data) for each in (free, held))
+    assert [line.partition(":")[0] for line in resume.list_changes(before, now)] == [
         f"cpu is {machine.cpu.model}, kept back by ONEDNN_MAX_CPU_ISA=AVX2, was {machine.cpu.model}"
     ]

@@ -182,7 +182,8 @@ def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
     done = trained.trained(trained.Case(files, "", spec), tmp_path)
     wanted = trained.seen(done)[""]
     read = {
-        key: names for key, _, names in recorded_inputs._list_files(recorded_inputs._places(done.job), done.readable)
+        key: names
+        for key, _, names in recorded_inputs._list_files(recorded_inputs._find_paths(done.job), done.readable)
     }
     assert read["model.pretrained"] == ["config.json", "model.safetensors"], "a resumed run notices other weights"
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")

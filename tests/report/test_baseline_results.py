@@ -37,7 +37,9 @@ def test_the_best_comes_first_and_says_what_it_took() -> None:
         'network 0.7750 · boosted trees 0.7920 (2.3 s) · linear model 0.7690 (2.3 s, 100 of 900 samples) · always "on time" 0.7590'
     )
     assert three.lead() == pytest.approx(-0.017)
-    assert three.verdict().startswith("the boosted trees are better, by 0.0170: use them, or")
+    assert three.verdict().startswith(
+        "the boosted trees are better, by 0.0170: use them (HistGradientBoosting of scikit-learn), or"
+    )
 
 
 def test_lower_losses_and_errors_are_better() -> None:

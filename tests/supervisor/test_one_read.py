@@ -189,10 +189,10 @@ def test_a_node_with_other_code_is_refused(spec: Path, tmp_path: Path, monkeypat
         job = source.load()
         job = source.copy_to(tmp_path / name, job).load()
         (tmp_path / name / "hardware.json").write_text(json.dumps(machine().to_json()))
-        introductions.append(handshake._own(tmp_path / name, job))
+        introductions.append(handshake._describe_process(tmp_path / name, job))
         (tmp_path / "late.py").write_text("DEPTH = 7\n")
-    refusal = handshake._unlike(introductions[0], introductions[1], 1)
+    refusal = handshake._find_difference(introductions[0], introductions[1], 1)
     assert refusal is not None
     assert refusal["exit_code"] == SpecError.exit_code
     assert "has another late.py than the leader" in refusal["parts"][0]
-    assert handshake._unlike(introductions[0], introductions[0], 1) is None
+    assert handshake._find_difference(introductions[0], introductions[0], 1) is None

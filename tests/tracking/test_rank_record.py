@@ -137,6 +137,6 @@ def test_the_threads_are_those_of_the_training(tmp_path: Path) -> None:
             signs.submit(torch.get_num_threads).result()
             run = tiny.assembled(tmp_path, tiny.job())
             torch.set_num_threads(1)
-            assert signs.submit(RankSampler(run).own).result().threads == 1
+            assert signs.submit(RankSampler(run).measure).result().threads == 1
         finally:
             torch.set_num_threads(before)

@@ -21,7 +21,7 @@ from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 from drivetrain.training import tensorboard_overview
 from drivetrain.training.checkpoints import checkpoint
-from drivetrain.training.progress import since_last_sample
+from drivetrain.training.progress import measure_since_last_call
 from drivetrain.training.train import train as train_run
 from tests import tiny
 from tests.supervisor.tiny_run import train
@@ -73,7 +73,7 @@ def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
     with Monitor(
         tmp_path,
         0.01,
-        progress=since_last_sample(made),
+        progress=measure_since_last_call(made),
         show=lambda values: made.metrics.board.put(0, values),
     ) as monitor:
         while len(monitor.samples) < 7:

@@ -17,7 +17,7 @@ def fitted(made: Run) -> str:
     """Train an assembled run; why it ended."""
     made.metrics = MetricsLog(made.folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     try:
         return loop.fit(made, saver, Still())  # type: ignore[arg-type]
     finally:

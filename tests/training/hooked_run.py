@@ -18,9 +18,9 @@ from tests import tiny
 class Still:
     """Progress that shows nothing."""
 
-    def step(self, made: run.Run, step: int, loss: float) -> None: ...
+    def report_step(self, made: run.Run, step: int, loss: float) -> None: ...
 
-    def evaluation(self, made: run.Run, best: bool) -> None: ...
+    def report_evaluation(self, made: run.Run, best: bool) -> None: ...
 
 
 def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
@@ -28,7 +28,7 @@ def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epoc
     made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     spoil(made)
     try:
         return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]

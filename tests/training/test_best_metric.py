@@ -19,7 +19,7 @@ from drivetrain.job.tables import TableRegressionJob
 from drivetrain.job.train import Constant, EarlyStopping, Plateau
 from drivetrain.training import loop
 from drivetrain.training.best_metric import BestMetric, choose_metric
-from drivetrain.training.evaluation.scores import scores
+from drivetrain.training.evaluation.scores import build_scores
 
 CONSTANT = Constant(name="constant")
 
@@ -69,9 +69,9 @@ def test_early_stopping_counts_from_the_last_improvement() -> None:
     stops = []
     for epoch, loss in enumerate([1.0, 0.9, 0.95, 0.8, 0.81, 0.82]):
         watch.update(metrics(loss), epoch, epoch)
-        stops.append(watch.stop() is not None)
+        stops.append(watch.reason_to_stop() is not None)
     assert stops == [False, False, False, False, False, True]
-    assert watch.stop() == "validation/loss has not improved for 2 evaluations (best 0.8 after epoch 4)"
+    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (best 0.8 after epoch 4)"
 
 
 def test_plateau_lowers_the_rate() -> None:
@@ -105,19 +105,19 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     run = SimpleNamespace(
         counters=SimpleNamespace(step=0, epoch=0, batch=0),
         signals=SimpleNamespace(held=contextlib.nullcontext),
-        watch=BestMetric("validation/accuracy", None, None),
+        best_metric=BestMetric("validation/accuracy", None, None),
         metrics=MagicMock(),
-        parts=MagicMock(),
+        user_parts=MagicMock(),
         stop_reason="",
         folder=None,
         total_steps=9,
         job=SimpleNamespace(train=SimpleNamespace(epochs=5)),
-        last={},
+        last_metrics={},
     )
-    progress = SimpleNamespace(evaluation=lambda run, best: told.append(best))
-    saver = SimpleNamespace(best=lambda found: None, due=lambda epoch_ended: False)
+    progress = SimpleNamespace(report_evaluation=lambda run, best: told.append(best))
+    saver = SimpleNamespace(save_best=lambda notes: None, is_due=lambda epoch_ended: False)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
-        run.last = {"validation/accuracy": accuracy, "validation/loss": loss}
+        run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
         loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
     assert told == ["best", "best", "best, by its loss", "", "best"]
 
@@ -151,7 +151,7 @@ def test_the_unit_of_a_column_does_not_choose_the_best_epoch(kind: str) -> None:
     watch = BestMetric(choose_metric(job, with_head(head)), None, CONSTANT)
     raw = []
     for step, errors in enumerate(((0.9, 1.0), (0.1, 1.02))):
-        tally = scores(head)
+        tally = build_scores(head)
         tally.update(torch.tensor([errors]) * torch.ones(8, 1), torch.zeros(8, 2))
         found = {f"validation/{name}": value for name, value in tally.compute().items()} | {"validation/loss": 0.0}
         assert set(found) == set(job.metrics())

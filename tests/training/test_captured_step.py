@@ -50,20 +50,20 @@ def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: i
     captured = CapturedStep(recorder, made.average_weights, told.append)
     captured.failure = None if recorder else "as usual"
     made.configure_step(captured=captured)
-    made.step.state.on_device = True
+    made.step.state.prefers_device = True
     numbers = []
     for epoch in range(epochs):
         made.train_mode()
         batches = made.batches.epoch(epoch)
         for number, batch in enumerate([next(batches)] * steps if steps else batches):
             number = 0 if steps else number
-            made.step.state.samples = made.batches.size(number)
+            made.step.state.batch_samples = made.batches.size(number)
             ready = made.mix(made.preprocess(batch, epoch))
             if made.counters.step == spoil:
                 ready = Batch(ready.ids, tuple(x * float("nan") for x in ready.inputs), ready.targets)
-            made.set_rate()
+            made.set_learning_rates()
             before = getattr(recorder, "replays", 0)
-            result = made.step(ready, made.own_parts(made.batches.size(number)))
+            result = made.step(ready, made.list_local_parts(made.batches.size(number)))
             if getattr(recorder, "replays", 0) == before:  # a recorded step has averaged them itself
                 made.average_weights(result.device_finite)
             numbers.append(result.read())
@@ -77,7 +77,7 @@ def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: i
         **state,
         **{f"moment {n}": value for n, value in enumerate(moments)},
         **{f"average {n}": value for n, value in enumerate(average)},
-        "scale": torch.tensor([scaler.scale, float(scaler.good)]),
+        "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
         "told": told,
     }
 
@@ -134,9 +134,11 @@ def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: s
     captured = made.step.options.captured
     assert captured is not None
     assert captured.recordings
-    {"forget": made.step.forget, "micro-batch": lambda: made.step.use_micro_batch(4), "fp32": made.step.fall_back}[
-        change
-    ]()
+    {
+        "forget": made.step.forget_last_step,
+        "micro-batch": lambda: made.step.use_micro_batch(4),
+        "fp32": made.step.fall_back_to_fp32,
+    }[change]()
     assert not captured.recordings
 
 

@@ -27,7 +27,7 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     made = tiny.assembled(folder, tiny.job(), settings=settings)
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
     made.metrics.close()
     return made
@@ -147,7 +147,7 @@ def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest
         "compile failed, training continues without it: recompiled 3 times because input shapes or modes keep changing"
     ]
     assert compile.effective(made) is False
-    compiled_forward.undo()
+    compiled_forward.restore_settings()
     torch.compiler.reset()
 
 
@@ -168,6 +168,6 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
         made.step.outputs(tuple(x[:, :length] for x in given))
     assert told == []
     limit = torch._dynamo.config.recompile_limit
-    compiled_forward.undo()
+    compiled_forward.restore_settings()
     torch.compiler.reset()
     assert (limit, torch._dynamo.config.recompile_limit) == (32, 8)

@@ -116,7 +116,7 @@ def on_the_device(folder: Path, asked: Job, settings: dict[str, Value], monkeypa
     monkeypatch.setattr(optimizer, "step", lambda: None)
     ours.optimizer = optimizer
     ours.step = Step(ours.model, optimizer, ours.step.objective, 1.0, DEVICE, ours.step.options)
-    ours.step.state.on_device = True
+    ours.step.state.prefers_device = True
     ours.train_mode()
     return ours
 
@@ -127,7 +127,7 @@ def trained(ours: run.Run, reads: DeviceReads) -> list[Any]:
     records: Any = SimpleNamespace(add=results.append)
     for number, batch in zip(range(3), ours.batches.epoch(0), strict=False):
         with reads, NumbersSent(reads.waits):
-            assert loop._step(ours, batch, (0, number), records, None) is None
+            assert loop._compute_and_update(ours, batch, (0, number), records, None) is None
         ours.counters.step += 1
     assert reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
     return results

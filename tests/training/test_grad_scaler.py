@@ -43,7 +43,9 @@ def test_the_scale_moves_like_that_of_torch(spec: Fp16) -> None:
     for number in (1.0, 2.0, 3.0, float("inf"), 1.0, float("nan"), 5.0, 6.0, 7.0, 8.0):
         mine, other = parameter(number * ours.scale), parameter(number * ours.scale)
         optimizer = torch.optim.SGD([other], lr=0.0)
-        assert torch.equal(ours.scaled(torch.tensor(number)), theirs.scale(torch.tensor(number))) or number != number
+        assert (
+            torch.equal(ours.scale_loss(torch.tensor(number)), theirs.scale(torch.tensor(number))) or number != number
+        )
         ours.unscale([mine])
         theirs.unscale_(optimizer)
         assert mine.grad is not None
@@ -64,7 +66,7 @@ def test_the_scale_has_an_upper_bound() -> None:
 
 def test_nothing_is_scaled_without_fp16() -> None:
     scaler, loss, weight = Scaler(), torch.tensor(2.0), parameter(3.0)
-    assert scaler.scaled(loss) is loss
+    assert scaler.scale_loss(loss) is loss
     scaler.unscale([weight])
     assert weight.grad is not None
     assert weight.grad.tolist() == [3.0, 3.0, 3.0]
@@ -105,7 +107,7 @@ def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
     made.model.register_forward_pre_hook(hook)
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
-    saver.final()
+    saver.save_final()
     try:
         return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
     finally:
@@ -117,7 +119,7 @@ def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) 
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
-    saved = checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1])
+    saved = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
     assert made.numerics.rollbacks == 0
 
@@ -151,12 +153,12 @@ def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(t
 
 def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
     fallen.metrics = MetricsLog(tmp_path)
-    Saver(fallen).final()
+    Saver(fallen).save_final()
     fallen.metrics.close()
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", fallen.job)
     half(again)
-    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
@@ -164,6 +166,6 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)
-    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert not again.step.scaler.active
     assert run_state.collect_state(again)["scaler"] == {}

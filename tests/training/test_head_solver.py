@@ -15,7 +15,7 @@ from drivetrain.training.head_solver import HeadFeatures, solve_head
 from drivetrain.training.losses import HeadLoss
 
 CLASSES = 3
-CROSS_ENTROPY = losses.terms(CrossEntropy(name="cross-entropy"))
+CROSS_ENTROPY = losses.build_terms(CrossEntropy(name="cross-entropy"))
 
 
 def draw_samples(count: int, seed: int = 0, width: int = 12) -> HeadFeatures:
@@ -55,7 +55,7 @@ def test_numbers_are_those_of_ridge_regression() -> None:
         HeadFeatures(part.features, part.features @ rule + part.targets[:, None].float())
         for part in (training, held_out)
     )
-    loss = HeadLoss(losses.terms(MeanSquaredError(name="mse")), None)
+    loss = HeadLoss(losses.build_terms(MeanSquaredError(name="mse")), None)
     solved = solve_head(training, held_out, loss, 2)
     # The mean over both outputs, and half a penalty beside whole squares.
     reference = Ridge(alpha=solved.penalty, tol=1e-10).fit(
@@ -72,7 +72,7 @@ def test_several_labels_are_solved_one_by_one() -> None:
         HeadFeatures(part.features, torch.stack([part.targets == 0, part.targets != 1], 1).float())
         for part in (training, held_out)
     )
-    loss = HeadLoss(losses.terms(BinaryCrossEntropy(name="bce")), None, several=True)
+    loss = HeadLoss(losses.build_terms(BinaryCrossEntropy(name="bce")), None, several=True)
     solved = solve_head(training, held_out, loss, 2)
     for label in range(2):
         reference = LogisticRegression(C=1 / (2 * solved.penalty), tol=1e-8, max_iter=5000).fit(
@@ -89,7 +89,7 @@ def test_the_penalty_is_the_one_with_the_smallest_validation_loss() -> None:
     few = solve_head(draw_samples(40, width=60), draw_samples(300, seed=1, width=60), loss, CLASSES)
     many = solve_head(draw_samples(4000), draw_samples(300, seed=1), loss, CLASSES)
     assert few.penalty > many.penalty
-    assert few.tried < len(head_solver.PENALTIES)
+    assert few.tried_penalties < len(head_solver.PENALTIES)
 
 
 def test_samples_without_a_label_count_nothing() -> None:

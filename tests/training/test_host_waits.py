@@ -88,7 +88,7 @@ def test_steps_do_not_wait_for_the_gpu(
 ) -> None:
     """A meta tensor has no numbers: a step that reads one of its results would fail."""
     data, model = tiny.dataset(classes=CLASSES), network()
-    goal = losses.objective(loss, data.heads, data.train.targets, "balanced")
+    goal = losses.build_objective(loss, data.heads, data.train.targets, "balanced")
     made = Step(model, kind(model.parameters(), lr=0.1), goal, 1.0, DEVICE, StepOptions(model))
     updates: list[bool] = []
     for group in made.optimizer.param_groups:
@@ -98,7 +98,7 @@ def test_steps_do_not_wait_for_the_gpu(
     # torch has no fused kernels for this device; what they take is a tensor that nobody reads.
     monkeypatch.setattr(made.optimizer, "step", lambda: updates.append(made.optimizer.found_inf.is_meta))  # type: ignore[attr-defined]
     made.use_micro_batch(micro_batch)
-    made.state.on_device = True
+    made.state.prefers_device = True
     if scaled:
         made = made.with_options(scaler=Scaler(Fp16()))
     monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step
@@ -116,7 +116,7 @@ def test_steps_do_not_wait_for_the_gpu(
 def test_a_step_that_reads_its_result_fails_on_the_meta_device() -> None:
     """The test above can fail: without `on_device` the host looks at the result before the update."""
     data, model = tiny.dataset(classes=CLASSES), network()
-    goal = losses.objective(CrossEntropy(name="cross-entropy"), data.heads, data.train.targets, "none")
+    goal = losses.build_objective(CrossEntropy(name="cross-entropy"), data.heads, data.train.targets, "none")
     made = Step(model, torch.optim.AdamW(model.parameters()), goal, None, DEVICE, StepOptions(model))
     here = batch().to(DEVICE)
     with pytest.raises(RuntimeError, match="meta tensor"):

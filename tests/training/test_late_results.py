@@ -107,24 +107,24 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         made.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
         made.numerics.fp16 = case.scaling
         made.configure_step(dtype=None)
-    made.step.state.on_device = on_device
+    made.step.state.prefers_device = on_device
     late: list[bool] = []
     made.metrics, saver = MetricsLog(folder), Saver(made)
     if case.every:
-        saver.kind, saver.every = "steps", case.every
-    saver.final()
+        saver.kind, saver.interval = "steps", case.every
+    saver.save_final()
     case.spoil(made)
-    step = type(made.step)._update
+    step = type(made.step)._update_weights
 
     def update(self: Any, loss: torch.Tensor) -> Any:
         result = step(self, loss)
         late.append(result.on_device)
         return result
 
-    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update": update}))
+    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update_weights": update}))
     try:
         ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
-        saver.final()
+        saver.save_final()
     except NumericsError as error:
         ended = str(error)
     finally:
@@ -141,7 +141,7 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         "ended": ended,
         "metrics": rows(folder, "metrics.jsonl"),
         "events": rows(folder, "events.jsonl"),
-        "checkpoints": {path.name: saved(path) for path in checkpoint.steps(folder / "checkpoints")},
+        "checkpoints": {path.name: saved(path) for path in checkpoint.list_checkpoints(folder / "checkpoints")},
     }
 
 
@@ -176,9 +176,9 @@ def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
 def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]) -> None:
     """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
     made = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
-    made.step.state.on_device = True
+    made.step.state.prefers_device = True
     made.metrics, saver = MetricsLog(tmp_path), Saver(made)
-    saver.final()
+    saver.save_final()
     at_steps(*bad, action=nan_input)(made)
     # The signal comes with step 6 in the queue.
     made.model.register_forward_pre_hook(
@@ -190,7 +190,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     if len(bad) == 3:
         assert (made.counters.step, steps) == (0, [])
-        assert made.numerics.skip == {(0, 3), (1, 0), (1, 1)}
+        assert made.numerics.skipped_batches == {(0, 3), (1, 0), (1, 1)}
     else:
         assert (made.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
 
@@ -198,7 +198,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]
 def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
     """Whose result the device still had: a resumed run would never write that row."""
     made = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
-    made.step.state.on_device = True
+    made.step.state.prefers_device = True
 
     def stop(module: torch.nn.Module, inputs: Any) -> None:
         if made.counters.step == 6 and module.training:

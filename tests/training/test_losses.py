@@ -22,7 +22,7 @@ def whole(objective: losses.Objective, outputs: Tensor, targets: Tensor) -> Tens
 
 
 def made(spec: losses.Spec, weights: Tensor | None = None, head: Head = HEAD) -> losses.Objective:
-    return losses.Objective({"": head}, {"": losses.HeadLoss(losses.terms(spec), weights)})
+    return losses.Objective({"": head}, {"": losses.HeadLoss(losses.build_terms(spec), weights)})
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -56,7 +56,7 @@ def test_soft_targets_with_class_weights_are_torchs(smoothing: float) -> None:
 def test_focal_weighs_classes(targets: Tensor) -> None:
     torch.manual_seed(0)
     outputs, weights = torch.randn(4, 3), torch.tensor([0.2, 1.0, 3.0])
-    p, soft = outputs.softmax(dim=1), losses.soft(targets, 3, torch.float32)
+    p, soft = outputs.softmax(dim=1), losses.to_probabilities(targets, 3, torch.float32)
     expected = (-weights * soft * (1 - p) ** 2 * p.log()).sum() / (soft @ weights).sum()
     torch.testing.assert_close(whole(made(Focal(name="focal", gamma=2.0), weights), outputs, targets), expected)
 
@@ -141,7 +141,7 @@ def test_weights_of_labels_are_torchs_pos_weight(smoothing: float) -> None:
     outputs, targets, weights = torch.randn(20, 3), torch.randint(0, 2, (20, 3)).float(), torch.tensor([5.0, 1.0, 0.5])
     head = Head("", classes=("a", "b", "c"), several=True)
     spec = BinaryCrossEntropy(name="bce", label_smoothing=smoothing)
-    goal = losses.objective(spec, {"": head}, {"": targets}, {"c": 0.5, "a": 5.0})
+    goal = losses.build_objective(spec, {"": head}, {"": targets}, {"c": 0.5, "a": 5.0})
     soft = targets * (1 - smoothing) + smoothing / 2
     expected = F.binary_cross_entropy_with_logits(outputs, soft, pos_weight=weights)
     torch.testing.assert_close(whole(goal, outputs, targets), expected)
@@ -150,7 +150,7 @@ def test_weights_of_labels_are_torchs_pos_weight(smoothing: float) -> None:
 def test_named_weights_are_those_of_their_classes() -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
-    goal = losses.objective(None, {"": HEAD}, {"": targets}, {"c": 5.0})
+    goal = losses.build_objective(None, {"": HEAD}, {"": targets}, {"c": 5.0})
     expected = F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 1.0, 5.0]))
     torch.testing.assert_close(whole(goal, outputs, targets), expected)
 
@@ -179,14 +179,14 @@ def heads_with_gaps(count: int = 24) -> tuple[dict[str, Head], dict[str, Tensor]
 def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.Spec, weighting: Any) -> None:
     """As if each head were trained with the samples that have its label; and in any cut into micro-batches."""
     heads, outputs, targets = heads_with_gaps()
-    objective = losses.objective(spec, heads, targets, weighting)
+    objective = losses.build_objective(spec, heads, targets, weighting)
     assert not objective.is_unweighted
     loss = objective(outputs, targets, objective.denominators(targets))
     alone = []
     for name, head in heads.items():
         rows = targets[name] != NO_LABEL
         plain = {"": replace(head, name="", partial=False)}
-        some = losses.objective(spec, plain, {"": targets[name][rows]}, weighting)
+        some = losses.build_objective(spec, plain, {"": targets[name][rows]}, weighting)
         goal = {"": targets[name][rows]}
         alone.append(some(outputs[name][rows], goal, some.denominators(goal)))
     torch.testing.assert_close(loss, sum(alone))
@@ -211,7 +211,7 @@ def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.
 
 def test_a_head_without_any_label_in_a_batch_adds_nothing() -> None:
     heads, outputs, targets = heads_with_gaps()
-    objective = losses.objective(None, heads, targets, "none")
+    objective = losses.build_objective(None, heads, targets, "none")
     targets["two"][:] = NO_LABEL
     loss = objective(outputs, targets, objective.denominators(targets))
     loss.backward()

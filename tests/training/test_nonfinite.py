@@ -14,7 +14,7 @@ from drivetrain.errors import NumericsError, Stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint, run_state
-from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, not_finite
+from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, list_nonfinite
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.training.hooked_run import BACK, Still, at_steps, fit, nan_gradient, nan_input, outlier, rows
@@ -71,7 +71,7 @@ def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> Non
     made, reason = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
     assert reason == "all 3 epochs trained"
     assert made.numerics.rollbacks == 1
-    assert made.numerics.skip == {(1, 0), (1, 1), (1, 2)}
+    assert made.numerics.skipped_batches == {(1, 0), (1, 1), (1, 2)}
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert "3 steps in a row had a loss or gradient that is not finite; samples [" in text
     assert "back to step-0" in text
@@ -108,16 +108,16 @@ def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     built(made)
     made.metrics, saver = MetricsLog(tmp_path), Saver(made)
-    saver.final()
+    saver.save_final()
     assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
     made.metrics.close()
     next(made.model.parameters()).data[0] = float("nan")
     with pytest.raises(NotFinite, match=r"features\.0\.weight$"):
-        saver.check()
+        saver.check_finite()
 
 
 def good(numerics: NonfiniteGuard, loss: float) -> str | None:
-    return numerics.good(loss, (0, 7), lambda: torch.arange(2).numpy())
+    return numerics.record_good(loss, (0, 7), lambda: torch.arange(2).numpy())
 
 
 def test_spikes() -> None:
@@ -130,7 +130,7 @@ def test_spikes() -> None:
     with pytest.raises(NotFinite, match=r"the loss jumped .* samples \[0, 1\]"):
         good(back, 11.0)
     back.roll_back(NotFinite("the loss jumped"))
-    assert back.skip == {(0, 7)}
+    assert back.skipped_batches == {(0, 7)}
 
 
 def test_a_jump_of_small_losses_is_no_spike() -> None:
@@ -155,7 +155,7 @@ def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
 def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
     assert reason == "all 20 epochs trained"
-    assert (made.numerics.rollbacks, made.numerics.skip) == (1, {(15, 2)})
+    assert (made.numerics.rollbacks, made.numerics.skipped_batches) == (1, {(15, 2)})
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert "the loss jumped to" in text
     assert text.endswith("; back to step-0, skipping batches: epoch 16 batch 3")
@@ -179,7 +179,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
         fit(tmp_path / "b", stop, BACK, epochs=20)
     made = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
     outlier((15, 2))(made)
-    loaded, _ = checkpoint.latest(tmp_path / "b" / "checkpoints")
+    loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
     run_state.restore(made, loaded)
@@ -192,7 +192,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
 
 def _stop_at(made: run.Run, step: int) -> None:
     if made.counters.step == step:
-        Saver(made).final()
+        Saver(made).save_final()
         raise Stopped("a stop")
 
 
@@ -206,11 +206,11 @@ def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
 def test_the_scaler_collapse_is_detected() -> None:
     numerics, ids = NonfiniteGuard("warn"), torch.arange(2).numpy()
     for _ in range(19):
-        numerics.skipped((0, 0), ids, 1024.0)
+        numerics.record_skipped((0, 0), ids, 1024.0)
     with pytest.raises(NumericsError, match="collapsed to 1024 after 20 skipped steps"):
-        numerics.skipped((0, 0), ids, 1024.0)
+        numerics.record_skipped((0, 0), ids, 1024.0)
     with pytest.raises(NumericsError, match=r"collapsed to 0\.5"):
-        NonfiniteGuard("warn").skipped((0, 0), ids, 0.5)
+        NonfiniteGuard("warn").record_skipped((0, 0), ids, 0.5)
 
 
 def test_all_tensors_are_looked_at_in_one_reading() -> None:
@@ -226,12 +226,12 @@ def test_all_tensors_are_looked_at_in_one_reading() -> None:
 
     tensors = {f"{i}": torch.ones(3) for i in range(9)} | {"count": torch.tensor(3)}
     with Readings() as readings:
-        assert not_finite(tensors.items()) == []
+        assert list_nonfinite(tensors.items()) == []
     assert readings.count == 0
     large = torch.full((4,), 60000.0, dtype=torch.float16)
     nan = torch.tensor([1.0, float("nan")], dtype=torch.float64)
-    assert not_finite({"large": large, "nan": nan, **tensors, "infinite": torch.tensor(float("inf"))}.items()) == [
+    assert list_nonfinite({"large": large, "nan": nan, **tensors, "infinite": torch.tensor(float("inf"))}.items()) == [
         "nan",
         "infinite",
     ]
-    assert not_finite([]) == []
+    assert list_nonfinite([]) == []

@@ -24,7 +24,7 @@ def test_same_bits_as_torch(spec: str, fused: bool) -> None:
     ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())
     made = optimizer.build(asked, ours)
-    like = kind(optimizer.groups(theirs, asked.weight_decay), lr=0.01, **settings)
+    like = kind(optimizer.group_parameters(theirs, asked.weight_decay), lr=0.01, **settings)
     assert type(made).__name__ == kind.__name__
     assert isinstance(made, kind)
     for group in (*made.param_groups, *like.param_groups):
@@ -66,7 +66,7 @@ def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampe
         for step in range(5):
             model[0].requires_grad_(step >= 2)
             model(torch.randn(6, 3, generator=torch.manual_seed(step))).pow(2).sum().backward()
-            weight_update.begin_late(made)
+            weight_update.create_missing_momentum(made)
             made.step()
             made.zero_grad()
         found.append([p.detach() for p in model.parameters()])

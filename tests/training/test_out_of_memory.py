@@ -28,7 +28,7 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
-    state = checkpoint.load(checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]).state
+    state = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
 
 

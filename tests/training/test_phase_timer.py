@@ -15,7 +15,7 @@ def test_phases_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = PhaseTimer()
     with clock.phase("train"):
         now[0] += 3
-        for item in clock.waiting("input", iter("ab")):
+        for item in clock.time_waiting("input", iter("ab")):
             now[0] += 2 if item == "a" else 1
         with clock.phase("checkpoint"):
             now[0] += 5
@@ -37,4 +37,4 @@ def test_a_phase_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="x"):
         fail()
     assert clock.phases == {"data": 4.0}
-    assert clock.open == []
+    assert clock.open_phases == []

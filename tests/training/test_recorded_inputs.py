@@ -167,7 +167,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     head = {"name": "", "classes": ["a", "b"]}
     write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
     write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
-    found = recorded_inputs.read_stored(tmp_path)
+    found = recorded_inputs.read_records(tmp_path)
     assert found is not None
     assert found.heads[""].classes == ("a", "b")
     if text is None:
@@ -175,7 +175,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     else:
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"/{name} is missing, damaged or edited"):
-        recorded_inputs.read_stored(tmp_path)
+        recorded_inputs.read_records(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: di
     write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
     write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
     with pytest.raises(CheckpointError, match=r"/data.json is missing, damaged or edited"):
-        recorded_inputs.read_stored(tmp_path)
+        recorded_inputs.read_records(tmp_path)
 
 
 def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:

@@ -14,7 +14,7 @@ from tests import tiny
 
 def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -> None:
     train.train(tiny.assembled(tmp_path, tiny.job(epochs=1)))
-    loaded, _ = checkpoint.latest(tmp_path / "checkpoints")
+    loaded, _ = checkpoint.load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     (tmp_path / "again").mkdir()
     made = tiny.assembled(tmp_path / "again", tiny.job(epochs=1))
@@ -24,7 +24,7 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     made.batches.tell("no workers")
     events = [json.loads(line) for line in (tmp_path / "again/events.jsonl").read_text().splitlines()]
     assert [(event["kind"], event["step"]) for event in events] == [("memory", 4), ("compile", 4), ("loader", 4)]
-    assert (made.counters.samples, made.samples_before) == (64, 64)
+    assert (made.counters.samples, made.earlier_samples) == (64, 64)
 
 
 @pytest.mark.parametrize(

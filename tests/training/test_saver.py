@@ -40,13 +40,13 @@ def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
     kept = saver(tmp_path)
     model = kept.run.model
     first = {name: value.clone() for name, value in model.state_dict().items()}
-    kept.periodic()
-    assert kept.thread is not None
+    kept.save_periodically()
+    assert kept.background_save is not None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
     kept.run.counters.step = 1
-    kept.final()
+    kept.save_final()
     loaded = checkpoint.load(tmp_path / "checkpoints" / "step-0")
     assert all(torch.equal(value, loaded.tensors["model"][name]) for name, value in first.items())
     kept.run.metrics.close()
@@ -54,10 +54,10 @@ def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saver(tmp_path)
-    monkeypatch.setattr(saving, "COPY_HEADROOM", 1e12)
-    kept.periodic()
-    assert kept.thread is None
-    assert [p.name for p in checkpoint.steps(tmp_path / "checkpoints")] == ["step-0"]
+    monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
+    kept.save_periodically()
+    assert kept.background_save is None
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
     kept.run.metrics.close()
 
 
@@ -66,7 +66,7 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
 ) -> None:
     kept = saver(tmp_path)
     kept.kind = "epoch"
-    kept.final()
+    kept.save_final()
     real, full = safetensors_file.write, [True]
 
     def write(path: Path, tensors: safetensors_file.Tensors) -> None:
@@ -77,16 +77,16 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
 
     monkeypatch.setattr(safetensors_file, "write", write)
     kept.run.counters.step = 7
-    kept.run.watch.update({"validation/accuracy": 1.0}, 7, 0)
-    kept.best({"metrics": {}, "confusion": {}})
-    kept.periodic()
+    kept.run.best_metric.update({"validation/accuracy": 1.0}, 7, 0)
+    kept.save_best({"metrics": {}, "confusion": {}})
+    kept.save_periodically()
     folder = tmp_path / "checkpoints"
     assert [p.name for p in folder.iterdir()] == ["step-0"]
     assert capsys.readouterr().out.count("checkpoint not saved, training continues") == 1
     with pytest.raises(StorageError, match="No space left on device"):
-        kept.final()
+        kept.save_final()
     full[0] = False
-    kept.periodic()
+    kept.save_periodically()
     assert sorted(p.name for p in folder.iterdir()) == ["best-7", "step-0", "step-7"]
     assert "checkpoints are saved again" in capsys.readouterr().out
     kept.run.metrics.close()
@@ -96,7 +96,7 @@ def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
     kept = saver(tmp_path)
     next(kept.run.model.parameters()).data[0] = float("inf")
     with pytest.raises(NotFinite, match="not finite: features"):
-        kept.final()
+        kept.save_final()
     assert not (tmp_path / "checkpoints").exists()
     kept.run.metrics.close()
 
@@ -207,7 +207,7 @@ def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
         code = saves(
             folder, "-e", f"trace={kind}", "-e", f"inject={kind}:signal=SIGKILL:when={number}", "-o", "/dev/null"
         )
-        loaded, passed = checkpoint.latest(folder)
+        loaded, passed = checkpoint.load_latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         assert passed == []
@@ -230,7 +230,7 @@ def test_an_error_at_any_call_leaves_nothing_behind(
         codes.append(
             saves(folder, "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null")
         )
-        loaded, passed = checkpoint.latest(folder)
+        loaded, passed = checkpoint.load_latest(folder)
         assert loaded is not None
         assert passed == []
         assert not list(folder.glob(".tmp-step-2*"))
@@ -261,7 +261,7 @@ def test_power_loss_at_any_moment_of_a_save(
                 checkpoint.prune(folder, 1, None)
             except Off:
                 disk.lose(folder, renames_last)
-        loaded, _ = checkpoint.latest(folder)
+        loaded, _ = checkpoint.load_latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         if disk.left > 0:
@@ -329,11 +329,11 @@ def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_pat
     kept = saving.Saver(made)
     for step in (10, 40):
         made.counters.step = step
-        kept.final()
+        kept.save_final()
     (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
     made.counters.step = 30
-    assert manifest.verify(kept.final()) is None
-    assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == ["step-30"]
+    assert manifest.verify(kept.save_final()) is None
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
     made.metrics.close()
 
 
@@ -348,11 +348,11 @@ def test_a_disk_that_is_too_small_is_reported_at_the_start(
     need = 3 * (weights + 2 * trained) + 2 * weights
     made.metrics = MetricsLog(tmp_path)
     kept = saving.Saver(made)
-    kept.final()
+    kept.save_final()
     there = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need - there - lack))
-    kept.foresee()
+    kept.warn_if_disk_small()
     made.metrics.close()
     events = tmp_path / "events.jsonl"
     told = events.read_text() if events.exists() else ""

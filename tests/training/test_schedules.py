@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drivetrain.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
-from drivetrain.training.learning_rates import Spec, schedule
+from drivetrain.training.learning_rates import Spec, build_schedule
 
 
 def test_one_cycle_is_torchs() -> None:
@@ -15,7 +15,7 @@ def test_one_cycle_is_torchs() -> None:
     theirs = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=1.0, total_steps=101, pct_start=0.3, div_factor=25, final_div_factor=400
     )
-    ours = schedule(OneCycle(name="one-cycle"), 101, 10)
+    ours = build_schedule(OneCycle(name="one-cycle"), 101, 10)
     for step in range(101):
         # torch counts its warm-up from 0 to 0.3 * total - 1; ours peaks one step later.
         if step > 32:
@@ -39,7 +39,7 @@ def test_one_cycle_is_torchs() -> None:
     ],
 )
 def test_ends(spec: Spec, first: float, top: float, last: float) -> None:
-    factors = [schedule(spec, 100, 10)(step) for step in range(100)]
+    factors = [build_schedule(spec, 100, 10)(step) for step in range(100)]
     assert factors[0] == pytest.approx(first, rel=1e-6)
     assert max(factors) == pytest.approx(top, rel=0.02)
     assert factors[-1] == pytest.approx(last, abs=0.02)

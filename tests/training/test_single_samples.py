@@ -113,10 +113,10 @@ def test_micro_batches_leave_no_single_sample(
 def test_memory_is_not_halved_to_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = assembled(tmp_path, monkeypatch, Flat())
     error = MemoryError("CUDA out of memory")
-    run.step._halve(3, error)
+    run.step._halve_micro_batch(3, error)
     assert run.step.micro_batch == 2
     with pytest.raises(OutOfMemory, match="with micro-batch 2"):
-        run.step._halve(3, error)
+        run.step._halve_micro_batch(3, error)
 
 
 @pytest.mark.parametrize(

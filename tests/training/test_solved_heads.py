@@ -47,7 +47,7 @@ def head_events(folder: Path) -> list[str]:
 def test_solved_heads_have_a_smaller_loss_than_many_steps(tmp_path: Path) -> None:
     solved = train_job(tmp_path / "solved", solving_job())
     stepped = train_job(tmp_path / "stepped", solving_job("solve_heads: false", epochs=30))
-    assert solved.last["validation/loss"] < stepped.last["validation/loss"]
+    assert solved.last_metrics["validation/loss"] < stepped.last_metrics["validation/loss"]
     assert json.loads((tmp_path / "solved/result.json").read_text())["stopped_because"] == "the heads are solved"
     assert len(read_rows(tmp_path / "stepped")) > len(read_rows(tmp_path / "solved")) == 2
     first, second = head_events(tmp_path / "solved")
@@ -58,7 +58,7 @@ def test_solved_heads_have_a_smaller_loss_than_many_steps(tmp_path: Path) -> Non
 
 def test_without_cached_features_the_solution_is_the_same(tmp_path: Path) -> None:
     cached, computed = (train_job(tmp_path / str(on), solving_job(), cached=on) for on in (True, False))
-    assert cached.last == pytest.approx(computed.last, rel=1e-3)
+    assert cached.last_metrics == pytest.approx(computed.last_metrics, rel=1e-3)
 
 
 def test_the_body_keeps_its_weights(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_cannot_be_solved_is_trained_by_steps_and_refused_if_asked_for(tmp_
         jobs = [augment(job) for job in jobs]
     run = tiny.assembled(tmp_path, jobs[0])
     assert not run.solves_heads
-    assert run.unsolved.startswith(obstacle if name != "layers" else "")
+    assert run.unsolved_reason.startswith(obstacle if name != "layers" else "")
     with pytest.raises(SpecError) as error:
         tiny.assembled(tmp_path, jobs[1])
     assert obstacle in str(error.value)

@@ -135,7 +135,7 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
     torch.manual_seed(0)
     network = make().to(dtype)
     optimizer = Recorder(network.parameters(), lr=1.0)
-    terms = losses.terms(loss)
+    terms = losses.build_terms(loss)
     objective = losses.Objective(
         heads, {n: losses.HeadLoss(terms, WEIGHTS[h.outputs] if h.classes else None) for n, h in heads.items()}
     )
@@ -242,7 +242,7 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     step = Step.__new__(Step)
     object.__setattr__(step, "device", torch.device("cuda:1"))
-    step.seed(7)
+    step.seed_generators(7)
     assert (at, seeded) == ([torch.device("cuda:1")], [7])
 
 
@@ -277,10 +277,10 @@ class Unpooled(nn.Module):
 def unpooled(strict: bool, told: list[str]) -> Step:
     torch.manual_seed(0)
     network = Unpooled()
-    goal = losses.objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
+    goal = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
     options = StepOptions(forward=network, report_numbers=told.append)
     step = Step(network, torch.optim.SGD(network.parameters(), 0.1), goal, None, torch.device("cpu"), options)
-    step.state.strict = strict
+    step.state.deterministic_only = strict
     return step
 
 

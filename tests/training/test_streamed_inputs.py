@@ -19,13 +19,13 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shards.folder(tmp_path / "s")
     job = shards.job(tmp_path, "s")
     run = tiny.plain(job, tmp_path)
-    recorded_inputs.begin(run, print, resumes=False)
-    monkeypatch.setattr(checkpoint, "resumes", lambda folder: True)
-    assert len(recorded_inputs.read(job, tmp_path).train) == len(run.dataset.train)
-    assert "0003.tar" not in str(RunFiles(tmp_path).read_json(recorded_inputs.RECORD)["files"])
+    recorded_inputs.record_inputs(run, print, resumes=False)
+    monkeypatch.setattr(checkpoint, "can_resume", lambda folder: True)
+    assert len(recorded_inputs.load_data(job, tmp_path).train) == len(run.dataset.train)
+    assert "0003.tar" not in str(RunFiles(tmp_path).read_json(recorded_inputs.DATA_FILE)["files"])
     shards.tar(tmp_path / "s/0003.tar", range(530, 540))
     with pytest.raises(DataError, match=r"shard 0003\.tar has changed \(data\.train\)") as error:
-        recorded_inputs.read(job, tmp_path)
+        recorded_inputs.load_data(job, tmp_path)
     assert error.value.exit_code == 3
 
 

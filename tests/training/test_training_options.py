@@ -155,13 +155,13 @@ def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
 def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Every batch that reaches the step while the run is fitted."""
     found: list[Batch] = []
-    gradients = type(made.step)._gradients
+    gradients = type(made.step)._accumulate_gradients
 
     def spied(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
         found.append(batch)
         return gradients(self, batch, over, parts)
 
-    monkeypatch.setattr(type(made.step), "_gradients", spied)
+    monkeypatch.setattr(type(made.step), "_accumulate_gradients", spied)
     fitted(made)
     return found
 
@@ -250,7 +250,7 @@ def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
     made = still(tiny.assembled(tmp_path, asked(train, 9)))
     assert fitted(made).startswith("validation/loss has not improved for 2 evaluations (best ")
     assert len(rows(tmp_path, "validation/loss")) == 3
-    assert made.watch.best.epoch == 0
+    assert made.best_metric.best.epoch == 0
     assert [path.name for path in made.checkpoints.glob("best-*")] == ["best-4"]
 
 
@@ -287,13 +287,13 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert train._save_stopped(made, None, stop).action == "run the same command again"
-    made.clock.start -= 3600
-    assert train._save_stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_after_stop(made, None, stop).action == "run the same command again"
+    made.clock.started -= 3600
+    assert train._save_after_stop(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
-    assert train._save_stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
-    made.samples_before = 48
-    assert train._save_stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_after_stop(made, Saver(made), stop).action == "run the same command again to resume from there"
+    made.earlier_samples = 48
+    assert train._save_after_stop(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 
     def slow(*inputs: Tensor) -> Any:
         if made.counters.step == 2:
-            made.clock.start -= 3601
+            made.clock.started -= 3601
         return forward(*inputs)
 
     made.configure_step(forward=slow)
@@ -320,7 +320,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gamma", "alpha", "smoothing"), [(2.0, None, 0.0), (0.7, None, 0.15), (2.0, 0.25, 0.1)])
 def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float, soft: bool) -> None:
     from drivetrain.job.train import Focal
-    from drivetrain.training.losses import terms
+    from drivetrain.training.losses import build_terms
 
     classes = 2 if alpha is not None else 4
     drawn = np.random.default_rng(1)
@@ -332,12 +332,12 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
     wanted = (-weight * smooth * (1 - p) ** gamma * np.log(p)).sum(1)
     spec = Focal(name="focal", gamma=gamma, alpha=alpha, label_smoothing=smoothing)
     targets = torch.from_numpy(goal) if soft else torch.from_numpy(hard)
-    np.testing.assert_allclose(terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
+    np.testing.assert_allclose(build_terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
 
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     """What the job names is what the evaluation gives, for every metric of the task."""
     made = tiny.assembled(tmp_path, asked())
     fitted(made)
-    values: Mapping[str, float] = made.last
+    values: Mapping[str, float] = made.last_metrics
     assert {name for name in made.job.metrics() if name.startswith("validation/")} == set(values)

@@ -47,13 +47,13 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
     from drivetrain.baselines.measure import measure
     from drivetrain.data.load_data import add_test
     from drivetrain.inference.evaluate import read_run_data
-    from drivetrain.training.phase_timer import since_start
+    from drivetrain.training.phase_timer import process_seconds
 
     job = source.load()
     dataset = read_run_data(run, job)
     add_test(job, dataset)
     outcomes = []
-    for outcome in measure(job, dataset, seconds - since_start()):
+    for outcome in measure(job, dataset, seconds - process_seconds()):
         outcomes.append(outcome)
         content = baseline_results.to_json(outcomes, samples=len(dataset.validation), seconds=seconds)
         RunFiles(run).write_json(baseline_results.FILE, content)

@@ -120,7 +120,9 @@ def _evaluate(job: Job, dataset: Dataset, name: str, models: dict[str, Predict],
 
 def _metrics(job: Job, dataset: Dataset, models: dict[str, Predict], split: Split, over: str) -> dict[str, float]:
     train = job.train
-    objective = losses.objective(train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss)
+    objective = losses.build_objective(
+        train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss
+    )
     tally = MetricAccumulator(dataset.heads, objective)
     for start in range(0, len(split), EVALUATED_TOGETHER):
         ids = np.arange(start, min(start + EVALUATED_TOGETHER, len(split)), dtype=np.int64)

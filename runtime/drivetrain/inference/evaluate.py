@@ -118,7 +118,7 @@ def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.dev
 
     job, data = validation_data(request.run, trained, consent=request.run_code)
     train = job.train
-    objective = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
+    objective = losses.build_objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
     # The probabilities of `predict`: with the temperature that the data's own heads do not have.
     heads = {name: replace(head, temperature=trained.heads[name].temperature) for name, head in data.heads.items()}
     tally = MetricAccumulator(heads, objective)
@@ -136,7 +136,7 @@ def read_run_data(run: Path, job: Job) -> Dataset:
     from drivetrain.data.load_data import load
     from drivetrain.training import recorded_inputs
 
-    recorded = recorded_inputs.read_stored(run)
+    recorded = recorded_inputs.read_records(run)
     return recorded_inputs.load_unchanged(job, run, recorded, _changed_data_error) if recorded else load(job)
 
 

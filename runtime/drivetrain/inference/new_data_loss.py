@@ -42,4 +42,4 @@ def objective(
         if balanced
         else ""
     )
-    return losses.objective(train.loss, mark_partial(labelled_heads, [targets]), targets, "none"), note
+    return losses.build_objective(train.loss, mark_partial(labelled_heads, [targets]), targets, "none"), note

@@ -12,6 +12,8 @@ from drivetrain.job.formatting import format_metric
 
 FILE = "baselines.json"
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
+LIBRARY_NAMES = {LINEAR: "logistic or ridge regression", TREES: "HistGradientBoosting"}
+"""What scikit-learn calls the models that it fits."""
 TITLES = {CONSTANT: "constant answer", LINEAR: "linear model", TREES: "boosted trees"}
 
 
@@ -104,8 +106,8 @@ class Comparison:
             return f"the network is better than the best simple model that was fitted ({best.title()}), by {format_metric(lead)}"
         if lead < -self.uncertainty():
             return (
-                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)}, or another network or "
-                "learning rate (`drivetrain find-lr`)"
+                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)} "
+                f"({LIBRARY_NAMES.get(best.name, best.name)} of scikit-learn), or another network or learning rate (`drivetrain find-lr`)"
             )
         return (
             f"the {best.title()} {_verb(best)} as good within what {self.samples:,} validation samples can tell "

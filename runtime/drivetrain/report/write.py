@@ -2,7 +2,7 @@
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
-Without torch and matplotlib. The supervisor writes the report in a separate process: `python -m drivetrain.report RUN`.
+Without torch. The supervisor writes the report in a separate process: `python -m drivetrain.report RUN`.
 """
 
 from __future__ import annotations

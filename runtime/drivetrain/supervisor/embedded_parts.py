@@ -24,8 +24,8 @@ from drivetrain.training.user_parts import (
     UserOptimizer,
     UserParts,
     UserSchedule,
-    group_settings,
-    unstorable,
+    find_unstorable_state,
+    read_group_settings,
 )
 
 BUILT_IN_METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
@@ -151,7 +151,7 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
             "optimizer", f"is {_describe_type(optimizer)}, whose step() raised {told}", POSSIBLE_OPTIMIZERS, do
         )
     ):
-        obstacle = unstorable(optimizer, model)
+        obstacle = find_unstorable_state(optimizer, model)
     if obstacle and stored:
         raise refuse(
             "optimizer",
@@ -185,7 +185,7 @@ def list_unoptimized(optimizer: Optimizer, model: nn.Module) -> list[str]:
 def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
     """The description of an optimizer object that the spec of a run stores; settings are those of its first group."""
     # torch's schedulers add `initial_lr` and the like, which are no settings of the optimizer.
-    first = {key: value for key, value in group_settings(optimizer)[0].items() if not key.startswith("initial_")}
+    first = {key: value for key, value in read_group_settings(optimizer)[0].items() if not key.startswith("initial_")}
     other_settings = ", ".join(
         f"{key} {value}"
         for key, value in sorted(first.items())

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.errors import CheckpointError, UserCodeError
 from drivetrain.job.extension import describe_unfinished
 from drivetrain.system.run_files import STATE_FILE, RunFiles
-from drivetrain.training.user_parts import UserParts, group_settings
+from drivetrain.training.user_parts import UserParts, read_group_settings
 
 FILE = "objects.json"
 MAX_LISTED_DIFFERENCES = 5
@@ -55,7 +55,7 @@ def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: User
     named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
     named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
     if parts.optimizer:
-        groups = group_settings(parts.optimizer.optimizer)
+        groups = read_group_settings(parts.optimizer.optimizer)
         named["optimizer"] = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
     if parts.schedule:
         scheduler = parts.schedule.scheduling

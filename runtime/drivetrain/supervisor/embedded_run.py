@@ -321,7 +321,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
                 plans.resolve(job, machine, facts, measured=measurements), machine
             )
     show_plan.show(plan, job, machine, plan_path, stored)
-    run = assemble(job, machine, plan, folder.path, dataset, network, signals, clock, parts=parts)
+    run = assemble(job, machine, plan, folder.path, dataset, network, signals, clock, user_parts=parts)
     run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
     effective_settings.record(run, say)
     return run

@@ -93,7 +93,7 @@ def restore_torch_settings() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            compiled_forward.undo()
+            compiled_forward.restore_settings()
 
 
 def select_gpu(hardware: Hardware, job: Job) -> Hardware:

@@ -29,7 +29,7 @@ from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.supervisor.prepared_step import LoopRun, PreparedStep
 from drivetrain.system.console import console, say
 from drivetrain.training import torch_setup
-from drivetrain.training.loop_step import Forms, LoopLoss, LoopStep
+from drivetrain.training.loop_step import LoopLoss, LoopStep, UserBatches
 from drivetrain.training.step_options import StepOptions
 from drivetrain.training.user_parts import UserOptimizer
 
@@ -101,7 +101,9 @@ def prepare(
     plan = _make_plan(job, machine, model)
     if not quiet:
         console().print(render(plan, job, machine))
-    return _run_block(job, machine, plan, model, user_optimizer, LoopLoss(Forms(model, loss), accumulate, weight_of))
+    return _run_block(
+        job, machine, plan, model, user_optimizer, LoopLoss(UserBatches(model, loss), accumulate, weight_of)
+    )
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
@@ -182,18 +184,18 @@ def _run_block(
     """
     with host_process.restore_torch_settings():
         device = torch.device("cuda:0" if machine.gpu else "cpu")
-        torch_setup.begin(job, machine, device)
+        torch_setup.apply_settings(job, machine, device)
         model.to(device)
         built = optimizer.build(model)
-        forms = objective.forms
+        forms = objective.user_batches
         options = StepOptions(forward=forms.forward, report_memory=say, report_compile=say, report_numbers=say)
-        step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, forms=forms)
+        step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, user_batches=forms)
         run = LoopRun(job=job, hardware=machine, plan=plan, device=device, model=model, optimizer=built, step=step)
         for optimization in optimizations.every():
             value = plan.value(optimization.name)
             if optimization.name in STEP_OPTIMIZATIONS and value != optimization.off:
                 # These read and change no data, so they need the NetworkRun alone.
                 optimization.apply(cast(AssembledRun, run), value)
-        run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        with PreparedStep(run, forms, objective, objective.batches).opened() as prepared:
+        run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
+        with PreparedStep(run, forms, objective, objective.batches_per_update).opened() as prepared:
             yield prepared

@@ -22,7 +22,7 @@ from drivetrain.plan.plan import Plan
 from drivetrain.system.console import say
 from drivetrain.training.agreement import HalfUpdated
 from drivetrain.training.grad_scaler import Scaler
-from drivetrain.training.loop_step import Accumulation, Forms, LoopLoss, LoopStep
+from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite
 from drivetrain.training.step_result import StepResult
 
@@ -46,7 +46,7 @@ class PreparedStep:
         accumulate: number of batches of an update.
     """
 
-    def __init__(self, run: LoopRun, forms: Forms, objective: LoopLoss, accumulate: int) -> None:
+    def __init__(self, run: LoopRun, forms: UserBatches, objective: LoopLoss, accumulate: int) -> None:
         self._run, self._forms, self._objective = run, forms, objective
         self._gradients = Accumulation(run.step.parameters, accumulate)
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
@@ -108,11 +108,11 @@ class PreparedStep:
                 "calls inside of the block, in which threads and precision are set",
                 "write: with drivetrain.prepare(...) as step:",
             )
-        device_batch = self._forms.batch(batch).to(self.device)
-        self._objective.batch = device_batch
+        device_batch = self._forms.to_batch(batch).to(self.device)
+        self._objective.current_batch = device_batch
         step, gradients = self._run.step, self._gradients
         size = len(device_batch)
-        if (step.micro_batch or size) < size and (obstacle := self._objective.indivisible):
+        if (step.micro_batch or size) < size and (obstacle := self._objective.split_obstacle):
             raise SpecError(
                 f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", SPLITTABLE
             )
@@ -120,7 +120,7 @@ class PreparedStep:
         loss = float(step.compute_gradients(device_batch, 0))
         # The loss is already divided by the batches of an update, so that their sum is the mean.
         if gradients.count + 1 < gradients.batches:
-            gradients.keep(loss)
+            gradients.store_gradients(loss)
         else:
             self._update(gradients.loss + loss)
         return loss * gradients.batches
@@ -133,11 +133,11 @@ class PreparedStep:
 
     def _update(self, loss: float) -> StepResult:
         step = self._run.step
-        self._gradients.add()
+        self._gradients.add_earlier()
         self._gradients.clear()
         try:
             outcome = step.update(
-                torch.tensor(loss, dtype=torch.float64, device=self.device), len(self._objective.batch or ())
+                torch.tensor(loss, dtype=torch.float64, device=self.device), len(self._objective.current_batch or ())
             )
         except HalfUpdated:
             raise OutOfMemory(
@@ -153,14 +153,16 @@ class PreparedStep:
         """Count the update; too many in a row that are not finite end the loop."""
         if outcome.finite:
             self.updates += 1
-            self._guard.bad, self._guard.scaler_skips = [], 0
+            self._guard.bad_steps, self._guard.scaler_skips = [], 0
             return
         self.skipped += 1
         scaler = self._run.step.scaler
         say(f"numbers: update skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}")
         try:
             nothing = torch.empty(0, dtype=torch.int64).numpy()
-            self._guard.skipped((0, self.updates + self.skipped), nothing, scaler.scale if scaler.active else None)
+            self._guard.record_skipped(
+                (0, self.updates + self.skipped), nothing, scaler.scale if scaler.active else None
+            )
         except NotFinite:
             raise NumericsError(
                 "three updates in a row had a loss or gradient that is not finite",
@@ -168,7 +170,7 @@ class PreparedStep:
                 "lower the learning rate, set clip_norm, or look for NaN in the data",
             ) from None
         except Fp16Collapse as problem:
-            self._run.step.fall_back()
+            self._run.step.fall_back_to_fp32()
             say(f"precision: {problem}; continuing in fp32 (fp16.fallback)")
 
     @contextlib.contextmanager
@@ -202,8 +204,8 @@ class PreparedStep:
         self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
         step = self._run.step
         step.scaler.load(state["scaler"])
-        if step.scaler.fallen:
-            step.fall_back()
+        if step.scaler.fell_back:
+            step.fall_back_to_fp32()
         if state["micro_batch"] is not None:
             step.use_micro_batch(min(state["micro_batch"], step.micro_batch or state["micro_batch"]))
         self._guard.load(state["numerics"])

@@ -21,7 +21,7 @@ from drivetrain.system import interpreter
 from drivetrain.system.console import describe_lost_output, guard_output, report_if_slow, say_error
 from drivetrain.system.signals import Signals, ending, stopping
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.training.phase_timer import PhaseTimer, since_start
+from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.tuning import kernel_crash, process_settings
 
 
@@ -84,7 +84,7 @@ def train(
         from drivetrain.training import handshake
         from drivetrain.training.train import train as train_run
         from drivetrain.tuning import prepare
-    clock.phases["import"] = since_start()  # the start of the interpreter counts, too
+    clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
     plan_at_start = plans.load(folder / "plan.json")
     try:
         with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):

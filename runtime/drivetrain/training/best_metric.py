@@ -49,7 +49,7 @@ class BestMetric:
         """Factor of a plateau schedule on the learning rate."""
         return float(self.schedule.factor**self.drops) if self.plateau else 1.0
 
-    def stop(self) -> str | None:
+    def reason_to_stop(self) -> str | None:
         """The reason to stop early, or None."""
         watched = self.stopping
         if watched is None or watched.waited < self.patience:

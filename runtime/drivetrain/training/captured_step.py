@@ -30,7 +30,7 @@ class Recorder(Protocol):
     """Records work of a device."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What does the work again, on the same tensors; the work itself may not have been done when this returns."""
+        """Record work; returns a function that repeats it on the same tensors. The work may not be done before that."""
         ...
 
 
@@ -69,14 +69,16 @@ class CapturedStep:
 
     Args:
         recorder: records work of the device.
-        follow: called within a step with whether its update was made: the average of the weights follows.
-        report: says, once, that recording has failed.
+        update_average: updates the average of the weights if its argument says that the update was made.
+        report: called once if recording has failed.
     """
 
-    def __init__(self, recorder: Recorder, follow: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
-        self.recorder, self.follow, self.report = recorder, follow, report
+    def __init__(
+        self, recorder: Recorder, update_average: Callable[[Tensor], None], report: Callable[[str], None]
+    ) -> None:
+        self.recorder, self.update_average, self.report = recorder, update_average, report
         self.failure: str | None = None
-        """Why nothing is recorded any more."""
+        """Why nothing is recorded any more; None while recording works."""
         self.recordings: dict[object, _Recording] = {}
         self.step_counts: dict[object, int] = {}
         """Steps that were computed as usual, by shape."""
@@ -87,39 +89,40 @@ class CapturedStep:
 
     def __call__(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> StepResult | None:
         """The result of a step that was replayed; None if it must be computed as usual."""
-        if self.failure is not None or not self._takes(step, batch, parts):
+        if self.failure is not None or not self._can_replay(step, batch, parts):
             return None
-        key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _tensors(batch)), *batch.targets, step.dtype)
+        key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, step.dtype)
         if key not in self.recordings:
             self.step_counts[key] = self.step_counts.get(key, 0) + 1
             if self.step_counts[key] <= WARMUP_STEPS or len(self.recordings) == MAX_RECORDINGS:
                 return None
-            self.recordings[key] = _recording(step, batch)
+            self.recordings[key] = _prepare_recording(step, batch)
         recording = self.recordings[key]
-        for fixed, present in zip(_tensors(recording.batch), _tensors(batch), strict=True):
-            fixed.copy_(present)
-        recording.rates.copy_(step.rates())
-        step.seed(parts[0].seed)
-        if recording.replay is None and not self._recorded(step, recording):
+        for recorded, current in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
+            recorded.copy_(current)
+        recording.rates.copy_(step.rates_on_device())
+        step.seed_generators(parts[0].seed)
+        if recording.replay is None and not self._try_recording(step, recording):
             return None
         assert recording.replay is not None, "it has been recorded"
         recording.replay()
         # The next replay overwrites them.
-        return StepResult(recording.values.clone(), recording.finite.clone(), on_device=True, then=step.scaler.update)
+        values, finite = recording.values.clone(), recording.finite.clone()
+        return StepResult(values, finite, on_device=True, on_read=step.scaler.update)
 
-    def _takes(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
-        """Whether a step has the usual size, and no decision of the host."""
-        last = step.state.last
+    def _can_replay(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
+        """Whether a step has the usual size, and the host decides nothing in it."""
+        last = step.state.last_result
         if last is None or not last.on_device:
             self.drop()
             return False
         usual_size = step.options.batch_size
-        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.updates_on_device()
+        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.can_update_on_device()
 
-    def _recorded(self, step: Step, recording: _Recording) -> bool:
+    def _try_recording(self, step: Step, recording: _Recording) -> bool:
         def work() -> None:
-            values, finite = step.whole(recording.batch, recording.rates)
-            self.follow(finite)
+            values, finite = step.compute_on_device(recording.batch, recording.rates)
+            self.update_average(finite)
             recording.values.copy_(values)
             recording.finite.copy_(finite)
 
@@ -135,17 +138,17 @@ class CapturedStep:
         return True
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
+def _list_tensors(batch: Batch) -> list[Tensor]:
     return [*batch.inputs, *batch.targets.values()]
 
 
-def _recording(step: Step, batch: Batch) -> _Recording:
+def _prepare_recording(step: Step, batch: Batch) -> _Recording:
     fixed = Batch(
         batch.ids, tuple(x.clone() for x in batch.inputs), {name: y.clone() for name, y in batch.targets.items()}
     )
     return _Recording(
         batch=fixed,
-        rates=step.rates().clone(),
+        rates=step.rates_on_device().clone(),
         values=torch.zeros(2, dtype=torch.float64, device=step.device),
         finite=torch.zeros((), dtype=torch.bool, device=step.device),
     )

@@ -1,4 +1,4 @@
-"""The forward pass under torch.compile, with a fallback to the plain one that is reported once.
+"""Compiles the forward pass with torch.compile, and falls back to the uncompiled one if that fails.
 
 By default torch recompiles a network for new shapes and modes eight times, and then silently stops. Here the limit is
 higher, and reaching it is reported like any other failure.
@@ -16,27 +16,27 @@ from drivetrain.system import torch_errors
 
 MAX_COMPILATIONS = 32
 """Limit of compilations of one network; texts of many lengths, in training and evaluation, need about ten."""
-_before: dict[str, Any] = {}
+_original_settings: dict[str, Any] = {}
 """The compiler's settings before they were changed here."""
 
 
 class CompiledForward:
-    """A compiled forward pass; if the compiler fails, the plain one continues, and that is reported once.
+    """A compiled forward pass; if the compiler fails, the uncompiled one is used, and that is reported once.
 
     Args:
-        plain: the forward pass to compile.
+        uncompiled: the forward pass to compile.
         graphs: whether to record CUDA graphs.
         report: called with what has failed.
     """
 
-    def __init__(self, plain: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
-        self.plain, self.graphs, self.report = plain, graphs, report
+    def __init__(self, uncompiled: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
+        self.uncompiled, self.graphs, self.report = uncompiled, graphs, report
         self.failure: str | None = None
-        """Why the plain forward pass is used instead."""
-        self.compiled = torch.compile(plain)
-        self.recorded = torch.compile(plain, mode="reduce-overhead") if graphs else None
+        """Why the uncompiled forward pass is used instead; None while compilation works."""
+        self.compiled = torch.compile(uncompiled)
+        self.compiled_with_graphs = torch.compile(uncompiled, mode="reduce-overhead") if graphs else None
         _raise_recompile_limit()
-        self.failures = (
+        self.compiler_errors = (
             torch._dynamo.exc.TorchDynamoException,
             torch._dynamo.exc.FailOnRecompileLimitHit,
             torch._inductor.exc.InductorError,
@@ -52,50 +52,50 @@ class CompiledForward:
                 memory.
         """
         if self.failure is not None:
-            return self.plain(*inputs)
+            return self.uncompiled(*inputs)
         try:
             return self._replay(inputs) if replay and self.graphs else self.compiled(*inputs)
-        except self.failures as error:
-            self.failure = _cause(error)
+        except self.compiler_errors as error:
+            self.failure = _describe_failure(error)
             self.report(f"compile failed, training continues without it: {self.failure}")
-            return self.plain(*inputs)
+            return self.uncompiled(*inputs)
 
     def _replay(self, inputs: tuple[Tensor, ...]) -> Any:
-        assert self.recorded is not None
+        assert self.compiled_with_graphs is not None
         try:
-            return _copy_outputs(self.recorded(*inputs))
-        except self.failures:
+            return _copy_outputs(self.compiled_with_graphs(*inputs))
+        except self.compiler_errors:
             raise
         except RuntimeError as error:
             if torch_errors.is_out_of_memory(error):
                 raise
             outputs = self.compiled(*inputs)  # an error of the network itself is raised again here
             self.graphs = False
-            self.report(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
+            self.report(f"cuda_graphs failed, training continues with compiled kernels: {_first_line(error)}")
             return outputs
 
 
-def undo() -> None:
+def restore_settings() -> None:
     """Restore the compiler's settings from before the first compilation."""
-    for name, value in _before.items():
+    for name, value in _original_settings.items():
         setattr(torch._dynamo.config, name, value)
-    _before.clear()
+    _original_settings.clear()
 
 
 def _raise_recompile_limit() -> None:
     config = torch._dynamo.config
     for name, value in (("recompile_limit", MAX_COMPILATIONS), ("fail_on_recompile_limit_hit", True)):
-        _before.setdefault(name, getattr(config, name))
+        _original_settings.setdefault(name, getattr(config, name))
         setattr(config, name, value)
 
 
-def _cause(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
         return f"recompiled {MAX_COMPILATIONS} times because input shapes or modes keep changing"
-    return _line(error)
+    return _first_line(error)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

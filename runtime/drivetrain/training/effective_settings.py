@@ -19,7 +19,7 @@ from drivetrain.system.units import format_bytes
 from drivetrain.training import trained_layers
 from drivetrain.training.run import Run
 
-CAUSES = {
+LIKELY_CAUSES = {
     "cpu_threads": "other code changed the number of threads",
     "openmp_runtime": "LD_PRELOAD was removed, or another OpenMP runtime was loaded first",
     "allocator": "LD_PRELOAD was removed",
@@ -42,16 +42,16 @@ def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
         planned, real = run.plan.value(optimization.name), optimization.effective(run)
         # `off` leaves the decision to torch, so any effective value is right.
         same = real == planned or (planned == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
-        cause = None if same else CAUSES.get(optimization.name, "the network or torch ignored the setting")
+        cause = None if same else LIKELY_CAUSES.get(optimization.name, "the network or torch ignored the setting")
         rows[optimization.name] = {"asked": planned, "seen": real, "same": same, "cause": cause}
     return rows
 
 
 def record(run: Run, say: Callable[[str], None]) -> None:
     """Report the effective settings, and write them to the run's plan.json."""
-    run.seen = compare_with_plan(run)
-    say(first_line(run, run.hardware))
-    for line in trained_layers.lines(run):
+    run.effective_settings = compare_with_plan(run)
+    say(describe_settings(run, run.hardware))
+    for line in trained_layers.describe(run):
         say(line)
     if names := strided_convolution.list_rewritten(run.model):
         run.events.add(
@@ -59,31 +59,32 @@ def record(run: Run, say: Callable[[str], None]) -> None:
             f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
             "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)",
         )
-    _warn(run.seen, say)
-    _write(run)
+    _print_warnings(run.effective_settings, say)
+    _write_plan(run)
 
 
 def record_changes(run: Run, say: Callable[[str], None]) -> None:
     """Report and write settings that have changed since; causes are the network's code, the compiler or memory."""
-    before, now = run.seen, compare_with_plan(run)
+    before, now = run.effective_settings, compare_with_plan(run)
     changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
     if changed:
-        run.seen = before | changed
-        _warn(changed, say)
-        _write(run)
+        run.effective_settings = before | changed
+        _print_warnings(changed, say)
+        _write_plan(run)
 
 
-def _write(run: Run) -> None:
-    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+def _write_plan(run: Run) -> None:
+    settings = run.effective_settings | {"libraries": list_libraries()}
+    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": settings})
 
 
-def _warn(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:
+def _print_warnings(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:
     for name, row in rows.items():
         if not row["same"]:
             say(f"warning: {name}: requested {row['asked']}, effective {row['seen']}: {row['cause']}")
 
 
-def libraries() -> dict[str, str]:
+def list_libraries() -> dict[str, str]:
     """Library versions and thread counts of this process, and torch's settings."""
     config = torch.__config__.show()
     versions = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
@@ -97,18 +98,18 @@ def libraries() -> dict[str, str]:
     return versions
 
 
-def first_line(run: Run, hardware: Hardware) -> str:
+def describe_settings(run: Run, hardware: Hardware) -> str:
     """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
     values = {o.name: o.effective(run) for o in optimizations.every()}
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
     limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
     device = hardware.gpu.name if hardware.gpu else "cpu"
-    kernels = "cuDNN" if hardware.gpu else _cpu_kernels()
+    kernels = "cuDNN" if hardware.gpu else _describe_cpu_kernels()
     threads = f"{values['cpu_threads']} thread{'' if values['cpu_threads'] == 1 else 's'}"
     return f"{device}: {threads}, {values['precision']}, {kernels}, {openmp}, {limit}"
 
 
-def _cpu_kernels() -> str:
+def _describe_cpu_kernels() -> str:
     """The library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
     name = "oneDNN" if torch._C._has_mkldnn else "torch's own kernels"
     name += " with the Arm Compute Library" if getattr(torch._C, "_has_mkldnn_acl", False) else ""

@@ -22,12 +22,12 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
-        self.on_device: Tensor | None = None
+        self.updates_on_device: Tensor | None = None
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
         self.average = {name: value.detach().clone() for name, value in get_local_state(model).items()}
-        """By name; of a divided network the parts of this process."""
-        self.finite = {name for name, value in self.average.items() if _is_finite(value)}
-        """What is averaged. A mask of minus infinity is copied: between two infinities lies NaN."""
+        """The averaged tensors by name; of a divided network the parts of this process."""
+        self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
+        """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
 
     @torch.no_grad()
     def update(self, model: nn.Module, finite: Tensor) -> None:
@@ -35,14 +35,14 @@ class Ema:
 
         The host need not know its value yet; call `count` once it does.
         """
-        if self.on_device is None:
-            self.on_device = onto(finite.device, [self.updates], torch.float64)[0]
-        self.on_device += finite  # in place: a recorded step knows this tensor
-        decay = ((1 + self.on_device) / (10 + self.on_device)).clamp(max=self.decay)
+        if self.updates_on_device is None:
+            self.updates_on_device = onto(finite.device, [self.updates], torch.float64)[0]
+        self.updates_on_device += finite  # in place: a recorded step knows this tensor
+        decay = ((1 + self.updates_on_device) / (10 + self.updates_on_device)).clamp(max=self.decay)
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for name, value in get_local_state(model).items():
-            if name in self.finite:
+            if name in self.averaged_names:
                 averages, values = groups.setdefault(value.dtype, ([], []))
                 averages.append(self.average[name])
                 values.append(value)
@@ -62,7 +62,7 @@ class Ema:
 
     def restore(self, average: dict[str, Tensor], updates: int) -> None:
         """Take the average of a checkpoint, and the number of its updates."""
-        self.average, self.updates, self.on_device = average, updates, None
+        self.average, self.updates, self.updates_on_device = average, updates, None
 
     @contextlib.contextmanager
     def swap_in(self, model: nn.Module) -> Iterator[None]:

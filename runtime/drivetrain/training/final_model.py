@@ -37,7 +37,7 @@ class FinalWeights:
     metrics: dict[str, float] = field(default_factory=dict)
     confusion: dict[str, Any] = field(default_factory=dict)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """A description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
@@ -52,37 +52,37 @@ def choose_weights(run: Run) -> FinalWeights:
     Raises:
         CheckpointError: if no checkpoint of the run can be read.
     """
-    metric, wrong = run.watch.best.metric, []
-    if run.watch.best.best is None:
-        wrong.append(f"no evaluation gave {metric} a value that is a number")
-    for path in _candidates(run):
+    metric, problems = run.best_metric.best.metric, []
+    if run.best_metric.best.best is None:
+        problems.append(f"no evaluation gave {metric} a value that is a number")
+    for path in _list_candidates(run):
         try:
-            final = _read(checkpoint.load(path), metric)
+            final = _read_final_weights(checkpoint.load(path), metric)
         except CheckpointError as error:
-            wrong.append(error.given)
+            problems.append(error.given)
             continue
-        if wrong:
-            which = f"an older best: {final.words()}" if final.value is not None else final.words()
-            run.events.add("checkpoint", f"{'; '.join(wrong)}; the model has {which}", run.counters.step)
+        if problems:
+            used_weights = f"an older best: {final.describe()}" if final.value is not None else final.describe()
+            run.events.add("checkpoint", f"{'; '.join(problems)}; the model has {used_weights}", run.counters.step)
         return final
     raise CheckpointError(
-        f"no checkpoint can be read: {'; '.join(wrong)}",
+        f"no checkpoint can be read: {'; '.join(problems)}",
         "a disk that stores files reliably",
         "check the disk of the run folder, and start again with --new",
     )
 
 
-def _candidates(run: Run) -> Iterator[Path]:
-    """Checkpoints that may be used, best first."""
-    best = run.watch.best
+def _list_candidates(run: Run) -> Iterator[Path]:
+    """The checkpoints that may give the final weights, best first."""
+    best = run.best_metric.best
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"
         yield first
-        yield from (path for path in reversed(checkpoint.steps(run.checkpoints, "best")) if path != first)
-    yield from reversed(checkpoint.steps(run.checkpoints))
+        yield from (path for path in reversed(checkpoint.list_checkpoints(run.checkpoints, "best")) if path != first)
+    yield from reversed(checkpoint.list_checkpoints(run.checkpoints))
 
 
-def _read(loaded: Loaded, metric: str) -> FinalWeights:
+def _read_final_weights(loaded: Loaded, metric: str) -> FinalWeights:
     state = loaded.state
     if loaded.path.name.startswith("best-"):
         best = state["watch"]["best"]
@@ -103,11 +103,12 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     groups = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:
         groups["raw"] = source.tensors["model"]
+    heads = [_add_temperature(_add_class_weights(run, head), final) for head in run.dataset.heads.values()]
     config: dict[str, object] = {
         "task": run.job.task,
         "builder": run.network.builder,
         "arguments": run.network.arguments,
-        "heads": [asdict(_with_temperature(_with_weights(run, head), final)) for head in run.dataset.heads.values()],
+        "heads": [asdict(head) for head in heads],
         "preprocessing": run.dataset.preprocessing,
         "trained": {"run": run.folder.name, "step": final.step, "epoch": final.epoch, final.metric: final.value},
     }
@@ -123,7 +124,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     return folder
 
 
-def _with_weights(run: Run, head: Head) -> Head:
+def _add_class_weights(run: Run, head: Head) -> Head:
     """The head with the class weights of the training as numbers: `balanced` would need the training data."""
     weights = run.step.objective.losses[head.name].class_weights
     return (
@@ -131,22 +132,22 @@ def _with_weights(run: Run, head: Head) -> Head:
     )
 
 
-def _with_temperature(head: Head, final: FinalWeights) -> Head:
+def _add_temperature(head: Head, final: FinalWeights) -> Head:
     """The head with the temperature that fits the validation samples of the chosen weights; unchanged without one."""
-    chosen = temperature.of_evaluation(final.confusion, head.name)
-    return replace(head, temperature=chosen.value) if chosen else head
+    fitted = temperature.choose_for_head(final.confusion, head.name)
+    return replace(head, temperature=fitted.value) if fitted else head
 
 
 def describe_calibration(final: FinalWeights) -> list[str]:
     """What the temperatures change, for each head with classes."""
     lines = []
     for name in final.confusion:
-        if chosen := temperature.of_evaluation(final.confusion, name):
+        if fitted := temperature.choose_for_head(final.confusion, name):
             of_head = f" of {name}" if name else ""
             lines.append(
-                f"temperature: probabilities{of_head} are those of outputs / {chosen.value:.3g}"
-                f"{', the end of what is tried' if chosen.is_at_end else ''}; validation log loss "
-                f"{format_metric(chosen.log_loss)} -> {format_metric(chosen.scaled_log_loss)}"
+                f"temperature: probabilities{of_head} are those of outputs / {fitted.value:.3g}"
+                f"{', the end of what is tried' if fitted.is_at_end else ''}; validation log loss "
+                f"{format_metric(fitted.log_loss)} -> {format_metric(fitted.scaled_log_loss)}"
             )
     return lines
 
@@ -162,12 +163,12 @@ def test_model(run: Run) -> dict[str, Any]:
     train, split = run.job.train, data.test.split
     saved = saved_model.load(run.folder, consent=True)
     heads = mark_partial(data.heads, [split.targets])
-    objective = losses.objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
-    tally = MetricAccumulator(saved.heads, objective)
+    objective = losses.build_objective(train.loss, heads, data.train.targets, train.class_weights, data.loss)
+    accumulator = MetricAccumulator(saved.heads, objective)
     for ids, outputs in forward.compute_outputs(saved.network, data.heads, split, data.test.prepare, run.device):
         index = torch.from_numpy(ids)
-        tally.add(outputs, {name: y[index] for name, y in split.targets.items()})
-    metrics = tally.metrics("test/")
+        accumulator.add(outputs, {name: y[index] for name, y in split.targets.items()})
+    metrics = accumulator.metrics("test/")
     path = run.job.data.test if isinstance(run.job.data, Data) else run.job.task
-    say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.watch.best.metric, ', ')}")
-    return {"data": path, "samples": len(split), "metrics": metrics, "confusion": tally.confusion()}
+    say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.best_metric.best.metric, ', ')}")
+    return {"data": path, "samples": len(split), "metrics": metrics, "confusion": accumulator.confusion()}

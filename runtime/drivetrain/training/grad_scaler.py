@@ -30,20 +30,20 @@ class Scaler:
     def __init__(self, spec: Fp16 | None = None) -> None:
         self.spec = spec
         self.scale = spec.initial_scale if spec else 1.0
-        self.good = 0
-        """Good steps in a row since the last change of the scale."""
-        self.fallen = False
+        self.good_steps = 0
+        """Steps with finite gradients in a row since the last change of the scale."""
+        self.fell_back = False
         """Whether the run has switched to fp32."""
         self.on_device: tuple[Tensor, Tensor] | None = None
-        """Scale (float32) and `good` (int32) on the device, tensors of shape (); None until a step needs them."""
+        """`scale` (float32) and `good_steps` (int32) on the device, shape (); None until a step needs them."""
 
     @property
     def active(self) -> bool:
         """Whether gradients are scaled."""
-        return self.spec is not None and not self.fallen
+        return self.spec is not None and not self.fell_back
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss from which the backward pass starts."""
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, from which the backward pass starts."""
         return loss * self._factor() if self.active else loss
 
     def _factor(self) -> Tensor | float:
@@ -62,45 +62,48 @@ class Scaler:
 
     def update(self, finite: bool) -> None:
         """After a step: lower the scale if it was skipped, raise it after enough good ones."""
-        if self.spec is None or self.fallen:
+        if self.spec is None or self.fell_back:
             return
         if not finite:
-            self.scale, self.good = _float32(self.scale * self.spec.backoff_factor), 0
+            self.scale, self.good_steps = _round_to_float32(self.scale * self.spec.backoff_factor), 0
             return
-        self.good += 1
-        if self.good >= self.spec.growth_interval:
-            self.scale, self.good = _float32(min(self.scale * self.spec.growth_factor, self.spec.max_scale)), 0
+        self.good_steps += 1
+        if self.good_steps >= self.spec.growth_interval:
+            grown = min(self.scale * self.spec.growth_factor, self.spec.max_scale)
+            self.scale, self.good_steps = _round_to_float32(grown), 0
 
     @torch.no_grad()
-    def update_if(self, finite: Tensor) -> None:
+    def update_on_device(self, finite: Tensor) -> None:
         """`update` on the device, for the next step; `update` follows once the host knows `finite`."""
-        if self.spec is None or self.fallen:
+        if self.spec is None or self.fell_back:
             return
         if self.on_device is None:
             self.on_device = (
                 onto(finite.device, [self.scale])[0],
-                onto(finite.device, [self.good], torch.int32)[0],
+                onto(finite.device, [self.good_steps], torch.int32)[0],
             )
-        scale, good = self.on_device
-        grows = good + 1 >= self.spec.growth_interval
+        scale, good_steps = self.on_device
+        grows = good_steps + 1 >= self.spec.growth_interval
         # In float64, as the host computes it.
-        wide = scale.double()
-        grown = torch.where(grows, (wide * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide)
+        wide_scale = scale.double()
+        grown_scale = torch.where(
+            grows, (wide_scale * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide_scale
+        )
         # In place: a recorded step knows these tensors.
-        good.copy_(torch.where(finite & ~grows, good + 1, torch.zeros_like(good)))
-        scale.copy_(torch.where(finite, grown, wide * self.spec.backoff_factor))
+        good_steps.copy_(torch.where(finite & ~grows, good_steps + 1, torch.zeros_like(good_steps)))
+        scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
         if self.spec:
-            return {"scale": self.scale, "good": self.good, "fallen": self.fallen}
-        return {"fallen": True} if self.fallen else {}
+            return {"scale": self.scale, "good": self.good_steps, "fallen": self.fell_back}
+        return {"fallen": True} if self.fell_back else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore from a checkpoint; a switch to fp32 in this process stays."""
-        self.fallen |= bool(state.get("fallen", False))
+        self.fell_back |= bool(state.get("fallen", False))
         if self.spec and state:
-            self.scale, self.good = float(state["scale"]), int(state["good"])
+            self.scale, self.good_steps = float(state["scale"]), int(state["good"])
             self.leave_device()
 
     def leave_device(self) -> None:
@@ -108,6 +111,6 @@ class Scaler:
         self.on_device = None
 
 
-def _float32(number: float) -> float:
-    """A number as the device's copy of it."""
+def _round_to_float32(number: float) -> float:
+    """The number that the device's float32 copy holds."""
     return float(np.float32(number))

@@ -17,9 +17,9 @@ from drivetrain.training.losses import HeadLoss
 
 PENALTIES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 """Factors of half the squared weights of standardized features, beside the sum of the losses: 1 / C of scikit-learn."""
-ROUNDING = 1e-6
+ROUNDING_SHARE = 1e-6
 """Deviations smaller than this part of the feature's largest value, or of a usual feature's deviation, say nothing."""
-WORSE_IN_A_ROW = 2
+MAX_WORSE_IN_A_ROW = 2
 """Penalties with a larger validation loss than the best one after which smaller ones are not tried."""
 MAX_ITERATIONS = 300
 """Of L-BFGS for each penalty, which starts from the solution of the one before."""
@@ -48,7 +48,7 @@ class Solution:
     penalty: float
     training_loss: float
     validation_loss: float
-    tried: int = 0
+    tried_penalties: int = 0
     """Number of penalties."""
 
 
@@ -73,23 +73,23 @@ def solve_head(
     weight = torch.zeros(outputs, len(scale), device=scale.device, requires_grad=True)
     bias = torch.zeros(outputs, device=scale.device, requires_grad=has_bias)
     best: Solution | None = None
-    worse = tried = 0
+    worse_in_a_row = tried = 0
     # From the strongest penalty to the weakest, so that each solution is near the one before.
     for penalty in PENALTIES:
         training_loss = _minimize(fitted, loss, weight, bias, penalty)
         with torch.no_grad():
             validation_loss = sum(float(part) for part in _loss_parts(validated, loss, weight, bias))
         tried += 1
-        worse += 1
+        worse_in_a_row += 1
         # Without labelled validation samples the strongest penalty is kept.
         if best is None or validation_loss < best.validation_loss:
-            original = weight.detach() / scale
-            shifted = bias.detach() - original @ mean if has_bias else None
-            best, worse = Solution(original, shifted, penalty, training_loss, validation_loss), 0
-        if worse == WORSE_IN_A_ROW:
+            original_weight = weight.detach() / scale
+            original_bias = bias.detach() - original_weight @ mean if has_bias else None
+            best, worse_in_a_row = Solution(original_weight, original_bias, penalty, training_loss, validation_loss), 0
+        if worse_in_a_row == MAX_WORSE_IN_A_ROW:
             break
     assert best is not None
-    return replace(best, tried=tried)
+    return replace(best, tried_penalties=tried)
 
 
 def _measure_scale(features: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _measure_scale(features: Tensor) -> Tensor:
     weights of 1e30, and with them gradients that are not finite.
     """
     scale = features.std(dim=0, correction=0)
-    noise = ROUNDING * torch.maximum(scale.square().mean().sqrt(), features.abs().amax(dim=0))
+    noise = ROUNDING_SHARE * torch.maximum(scale.square().mean().sqrt(), features.abs().amax(dim=0))
     return torch.where(scale > noise, scale, torch.inf)
 
 
@@ -150,4 +150,4 @@ def _loss_parts(samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Ten
     rows = max(1, CHUNK_VALUES // max(1, samples.features.shape[1]))
     for start in range(0, len(samples.features), rows):
         outputs = samples.features[start : start + rows] @ weight.T + bias
-        yield loss.weigh(outputs, samples.targets[start : start + rows]).sum() / total
+        yield loss.weighted_terms(outputs, samples.targets[start : start + rows]).sum() / total

@@ -9,6 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from torch.optim import Optimizer
@@ -17,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown, Train
 from drivetrain.training.counters import Counters
 from drivetrain.training.optimizer import set_rate
-from drivetrain.training.user_parts import group_settings, load_group_settings
+from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
 Schedule = Callable[[int], float]
@@ -27,59 +28,63 @@ ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_END = 1e-4
 
 
-def schedule_of_job(train: Train, per_epoch: int, origin: int = 0) -> Schedule:
-    """The schedule of a run of `per_epoch` steps per epoch; `origin` as in `schedule`."""
-    total = per_epoch * train.epochs
-    return schedule(train.schedule, min(total, train.steps or total), per_epoch, origin)
+def build_job_schedule(train: Train, steps_per_epoch: int, start_step: int = 0) -> Schedule:
+    """The schedule of a run of `steps_per_epoch` steps per epoch; `start_step` as in `build_schedule`."""
+    total_steps = steps_per_epoch * train.epochs
+    return build_schedule(train.schedule, min(total_steps, train.steps or total_steps), steps_per_epoch, start_step)
 
 
-def schedule(spec: Spec, steps: int, per_epoch: int, origin: int = 0) -> Schedule:
-    """The factor by step.
+def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int = 0) -> Schedule:
+    """The factor on the learning rate as a function of the step.
 
     Args:
-        spec: from the job.
+        spec: the schedule of the job.
         steps: optimizer steps of the whole run.
-        per_epoch: optimizer steps per epoch.
-        origin: the step that the schedule starts at; not 0 if it was started again in an extended run.
+        steps_per_epoch: optimizer steps per epoch.
+        start_step: the step at which the schedule starts; not 0 if an extended run has started it again.
     """
-    if origin:
-        after_origin = schedule(spec, steps - origin, per_epoch)
-        return lambda step: after_origin(step - origin)
+    if start_step:
+        after_origin = build_schedule(spec, steps - start_step, steps_per_epoch)
+        return lambda step: after_origin(step - start_step)
     match spec:
         case OneCycle():
             return lambda step: _one_cycle(step, steps, spec.warmup)
         case Cosine():
-            return lambda step: _warm(step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _cosine(x))
+            return lambda step: _apply_warmup(
+                step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _decay(x)
+            )
         case Linear():
-            return lambda step: _warm(step, steps, spec.warmup, lambda x: 1 - x)
+            return lambda step: _apply_warmup(step, steps, spec.warmup, lambda x: 1 - x)
         case StepDown():
-            return lambda step: spec.factor ** (step // (per_epoch * spec.epochs))
+            return lambda step: spec.factor ** (step // (steps_per_epoch * spec.epochs))
         case Plateau() | Constant():
-            # The drops of a plateau schedule depend on metrics; the run multiplies by `BestMetric.factor`.
+            # The drops of a plateau schedule depend on metrics: `BestMetric.factor` is multiplied to the rate.
             return lambda step: 1.0
 
 
-def _cosine(x: float) -> float:
-    return (1 + math.cos(math.pi * x)) / 2
+def _decay(share: float) -> float:
+    """Half a cosine, from 1 at 0 to 0 at 1."""
+    return (1 + math.cos(math.pi * share)) / 2
 
 
-def _warm(step: int, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
-    climb = warmup * steps
-    if step < climb:
-        return (step + 1) / (climb + 1)
-    return after_warmup((step - climb) / max(1.0, steps - climb))
+def _apply_warmup(step: int, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
+    """A linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
+    warmup_steps = warmup * steps
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return after_warmup((step - warmup_steps) / max(1.0, steps - warmup_steps))
 
 
 def _one_cycle(step: int, steps: int, warmup: float) -> float:
     """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
-    climb = max(1.0, warmup * steps) if warmup else 0.0
-    if step < climb:
-        return 1 - (1 - ONE_CYCLE_START) * _cosine(step / climb)
-    return ONE_CYCLE_END + (1 - ONE_CYCLE_END) * _cosine((step - climb) / max(1.0, steps - 1 - climb))
+    warmup_steps = max(1.0, warmup * steps) if warmup else 0.0
+    if step < warmup_steps:
+        return 1 - (1 - ONE_CYCLE_START) * _decay(step / warmup_steps)
+    return ONE_CYCLE_END + (1 - ONE_CYCLE_END) * _decay((step - warmup_steps) / max(1.0, steps - 1 - warmup_steps))
 
 
-SCHEDULED = ("lr", "momentum", "betas")
-"""Settings of a parameter group that schedulers of torch change."""
+SCHEDULED_KEYS = ("lr", "momentum", "betas")
+"""Keys of a parameter group that schedulers of torch change."""
 
 
 class LearningRates(Protocol):
@@ -106,8 +111,8 @@ class ScheduledRates:
         optimizer: whose rates are set.
         rate: that of the spec at the top of the schedule.
         schedule: the factor by step.
-        own: whether the optimizer is that of a program, whose groups have rates of their own.
-        report: says, once, that rates which the program sets are lost.
+        keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
+        report: called once if the program sets rates, which are lost.
     """
 
     def __init__(
@@ -120,34 +125,35 @@ class ScheduledRates:
         report: Callable[[str], None],
     ) -> None:
         self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
-        self.base = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
-        self.set_last: list[float] | None = None
-        """What it has set, by group of an optimizer of the program."""
-        self.warned = False
+        self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
+        self.last_rates: list[float] | None = None
+        """The rates of the last step by group, if `keeps_rates`."""
+        self.has_warned = False
 
     def set(self, counters: Counters, factor: float) -> float:
         """Set rate * schedule * factor."""
         rate = float(self.rate * self.schedule(counters.step) * factor)
-        if self.base is None:
+        if self.base_rates is None:
             set_rate(self.optimizer, rate)
             return rate
-        if self.set_last not in (None, [group["lr"] for group in self.optimizer.param_groups]) and not self.warned:
-            self.warned = True
+        current_rates = [group["lr"] for group in self.optimizer.param_groups]
+        if self.last_rates not in (None, current_rates) and not self.has_warned:
+            self.has_warned = True
             self.report(
                 'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
             )
-        self.set_last = [base * self.schedule(counters.step) * factor for base in self.base]
-        for group, new in zip(self.optimizer.param_groups, self.set_last, strict=True):
-            group["lr"] = new
+        self.last_rates = [base * self.schedule(counters.step) * factor for base in self.base_rates]
+        for group, group_rate in zip(self.optimizer.param_groups, self.last_rates, strict=True):
+            group["lr"] = group_rate
         return rate
 
     def restart(self, counters: Counters) -> None:
-        """Nothing but to forget what was set: the rate depends on the step alone."""
-        self.set_last = None
+        """Forget the rates of the last step; the next ones depend on the step alone."""
+        self.last_rates = None
 
 
-class ProgramsRates:
-    """The rates that an optimizer of a program has, which its callbacks may set; no schedule changes them."""
+class ProgramRates:
+    """The rates of a program's optimizer, which its callbacks may set; no schedule changes them."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -157,11 +163,11 @@ class ProgramsRates:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def restart(self, counters: Counters) -> None:
-        """Nothing: a checkpoint holds the rates."""
+        """Do nothing, since a checkpoint holds the rates."""
 
 
-class SteppedRates:
-    """The rates that a scheduler of torch sets. Where a run continues elsewhere, its steps are made again.
+class SchedulerRates:
+    """The rates that a scheduler of torch sets. After a resume or a rollback, its steps are repeated from the first.
 
     Args:
         optimizer: whose rates are set.
@@ -171,23 +177,43 @@ class SteppedRates:
 
     def __init__(self, optimizer: Optimizer, scheduler: LRScheduler, every: str) -> None:
         self.optimizer, self.scheduler, self.every = optimizer, scheduler, every
-        self.state = copy.deepcopy(scheduler.state_dict())
-        self.groups = [{key: group[key] for key in SCHEDULED if key in group} for group in group_settings(optimizer)]
-        self.done = 0
+        self.initial_state = copy.deepcopy(scheduler.state_dict())
+        settings = read_group_settings(optimizer)
+        self.initial_groups = [{key: group[key] for key in SCHEDULED_KEYS if key in group} for group in settings]
+        self.scheduler_steps = 0
 
     def set(self, counters: Counters, factor: float) -> float:
         """Step the scheduler up to the present step or epoch."""
-        due = counters.step if self.every == "step" else counters.epoch
+        due_steps = counters.step if self.every == "step" else counters.epoch
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the order of both steps, which a resume cannot keep
-            while self.done < due:
+            # torch warns if the scheduler steps before the optimizer, as it does after a resume.
+            warnings.simplefilter("ignore")
+            while self.scheduler_steps < due_steps:
                 self.scheduler.step()
-                self.done += 1
+                self.scheduler_steps += 1
         return float(self.optimizer.param_groups[0]["lr"])
 
     def restart(self, counters: Counters) -> None:
         """Start the scheduler again, up to the present step or epoch."""
-        load_group_settings(self.optimizer, self.groups)
-        self.scheduler.load_state_dict(copy.deepcopy(self.state))
-        self.done = 0
+        load_group_settings(self.optimizer, self.initial_groups)
+        self.scheduler.load_state_dict(copy.deepcopy(self.initial_state))
+        self.scheduler_steps = 0
         self.set(counters, 1.0)
+
+
+def build_rates(
+    train: Train,
+    optimizer: Optimizer,
+    user_parts: UserParts,
+    steps_per_epoch: int,
+    start_step: int,
+    report: Callable[[str, str], None],
+) -> LearningRates:
+    """The object that sets the rates, by the program's scheduler or the spec's schedule; `report` records an event."""
+    if user_parts.schedule:
+        return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
+    if user_parts.optimizer and train.schedule == Constant(name="constant"):
+        return ProgramRates(optimizer)
+    schedule = build_job_schedule(train, steps_per_epoch, start_step)
+    keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
+    return ScheduledRates(optimizer, train.optimizer.lr, schedule, keeps_rates=keeps_rates, report=report_lost_rates)

@@ -1,4 +1,4 @@
-"""The training step in a loop of the user's own: batches as they come, accumulation, random numbers left alone."""
+"""The training step for a loop that the user writes: converts its batches, and accumulates gradients over several."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
 from drivetrain.training.step import Step
 
-BATCHES = (
+BATCH_FORMS = (
     "(inputs, targets) with tensors, where inputs may be a tuple of them; a mapping of tensors, whose keys are arguments "
     "of the model; without loss= also a tensor or a tuple of tensors, the arguments of the model"
 )
 TRIAL_SAMPLES = 32
-"""Samples that show how a loss is put together."""
-LOSSES = "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
+"""Samples of the trial that finds out how a loss is averaged."""
+LOSS_FORMS = (
+    "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
+)
 
 
 @dataclass
-class Forms:
-    """Turns batches of the user into `Batch`, and back into what model and loss of the user get.
+class UserBatches:
+    """Converts batches of the user's loop to `Batch`, and back to the arguments of the user's model and loss.
 
     Args:
         model: the network.
@@ -38,23 +40,23 @@ class Forms:
 
     model: nn.Module
     loss: Callable[[Any, Any], Any] | None
-    keys: tuple[str, ...] = ()
-    """Of the present batch, if it is a mapping."""
-    present: Inputs = ()
-    """Of the present micro-batch."""
+    argument_names: tuple[str, ...] = ()
+    """The keys of the current batch, if it is a mapping."""
+    micro_batch_inputs: Inputs = ()
+    """The inputs of the current micro-batch."""
 
-    def batch(self, user_batch: Any) -> Batch:
-        """The batch of the user as samples with a first dimension.
+    def to_batch(self, user_batch: Any) -> Batch:
+        """Convert a batch of the user; all its tensors have the samples along the first dimension.
 
         Raises:
-            DataError: if it has none of the forms.
+            DataError: if the batch has none of the forms in BATCH_FORMS.
         """
-        inputs, targets = self._parts(user_batch)
+        inputs, targets = self._split_batch(user_batch)
         tensors = (*inputs, *targets.values())
         wrong = next((value for value in tensors if not isinstance(value, Tensor) or not value.ndim), None)
         if wrong is not None or not inputs:
             description = describe(user_batch if wrong is None else wrong)
-            raise DataError(f"the batch holds {description}", BATCHES, "convert it")
+            raise DataError(f"the batch holds {description}", BATCH_FORMS, "convert it")
         if len({len(value) for value in tensors}) > 1:
             raise DataError(
                 f"the tensors of the batch have {', '.join(str(len(value)) for value in tensors)} rows",
@@ -63,84 +65,87 @@ class Forms:
             )
         return Batch(np.arange(len(inputs[0]), dtype=np.int64), inputs, targets)
 
-    def _parts(self, user_batch: Any) -> tuple[tuple[Any, ...], Targets]:
-        self.keys = ()
+    def _split_batch(self, user_batch: Any) -> tuple[tuple[Any, ...], Targets]:
+        self.argument_names = ()
         if isinstance(user_batch, Mapping):
-            self.keys = tuple(user_batch)
+            self.argument_names = tuple(user_batch)
             values = tuple(user_batch.values())
             return values, dict(user_batch) if self.loss else {}
         if self.loss is None:
             return tuple(user_batch) if isinstance(user_batch, tuple | list) else (user_batch,), {}
         if not isinstance(user_batch, tuple | list) or len(user_batch) != 2:
-            raise DataError(f"the batch is {describe(user_batch)}", BATCHES, "return such a batch from your loader")
+            raise DataError(f"the batch is {describe(user_batch)}", BATCH_FORMS, "return such a batch from your loader")
         inputs = tuple(user_batch[0]) if isinstance(user_batch[0], tuple | list) else (user_batch[0],)
         return inputs, {"": user_batch[1]}
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model, called with the inputs of a batch."""
-        return self.model(**dict(zip(self.keys, inputs, strict=True))) if self.keys else self.model(*inputs)
+        if self.argument_names:
+            return self.model(**dict(zip(self.argument_names, inputs, strict=True)))
+        return self.model(*inputs)
 
-    def counted(self, inputs: Inputs, targets: Targets) -> Any:
-        """What `weight_of` gets of some samples: what the loss gets beside the outputs, or what the model gets."""
+    def weighted_values(self, inputs: Inputs, targets: Targets) -> Any:
+        """The argument of `weight_of` for some samples: their targets, or the model's inputs if it computes the loss."""
         if self.loss is not None:
-            return targets if self.keys else targets[""]
-        return dict(zip(self.keys, inputs, strict=True)) if self.keys else inputs if len(inputs) > 1 else inputs[0]
+            return targets if self.argument_names else targets[""]
+        if self.argument_names:
+            return dict(zip(self.argument_names, inputs, strict=True))
+        return inputs if len(inputs) > 1 else inputs[0]
 
-    def value(self, outputs: Any, targets: Targets) -> Tensor:
-        """The mean loss of some samples; a scalar.
+    def mean_loss(self, outputs: Any, targets: Targets) -> Tensor:
+        """The mean loss of some samples; a float32 scalar.
 
         Raises:
-            SpecError: if loss or model give something else, or raise.
+            SpecError: if the loss or the model raises, or returns something else than LOSS_FORMS.
         """
         name, loss = "the model", outputs
         if self.loss is not None:
             name = "loss"
-            with blame_user_code(lambda told, do: SpecError(f"loss raised {told}", "", do)):
-                loss = self.loss(_whole(outputs), targets if self.keys else targets[""])
+            with blame_user_code(lambda error, advice: SpecError(f"loss raised {error}", "", advice)):
+                loss = self.loss(_to_float32(outputs), targets if self.argument_names else targets[""])
         elif isinstance(outputs, Mapping):
             loss = outputs.get("loss")
         elif not isinstance(outputs, Tensor):
             loss = getattr(outputs, "loss", None)
-        trained = isinstance(loss, Tensor) and (loss.requires_grad or not torch.is_grad_enabled())
-        if not isinstance(loss, Tensor) or loss.ndim > 1 or not trained:
+        has_gradient = isinstance(loss, Tensor) and (loss.requires_grad or not torch.is_grad_enabled())
+        if not isinstance(loss, Tensor) or loss.ndim > 1 or not has_gradient:
             description = describe(loss)
             if isinstance(loss, Tensor) and not loss.requires_grad:
                 description += " without a gradient"
             raise SpecError(
-                f"{name} gives {description} as the loss", LOSSES, "give loss=, or return the loss from the model"
+                f"{name} gives {description} as the loss", LOSS_FORMS, "give loss=, or return the loss from the model"
             )
         return loss.float().mean()
 
 
-def _whole(outputs: Any) -> Any:
-    """Outputs in half precision as float32: it has too few digits for a loss."""
+def _to_float32(outputs: Any) -> Any:
+    """Outputs of half precision as float32, since half precision has too few digits for a loss."""
     if isinstance(outputs, Mapping):
-        return {name: _whole(value) for name, value in outputs.items()}
-    half = isinstance(outputs, Tensor) and outputs.dtype in (torch.float16, torch.bfloat16)
-    return outputs.float() if half else outputs
+        return {name: _to_float32(value) for name, value in outputs.items()}
+    is_half = isinstance(outputs, Tensor) and outputs.dtype in (torch.float16, torch.bfloat16)
+    return outputs.float() if is_half else outputs
 
 
 @dataclass
 class LoopLoss:
-    """The objective of a step: the loss of its batch, divided by the batches of an update.
+    """The objective of a step: the loss of its batch, divided by the number of batches per update.
 
-    How a batch follows from micro-batches is tried out with the first one that has to be split.
+    The first batch that has to be split shows, in a trial, how its loss follows from those of micro-batches.
     """
 
-    forms: Forms
-    batches: int
+    user_batches: UserBatches
+    batches_per_update: int
     weight_of: Count | None = None
-    """What the user says that samples count in the loss."""
-    batch: Batch | None = None
-    """The present one."""
+    """The user's function for the weights of samples in the loss; None for equal weights."""
+    current_batch: Batch | None = None
     division: Division | None = None
 
     def __post_init__(self) -> None:
-        if self.weight_of is None and (torchs := TorchMean.of(self.forms.loss)):
-            self.division = Division(torchs.weights)
+        if self.weight_of is None and (torch_mean := TorchMean.of(self.user_batches.loss)):
+            self.division = Division(torch_mean.weights)
 
     @property
-    def indivisible(self) -> str:
+    def split_obstacle(self) -> str:
         """Why the present batch cannot be split; empty if it can.
 
         Raises:
@@ -151,130 +156,131 @@ class LoopLoss:
         return self.division.obstacle
 
     def _try_division(self) -> Division:
-        assert self.batch is not None
-        some, model = (
-            self._mask_labels(self.batch.between(0, min(TRIAL_SAMPLES, max(4, len(self.batch) // 2)))),
-            self.forms.model,
-        )
-        before = {module: module.training for module in model.modules()}
+        assert self.current_batch is not None
+        trial_size = min(TRIAL_SAMPLES, max(4, len(self.current_batch) // 2))
+        trial_batch = self._mask_labels(self.current_batch.between(0, trial_size))
+        model = self.user_batches.model
+        training_modes = {module: module.training for module in model.modules()}
 
-        def trial(part: slice) -> tuple[Tensor]:
-            rows = some.between(part.start, part.stop)
-            return (self.forms.value(self.forms.forward(*rows.inputs), rows.targets),)
+        def compute_loss(part: slice) -> tuple[Tensor]:
+            rows = trial_batch.between(part.start, part.stop)
+            return (self.user_batches.mean_loss(self.user_batches.forward(*rows.inputs), rows.targets),)
 
-        def count_part(part: slice) -> Any:
-            rows = some.between(part.start, part.stop)
-            return self.forms.counted(rows.inputs, rows.targets)
+        def get_weighted_values(part: slice) -> Any:
+            rows = trial_batch.between(part.start, part.stop)
+            return self.user_batches.weighted_values(rows.inputs, rows.targets)
 
-        digits = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
-        tolerance = max(TOLERANCE, 4 * digits)
-        model.eval()  # dropout and BatchNorm make parts differ whatever the loss
+        precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
+        tolerance = max(TOLERANCE, 4 * precision)
+        model.eval()  # with dropout or BatchNorm the parts would differ from the batch, whatever the loss is
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                division = try_division(trial, len(some), "the loss", SpecError, self.weight_of, count_part, tolerance)
+                division = try_division(
+                    compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
+                )
         finally:
-            for module, training in before.items():
-                module.training = training
+            for module, is_training in training_modes.items():
+                module.training = is_training
         obstacle = "" if self.weight_of else "the loss cannot be computed in evaluation mode"
         return division or Division(self.weight_of, obstacle=obstacle)
 
     def _mask_labels(self, batch: Batch) -> Batch:
-        """The batch with labels of its first sample left out where models with a loss of their own leave them out."""
-        label_index = self.forms.keys.index("labels") if "labels" in self.forms.keys else -1
-        if (
-            self.forms.loss is not None
-            or label_index < 0
-            or batch.inputs[label_index].ndim < 2
-            or batch.inputs[label_index].is_floating_point()
-        ):
+        """The batch with half of its first sample's labels masked, so that a loss per label differs from one per sample."""
+        names = self.user_batches.argument_names
+        if self.user_batches.loss is not None or "labels" not in names:
+            return batch
+        label_index = names.index("labels")
+        if batch.inputs[label_index].ndim < 2 or batch.inputs[label_index].is_floating_point():
             return batch
         labels = batch.inputs[label_index].clone()
-        labels[0, labels.shape[1] // 2 :] = -100
+        labels[0, labels.shape[1] // 2 :] = -100  # ignored by torch's cross entropy
         return Batch(batch.ids, (*batch.inputs[:label_index], labels, *batch.inputs[label_index + 1 :]), batch.targets)
 
-    def _share(self, targets: Targets) -> float:
-        """What the present micro-batch counts in the loss of its batch."""
-        forms, batch = self.forms, self.batch
+    def _share_of_batch(self, targets: Targets) -> float:
+        """The weight of the current micro-batch in the loss of its batch, from 0 to 1."""
+        user_batches, batch = self.user_batches, self.current_batch
         assert batch is not None
-        if len(forms.present[0]) == len(batch) or (self.division and self.division.summed):
+        if len(user_batches.micro_batch_inputs[0]) == len(batch) or (self.division and self.division.summed):
             return 1.0
         if self.division is None or self.division.count is None:
-            return len(forms.present[0]) / len(batch)
-        part = total(self.division.count, forms.counted(forms.present, targets))
-        return float(part / total(self.division.count, forms.counted(batch.inputs, batch.targets)))
+            return len(user_batches.micro_batch_inputs[0]) / len(batch)
+        micro_batch_values = user_batches.weighted_values(user_batches.micro_batch_inputs, targets)
+        batch_values = user_batches.weighted_values(batch.inputs, batch.targets)
+        return float(total(self.division.count, micro_batch_values) / total(self.division.count, batch_values))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """None: the size of the batch is known."""
+        """Empty: the size of the batch is known."""
         return {}
 
-    def __call__(self, outputs: Any, targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, outputs: Any, targets: Targets, denominators: Mapping[str, Tensor]) -> Tensor:
         """The share of a micro-batch in the loss of an update; a scalar."""
-        loss = self.forms.value(outputs, targets)
-        share = self._share(targets) / self.batches
-        if not share:  # what counts nothing may have no loss: 0 / 0
-            return 0 * next(p for p in self.forms.model.parameters() if p.requires_grad).sum()
+        loss = self.user_batches.mean_loss(outputs, targets)
+        share = self._share_of_batch(targets) / self.batches_per_update
+        if not share:  # without weights the loss may be 0 / 0
+            return 0 * next(p for p in self.user_batches.model.parameters() if p.requires_grad).sum()
         return loss if share == 1 else loss * share
 
 
 @dataclass(frozen=True, eq=False)
 class LoopStep(Step):
-    """A step that leaves the random numbers to the user's loop; only a second try gets those of the first."""
+    """A step that does not seed the generators, which belong to the user's loop; a second try of a batch restores them."""
 
-    forms: Forms | None = None
+    user_batches: UserBatches | None = None
     random: list[tuple[Tensor, Tensor | None, Any, Any]] = field(default_factory=list)
-    """State of torch's generators for CPU and GPU, NumPy's and Python's when the present batch was first tried."""
+    """The states of torch's generators for CPU and GPU, of NumPy's and of Python's before the current batch."""
 
     def outputs(self, inputs: Inputs) -> Any:
         """The network's outputs, with this step's precision and memory format."""
-        assert self.forms is not None
-        self.forms.present = inputs
+        assert self.user_batches is not None
+        self.user_batches.micro_batch_inputs = inputs
         return super().outputs(inputs)
 
-    def seed(self, seed: int) -> None:
+    def seed_generators(self, seed: int) -> None:
+        """Remember the state of all generators in the first try of a batch, and restore it in the next."""
         on_gpu = self.device.type == "cuda"
         if not self.random:
             gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
             self.random.append((torch.get_rng_state(), gpu, np.random.get_state(), random.getstate()))
             return
-        cpu, gpu, numpys, pythons = self.random[0]
+        cpu, gpu, numpy_state, python_state = self.random[0]
         torch.set_rng_state(cpu)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
         if gpu is not None:
             torch.cuda.set_rng_state(gpu, self.device)
 
 
 class Accumulation:
-    """Gradients of several batches before one update.
+    """Accumulates the gradients of several batches before one update.
 
     Args:
-        parameters: of the optimizer.
-        batches: of an update.
+        parameters: those of the optimizer.
+        batches: number of batches per update.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], batches: int) -> None:
         self.parameters, self.batches = parameters, batches
-        self.held: list[Tensor | None] = []
+        self.earlier_gradients: list[Tensor | None] = []
         self.count = 0
         """Batches since the last update."""
         self.loss = 0.0
 
-    def keep(self, loss: float) -> None:
-        """Keep the gradients of a batch, and clear them, so that the next batch can be tried again alone."""
-        self.add()
-        self.held = [parameter.grad for parameter in self.parameters]
+    def store_gradients(self, loss: float) -> None:
+        """Store the gradients of a batch, and clear them, so that the next batch can be tried again by itself."""
+        self.add_earlier()
+        self.earlier_gradients = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
         self.count, self.loss = self.count + 1, self.loss + loss
 
     @torch.no_grad()
-    def add(self) -> None:
-        """Add what was kept to the gradients of the present batch."""
-        for parameter, before in zip(self.parameters, self.held, strict=False):
-            if before is not None:
-                parameter.grad = before if parameter.grad is None else before + parameter.grad
-        self.held = []
+    def add_earlier(self) -> None:
+        """Add the stored gradients of earlier batches to those of the current one."""
+        for parameter, earlier in zip(self.parameters, self.earlier_gradients, strict=False):
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
+        self.earlier_gradients = []
 
     def clear(self) -> None:
-        """Begin again after an update."""
-        self.held, self.count, self.loss = [], 0, 0.0
+        """Forget all gradients and the loss, after an update."""
+        self.earlier_gradients, self.count, self.loss = [], 0, 0.0

@@ -1,4 +1,4 @@
-"""Losses as per-sample terms and weights, so that a batch split into micro-batches has exactly the loss of the whole.
+"""Computes losses as per-sample terms and weights, so that a batch in micro-batches has exactly the loss of the whole.
 
     loss = sum over heads of head weight * (sum of terms / sum of weights)
 
@@ -40,11 +40,11 @@ class HeadLoss:
     counts more than another, as with `pos_weight` of torch's BCEWithLogitsLoss.
     """
     partial: bool = False
-    """Whether some samples have no label: their class is NO_LABEL, and they count nothing."""
+    """Whether some samples have no label: their class is NO_LABEL, and they have the weight 0."""
     custom: CustomTerms | None = None
     """The user's loss, if these are its terms."""
 
-    def weigh(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weighted term of each sample, 0 without a label; shape (N,)."""
         weights = () if self.class_weights is None else (onto(outputs.device, self.class_weights).to(outputs.dtype),)
         if not self.partial:
@@ -60,7 +60,7 @@ class HeadLoss:
 
     @property
     def is_summed(self) -> bool:
-        """Whether it is a sum over the samples, which nothing divides."""
+        """Whether the loss is a sum over the samples, which is not divided by weights."""
         return self.custom is not None and self.custom.division.summed
 
     def weights(self, targets: Tensor) -> Tensor:
@@ -70,13 +70,13 @@ class HeadLoss:
         if self.is_unweighted:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         if self.partial:
-            table = torch.ones(1, device=targets.device) if self.class_weights is None else self.class_weights
-            by_sample = onto(targets.device, table)[targets.clamp(0, len(table) - 1)]
+            class_weights = torch.ones(1, device=targets.device) if self.class_weights is None else self.class_weights
+            by_sample = onto(targets.device, class_weights)[targets.clamp(0, len(class_weights) - 1)]
             return torch.where(targets == NO_LABEL, 0.0, by_sample)
         assert self.class_weights is not None
-        table = onto(targets.device, self.class_weights)
+        class_weights = onto(targets.device, self.class_weights)
         # In float64 the sum of weights does not depend on how the batch is split.
-        return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
+        return targets.double() @ class_weights.double() if targets.ndim == 2 else class_weights[targets]
 
 
 class Objective:
@@ -91,7 +91,7 @@ class Objective:
         self.heads, self.losses = heads, dict(losses)
 
     def move(self, device: torch.device) -> None:
-        """Keep class weights on a device."""
+        """Move the class weights to a device."""
         for name, loss in self.losses.items():
             if loss.class_weights is not None:
                 self.losses[name] = replace(loss, class_weights=onto(device, loss.class_weights))
@@ -105,17 +105,20 @@ class Objective:
             for name, loss in self.losses.items()
         }
 
-    def shared(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    def share_denominators(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
         """The denominators of a process that computes this share of a batch: over all processes, those of a sum are 1."""
-        return {name: over * share if self.losses[name].is_summed else over for name, over in denominators.items()}
+        return {
+            name: denominator * share if self.losses[name].is_summed else denominator
+            for name, denominator in denominators.items()
+        }
 
     @property
-    def indivisible(self) -> str:
+    def split_obstacle(self) -> str:
         """Why the loss of a batch cannot be put together from those of its parts; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
-    def no_denominators(self) -> dict[str, Tensor]:
-        """Those of no samples."""
+    def zero_denominators(self) -> dict[str, Tensor]:
+        """The denominators of a process without samples."""
         return {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
 
     @property
@@ -123,38 +126,44 @@ class Objective:
         """Whether each sample has the weight 1 in all heads, so that the denominators are the number of samples."""
         return all(loss.is_unweighted for loss in self.losses.values())
 
-    def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
+    def __call__(
+        self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, denominators: Mapping[str, Tensor]
+    ) -> Tensor:
         """The contribution of these samples to the loss; a scalar.
 
         Args:
             outputs: (N, C) for a single head, or a mapping by head name.
             targets: of the same samples.
-            over: `denominators` of the whole batch.
+            denominators: `denominators` of the whole batch.
         """
-        total = None
+        total_loss = None
         for name, loss in self.losses.items():
-            raw = outputs[name] if isinstance(outputs, Mapping) else outputs
+            head_outputs = outputs[name] if isinstance(outputs, Mapping) else outputs
             # A head without a label in the whole batch adds 0.
-            below = torch.where(over[name] > 0, over[name], 1.0) if loss.partial or loss.custom else over[name]
+            denominator = (
+                torch.where(denominators[name] > 0, denominators[name], 1.0)
+                if loss.partial or loss.custom
+                else denominators[name]
+            )
             # Half precision has too few digits for the sum of a loss.
-            scores = raw if raw.dtype == torch.float64 else raw.float()
-            terms = loss.weigh(scores, targets[name]).sum()
+            float_outputs = head_outputs if head_outputs.dtype == torch.float64 else head_outputs.float()
+            terms = loss.weighted_terms(float_outputs, targets[name]).sum()
             weight = self.heads[name].weight
-            share = (terms if weight == 1 else weight * terms) / below.to(scores.dtype)
-            total = share if total is None else total + share
-        assert total is not None
-        return total
+            share = (terms if weight == 1 else weight * terms) / denominator.to(float_outputs.dtype)
+            total_loss = share if total_loss is None else total_loss + share
+        assert total_loss is not None
+        return total_loss
 
 
-def terms(spec: Spec) -> Terms:
+def build_terms(spec: Spec) -> Terms:
     """The per-sample terms of a loss in the spec."""
     match spec:
         case CrossEntropy():
             return partial(_cross_entropy, smoothing=spec.label_smoothing)
         case Focal():
-            return partial(_focal, spec=spec)
+            return partial(_focal_terms, spec=spec)
         case BinaryCrossEntropy():
-            return partial(_binary, smoothing=spec.label_smoothing)
+            return partial(_binary_cross_entropy, smoothing=spec.label_smoothing)
         case MeanSquaredError():
             return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
         case Huber():
@@ -163,7 +172,7 @@ def terms(spec: Spec) -> Terms:
             )
 
 
-def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def to_probabilities(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """Class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
     return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
 
@@ -174,10 +183,10 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = No
     return F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
 
 
-def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
+def _focal_terms(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
     """Focal loss (Lin et al. 2017); for soft targets, the expectation over classes."""
     classes = outputs.shape[1]
-    expected = soft(targets, classes, outputs.dtype)
+    expected = to_probabilities(targets, classes, outputs.dtype)
     expected = expected * (1 - spec.label_smoothing) + spec.label_smoothing / classes
     log_p = F.log_softmax(outputs, dim=1)
     # With gamma below 1 the slope at 0, for a certain prediction, is infinite; times 0 it would be NaN.
@@ -188,12 +197,14 @@ def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, s
     return (terms if weights is None else terms * weights).sum(dim=1)
 
 
-def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
-    expected = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
+def _binary_cross_entropy(
+    outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float
+) -> Tensor:
+    expected = to_probabilities(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
     return F.binary_cross_entropy_with_logits(outputs, expected, reduction="none", pos_weight=weights).mean(dim=1)
 
 
-def class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
+def compute_class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
     """The weights of a head's classes, shape (C,); None for equal weights and for regression.
 
     Args:
@@ -212,8 +223,10 @@ def balance_labels(targets: Tensor) -> Tensor:
     """Weights of labels that can be true beside others, of targets (N, C): samples without it / samples with it, shape
     (C,); 1 if one of the two is none.
     """
-    true = (targets > 0.5).sum(dim=0).double()
-    return torch.where((true > 0) & (true < len(targets)), (len(targets) - true) / true.clamp_min(1), 1.0).float()
+    positives = (targets > 0.5).sum(dim=0).double()
+    return torch.where(
+        (positives > 0) & (positives < len(targets)), (len(targets) - positives) / positives.clamp_min(1), 1.0
+    ).float()
 
 
 def balance_classes(targets: Tensor, classes: int) -> Tensor:
@@ -224,12 +237,12 @@ def balance_classes(targets: Tensor, classes: int) -> Tensor:
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
 
 
-def weighs(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
-    """Whether class weights are computed from the targets."""
+def need_targets(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
+    """Whether `build_objective` needs the training targets, to compute balanced class weights."""
     return any((head.class_weights or weighting) == "balanced" for head in heads.values())
 
 
-def objective(
+def build_objective(
     spec: Spec | None,
     heads: Mapping[str, Head],
     targets: Targets,
@@ -241,7 +254,7 @@ def objective(
     Args:
         spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
         heads: the outputs.
-        targets: all training targets, for class weights; may be empty if nothing `weighs`.
+        targets: all training targets, for class weights; may be empty unless `need_targets`.
         weighting: `none`, `balanced`, or weights by class, for heads that have none of their own.
         custom: the terms of the user's loss, which replaces the job's.
     """
@@ -249,10 +262,10 @@ def objective(
         return Objective(heads, {name: HeadLoss(custom, None, custom=custom) for name in heads})
     losses = {}
     for name, head in heads.items():
-        plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")
-        head_spec = spec or (plain if head.classes else MeanSquaredError(name="mse"))
+        default = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")
+        head_spec = spec or (default if head.classes else MeanSquaredError(name="mse"))
         if head.label_smoothing is not None:
             head_spec = head_spec.model_copy(update={"label_smoothing": head.label_smoothing})
-        weights = class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
-        losses[name] = HeadLoss(terms(head_spec), weights, head.several, head.partial)
+        class_weights = compute_class_weights(head.class_weights or weighting, head, targets.get(name, NO_TARGETS))
+        losses[name] = HeadLoss(build_terms(head_spec), class_weights, head.several, head.partial)
     return Objective(heads, losses)

@@ -20,14 +20,14 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import NumericsError
 from drivetrain.job.train import Fp16
 
-IN_A_ROW = 3
+MAX_BAD_IN_A_ROW = 3
 MAX_ROLLBACKS = 1
-SCALER_SKIPS = 20
+MAX_SCALER_SKIPS = 20
 SPIKE_FACTOR = 10.0
-SPIKE_WINDOW = 50
-SPIKE_FLOOR = 0.5
+SPIKE_WINDOW_STEPS = 50
+MIN_SPIKE_SHARE = 0.5
 """Share of the first losses; jumps of smaller losses are normal and ignored."""
-ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
+ROLLBACK_ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
 class NotFinite(Exception):
@@ -48,18 +48,18 @@ class NonfiniteGuard:
 
     def __init__(self, on_spike: str, fp16: Fp16 | None = None) -> None:
         self.on_spike, self.fp16 = on_spike, fp16 or Fp16()
-        self.bad: list[tuple[int, int]] = []
+        self.bad_steps: list[tuple[int, int]] = []
         """(epoch, batch) of consecutive bad steps."""
-        self.ids: list[int] = []
-        self.skip: set[tuple[int, int]] = set()
+        self.bad_ids: list[int] = []
+        self.skipped_batches: set[tuple[int, int]] = set()
         """Batches that are skipped after a rollback."""
         self.rollbacks = 0
         self.scaler_skips = 0
-        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)
-        self.first: float | None = None
+        self.recent_losses: deque[float] = deque(maxlen=SPIKE_WINDOW_STEPS)
+        self.first_median: float | None = None
         """The median loss of the first steps."""
 
-    def good(self, loss: float, position: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
+    def record_good(self, loss: float, position: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
         """Record a step with finite numbers; returns a message if the loss jumped. The first 50 steps set the usual
         loss.
 
@@ -71,26 +71,28 @@ class NonfiniteGuard:
         Raises:
             NotFinite: if the loss jumped and the job requests a rollback.
         """
-        self.bad, self.ids, self.scaler_skips = [], [], 0
-        word = self._jump(loss)
-        self.recent.append(loss)
-        if word is None or self.on_spike != "rollback":
-            return word
-        self.bad = [position]
-        raise NotFinite(f"{word}; samples {ids().tolist()}")
+        self.bad_steps, self.bad_ids, self.scaler_skips = [], [], 0
+        message = self._describe_jump(loss)
+        self.recent_losses.append(loss)
+        if message is None or self.on_spike != "rollback":
+            return message
+        self.bad_steps = [position]
+        raise NotFinite(f"{message}; samples {ids().tolist()}")
 
-    def _jump(self, loss: float) -> str | None:
+    def _describe_jump(self, loss: float) -> str | None:
         """The message about a loss that jumped; None if it did not."""
-        if len(self.recent) < SPIKE_WINDOW or self.on_spike == "ignore":
+        if len(self.recent_losses) < SPIKE_WINDOW_STEPS or self.on_spike == "ignore":
             return None
-        usual = statistics.median(self.recent)
-        self.first = usual if self.first is None else self.first
-        if loss <= max(SPIKE_FACTOR * abs(usual), SPIKE_FLOOR * abs(self.first)):
+        usual_loss = statistics.median(self.recent_losses)
+        self.first_median = usual_loss if self.first_median is None else self.first_median
+        if loss <= max(SPIKE_FACTOR * abs(usual_loss), MIN_SPIKE_SHARE * abs(self.first_median)):
             return None
-        times = f"{loss / usual:.0f} times its median" if usual > 0 else f"from a median of {usual:.4g}"
-        return f"the loss jumped to {loss:.4g}, {times} of the last {SPIKE_WINDOW} steps"
+        increase = (
+            f"{loss / usual_loss:.0f} times its median" if usual_loss > 0 else f"from a median of {usual_loss:.4g}"
+        )
+        return f"the loss jumped to {loss:.4g}, {increase} of the last {SPIKE_WINDOW_STEPS} steps"
 
-    def skipped(self, position: tuple[int, int], ids: Ids, scale: float | None) -> None:
+    def record_skipped(self, position: tuple[int, int], ids: Ids, scale: float | None) -> None:
         """Record a skipped step.
 
         Args:
@@ -105,17 +107,18 @@ class NonfiniteGuard:
         """
         if scale is not None:
             self.scaler_skips += 1
-            if scale < self.fp16.min_scale or self.scaler_skips >= SCALER_SKIPS:
-                self._collapse(
+            if scale < self.fp16.min_scale or self.scaler_skips >= MAX_SCALER_SKIPS:
+                self._raise_collapse(
                     f"the fp16 loss scale has collapsed to {scale:g} after {self.scaler_skips} skipped steps in a row"
                 )
             return
-        self.bad.append(position)
-        self.ids += ids.tolist()
-        if len(self.bad) >= IN_A_ROW:
-            raise NotFinite(f"{IN_A_ROW} steps in a row had a loss or gradient that is not finite; samples {self.ids}")
+        self.bad_steps.append(position)
+        self.bad_ids += ids.tolist()
+        if len(self.bad_steps) >= MAX_BAD_IN_A_ROW:
+            steps = f"{MAX_BAD_IN_A_ROW} steps in a row"
+            raise NotFinite(f"{steps} had a loss or gradient that is not finite; samples {self.bad_ids}")
 
-    def _collapse(self, text: str) -> None:
+    def _raise_collapse(self, text: str) -> None:
         self.scaler_skips = 0
         if self.fp16.fallback == "fp32":
             raise Fp16Collapse(text)
@@ -135,45 +138,45 @@ class NonfiniteGuard:
         self.rollbacks += 1
         if self.rollbacks > MAX_ROLLBACKS:
             raise NumericsError(
-                f"{problem}, and the run has already been rolled back once", "one rollback per run", ADVICE
+                f"{problem}, and the run has already been rolled back once", "one rollback per run", ROLLBACK_ADVICE
             )
-        self.skip |= set(self.bad)
-        self.bad, self.ids = [], []
-        self.recent.clear()
+        self.skipped_batches |= set(self.bad_steps)
+        self.bad_steps, self.bad_ids = [], []
+        self.recent_losses.clear()
 
     def state(self) -> dict[str, Any]:
         """The whole state as plain values."""
         return {
             "rollbacks": self.rollbacks,
-            "skip": sorted(map(list, self.skip)),
-            "recent": list(self.recent),
-            "first": self.first,
-            "bad": list(map(list, self.bad)),
-            "ids": self.ids,
+            "skip": sorted(map(list, self.skipped_batches)),
+            "recent": list(self.recent_losses),
+            "first": self.first_median,
+            "bad": list(map(list, self.bad_steps)),
+            "ids": self.bad_ids,
             "scaler_skips": self.scaler_skips,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state`; rollbacks in this process still count."""
         self.rollbacks = max(self.rollbacks, state["rollbacks"])
-        self.skip |= {(epoch, batch) for epoch, batch in state["skip"]}
-        self.recent = deque(state["recent"], maxlen=SPIKE_WINDOW)
-        self.first = state["first"]
-        self.bad = [(epoch, batch) for epoch, batch in state["bad"]]
-        self.ids, self.scaler_skips = list(state["ids"]), state["scaler_skips"]
+        self.skipped_batches |= {(epoch, batch) for epoch, batch in state["skip"]}
+        self.recent_losses = deque(state["recent"], maxlen=SPIKE_WINDOW_STEPS)
+        self.first_median = state["first"]
+        self.bad_steps = [(epoch, batch) for epoch, batch in state["bad"]]
+        self.bad_ids, self.scaler_skips = list(state["ids"]), state["scaler_skips"]
 
 
-def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Names of the tensors that contain NaN or infinity."""
-    numbers = [(name, value) for name, value in tensors if value.is_floating_point()]
-    if not numbers:
+    floats = [(name, value) for name, value in tensors if value.is_floating_point()]
+    if not floats:
         return []
     # A sum is not finite if any element is not; only then all elements are checked, which is slower. All sums are read
     # at once, because each reading waits for a GPU.
-    device = numbers[0][1].device
-    finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in numbers])).tolist()
+    device = floats[0][1].device
+    finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in floats])).tolist()
     return [
         name
-        for (name, value), fine in zip(numbers, finite, strict=True)
-        if not fine and not torch.isfinite(value).all()
+        for (name, value), is_finite in zip(floats, finite, strict=True)
+        if not is_finite and not torch.isfinite(value).all()
     ]

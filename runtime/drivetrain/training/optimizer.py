@@ -12,11 +12,11 @@ from torch import nn
 
 from drivetrain.job.train import Adam, Sgd
 
-FACTOR = "lr_factor"
+FACTOR_KEY = "lr_factor"
 """Key of a parameter group: the factor of the learning rate."""
 
 
-def groups(
+def group_parameters(
     model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None
 ) -> list[dict[str, object]]:
     """Parameters in two groups for each factor of the learning rate: weights with decay; norms, biases and other
@@ -33,10 +33,10 @@ def groups(
     parameter_groups: list[dict[str, object]] = []
     for factor in dict.fromkeys(factor_of.values()):
         decayed = [p for p, own_factor in trained if own_factor == factor and p.ndim > 1]
-        plain = [p for p, own_factor in trained if own_factor == factor and p.ndim <= 1]
+        undecayed = [p for p, own_factor in trained if own_factor == factor and p.ndim <= 1]
         parameter_groups += [
-            {"params": decayed, "weight_decay": weight_decay, FACTOR: factor},
-            {"params": plain, "weight_decay": 0.0, FACTOR: factor},
+            {"params": decayed, "weight_decay": weight_decay, FACTOR_KEY: factor},
+            {"params": undecayed, "weight_decay": 0.0, FACTOR_KEY: factor},
         ]
     return [group for group in parameter_groups if group["params"]]
 
@@ -44,25 +44,25 @@ def groups(
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate: each group gets its share of it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group[FACTOR]
+        group["lr"] = rate * group[FACTOR_KEY]
 
 
 def build(spec: Adam | Sgd, model: nn.Module, factors: Mapping[str, float] | None = None) -> torch.optim.Optimizer:
-    """Build the optimizer that the spec names; `factors` as in `groups`."""
-    parameters = groups(model, spec.weight_decay, factors)
+    """Build the optimizer that the spec names; `factors` as in `group_parameters`."""
+    parameters = group_parameters(model, spec.weight_decay, factors)
     optimizer: torch.optim.Optimizer
     if isinstance(spec, Sgd):
-        optimizer = _light(torch.optim.SGD)(
+        optimizer = _unhook(torch.optim.SGD)(
             parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov, dampening=spec.dampening
         )
     else:
         kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        optimizer = _light(kind)(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
+        optimizer = _unhook(kind)(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
     return optimizer
 
 
 @cache
-def _light(kind: Any) -> Any:
+def _unhook(kind: Any) -> Any:
     # torch decorates these methods for its compiler, and the decorators import it at the first call. That takes as long
     # as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}

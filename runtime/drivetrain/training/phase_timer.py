@@ -20,38 +20,38 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
-        self.start = self.since = time.monotonic()
-        self.open: list[str] = []
+        self.started = self.last_switch = time.monotonic()
+        self.open_phases: list[str] = []
 
     @property
     def seconds(self) -> float:
         """Seconds since the timer was created."""
-        return time.monotonic() - self.start
+        return time.monotonic() - self.started
 
     @property
-    def now(self) -> str:
+    def current_phase(self) -> str:
         """The innermost phase that is open."""
-        return self.open[-1] if self.open else "between two phases"
+        return self.open_phases[-1] if self.open_phases else "between two phases"
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time of the `with` block."""
-        self._turn()
-        self.open.append(name)
+        self._count_open_phase()
+        self.open_phases.append(name)
         try:
             yield
         finally:
-            self._turn()
-            self.open.pop()
+            self._count_open_phase()
+            self.open_phases.pop()
 
-    def _turn(self) -> None:
+    def _count_open_phase(self) -> None:
         now = time.monotonic()
-        if self.open:
-            self.phases[self.open[-1]] = self.phases.get(self.open[-1], 0.0) + now - self.since
-        self.since = now
+        if self.open_phases:
+            self.phases[self.open_phases[-1]] = self.phases.get(self.open_phases[-1], 0.0) + now - self.last_switch
+        self.last_switch = now
 
-    def waiting(self, name: str, items: Iterable[Item]) -> Generator[Item]:
-        """Pass items through, and count the time of waiting for each; the source is closed with it."""
+    def time_waiting(self, name: str, items: Iterable[Item]) -> Generator[Item]:
+        """Pass items through, and count the time of waiting for each as phase `name`; closes a generator with itself."""
         source = iter(items)
         try:
             while True:
@@ -65,7 +65,7 @@ class PhaseTimer:
                 source.close()
 
 
-def since_start() -> float:
+def process_seconds() -> float:
     """Seconds since this process began, on a clock that cannot be set (except on macOS)."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         import psutil

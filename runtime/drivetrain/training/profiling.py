@@ -19,7 +19,7 @@ from drivetrain.errors import DrivetrainError
 from drivetrain.system.files import write_json
 from drivetrain.training.run import Run
 
-TRACE, OPERATORS = "trace.json.gz", "operators.json"
+TRACE_FILE, OPERATORS_FILE = "trace.json.gz", "operators.json"
 WARMUP_STEPS = 10
 """Steps before profiling: the first ones load kernels, fill caches and compile."""
 PROFILED_STEPS = 5
@@ -40,45 +40,45 @@ class Profiler:
 
     def __init__(self, folder: Path, device: str, steps_left: int, report: Callable[[str], None]) -> None:
         self.folder, self.device, self.report = folder, device, report
-        self.seen, self.start = 0, 0.0
+        self.steps_done, self.started = 0, 0.0
         self.profile: Any = None
         # A short run is profiled from its second step on.
-        self.warm = min(WARMUP_STEPS, max(1, steps_left - PROFILED_STEPS))
+        self.warmup_steps = min(WARMUP_STEPS, max(1, steps_left - PROFILED_STEPS))
 
     def step(self) -> None:
         """Call after every step."""
-        self.seen += 1
-        if self.seen == self.warm:
-            self._begin()
-        elif self.seen == self.warm + PROFILED_STEPS:
+        self.steps_done += 1
+        if self.steps_done == self.warmup_steps:
+            self._start()
+        elif self.steps_done == self.warmup_steps + PROFILED_STEPS:
             self.close()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
         kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
         self.profile = profile(activities=kinds)
         self.profile.start()
-        self.start = time.perf_counter()
+        self.started = time.perf_counter()
 
     def close(self) -> None:
         """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""
         if self.profile is None:
             return
-        seconds = time.perf_counter() - self.start
-        ended, self.profile = self.profile, None
-        ended.stop()
-        steps = self.seen - self.warm
+        seconds = time.perf_counter() - self.started
+        profile, self.profile = self.profile, None
+        profile.stop()
+        steps = self.steps_done - self.warmup_steps
         try:
-            ended.export_chrome_trace(str(self.folder / TRACE))
-            write_json(self.folder / OPERATORS, _operators(ended, steps, seconds, self.device))
+            profile.export_chrome_trace(str(self.folder / TRACE_FILE))
+            write_json(self.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
         except (OSError, DrivetrainError) as error:
             self.report(f"the trace is incomplete: {error}")
             return
-        self.report(f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)")
+        self.report(f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)")
 
 
-def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
+def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
     """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
     self_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = [
@@ -170,15 +170,15 @@ class StepPhases:
 
     def __init__(self, run: Run) -> None:
         self.clock = run.clock
-        self.compiles = run.plan.value("compile") is True
+        self.compiles_next = run.plan.value("compile") is True
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The context of a part of a step, by its name."""
-        if self.clock.open[-1:] != ["train"]:
+        if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
-        return self.clock.phase(self._name(name))
+        return self.clock.phase(self._choose_phase(name))
 
-    def _name(self, name: str) -> str:
+    def _choose_phase(self, name: str) -> str:
         """The phase to count; the first forward pass counts as compilation."""
-        first, self.compiles = self.compiles and name == "forward", self.compiles and name != "forward"
+        first, self.compiles_next = self.compiles_next and name == "forward", self.compiles_next and name != "forward"
         return "compile" if first else name

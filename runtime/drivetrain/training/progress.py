@@ -23,9 +23,9 @@ from drivetrain.tracking.live.time_left import TimeLeft
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
-COLUMNS_SHOWN = 4
+MAX_COLUMNS_SHOWN = 4
 """Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
-EPOCHS_LOGGED = 20
+MAX_EPOCHS_LOGGED = 20
 """Number of epochs up to which each has a line in a log, however short they are."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
@@ -35,77 +35,82 @@ class Progress:
     """Shows the progress of a run."""
 
     def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-        self.shown = -float("inf")
+        self.total_steps, self.steps_before = total, done
+        self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
-        self.left: TimeLeft | None = None
-        self.live: LiveView | None = None
-        self.spent = 0.0
+        self.estimate: TimeLeft | None = None
+        self.live_view: LiveView | None = None
+        self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""
 
-    def step(self, run: Run, step: int, loss: float) -> None:
+    def report_step(self, run: Run, step: int, loss: float) -> None:
         """Report step number `step`."""
         now = time.monotonic()
-        if self.left is None:
-            self.left = self._begin(run)
-        self.left.add(now, step)
-        if self.live or now - self.shown < LINE_EVERY:
+        if self.estimate is None:
+            self.estimate = self._start_estimate(run)
+        self.estimate.add(now, step)
+        if self.live_view or now - self.line_printed_at < LINE_EVERY:
             return
-        self.shown = now
-        seconds = self.left.step_seconds()
-        head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
+        self.line_printed_at = now
+        seconds = self.estimate.step_seconds()
+        epoch_text = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
-        say(f"{head}  step {step}/{self.total}  loss {format_metric(loss)}{speed}  {self._format_time_left(run, now)}")
+        progress = f"{epoch_text}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}"
+        say(f"{progress}  {self._format_time_left(run, now)}")
 
-    def _begin(self, run: Run) -> TimeLeft:
+    def _start_estimate(self, run: Run) -> TimeLeft:
         """Write what `watch` needs to the run folder, and start the live view."""
         batches = len(run.dataset.validation) / run.batches.batch_size
         evaluation = batches * EVALUATION_SHARE
         ahead = {
-            "steps": self.total,
+            "steps": self.total_steps,
             "steps_per_epoch": run.batches.per_epoch,
             "evaluation_steps": evaluation,
-            "best": run.watch.best.metric,
+            "best": run.best_metric.best.metric,
         }
         try:
             RunFiles(run.folder).write_json(PROGRESS, ahead)
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
         if live_terminal():
-            self.live = LiveView(run.folder)
-        return TimeLeft(self.total, run.batches.per_epoch, evaluation)
+            self.live_view = LiveView(run.folder)
+        return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
 
     def _format_time_left(self, run: Run, now: float) -> str:
-        assert self.left is not None
-        seconds_left, most = self.left.left(now), run.time_left()
-        at_most = run.job.train.early_stopping is not None or (seconds_left is not None and most < seconds_left)
-        return format_time_left(None if seconds_left is None else min(seconds_left, most), at_most)
+        assert self.estimate is not None
+        seconds_left, seconds_allowed = self.estimate.left(now), run.time_left()
+        at_most = run.job.train.early_stopping is not None or (
+            seconds_left is not None and seconds_allowed < seconds_left
+        )
+        return format_time_left(None if seconds_left is None else min(seconds_left, seconds_allowed), at_most)
 
-    def evaluation(self, run: Run, best: str) -> None:
+    def report_evaluation(self, run: Run, best: str) -> None:
         """Report an evaluation; `best` says that it is the best so far, and why if that does not show.
 
         Of many short epochs a log has about EPOCHS_LOGGED; metrics.jsonl has all.
         """
         now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.job.train.epochs
-        is_logged = epoch in (1, count) or epoch % -(-count // EPOCHS_LOGGED) == 0
-        if self.live is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
+        is_logged = epoch in (1, count) or epoch % -(-count // MAX_EPOCHS_LOGGED) == 0
+        if self.live_view is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
             self.epoch_logged_at = now
-            columns = [name.removesuffix("rmse") for name in run.last if name.count("/") > 1 and name.endswith("/rmse")]
-            hidden = tuple(columns) if len(columns) > COLUMNS_SHOWN else ()
-            shown = {name: value for name, value in run.last.items() if not name.startswith(hidden)}
-            metrics_text = format_metrics(shown, run.watch.best.metric, "  ")
+            columns = [
+                name.removesuffix("rmse") for name in run.last_metrics if name.count("/") > 1 and name.endswith("/rmse")
+            ]
+            hidden = tuple(columns) if len(columns) > MAX_COLUMNS_SHOWN else ()
+            shown = {name: value for name, value in run.last_metrics.items() if not name.startswith(hidden)}
+            metrics_text = format_metrics(shown, run.best_metric.best.metric, "  ")
             say(f"epoch {epoch}/{count}  {metrics_text}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
         """Close the live view, and leave its last state on the screen."""
-        if self.live:
-            self.live.close()
-            self.spent += self.live.spent
-            self.live = None
+        if self.live_view:
+            self.live_view.close()
+            self.cpu_seconds += self.live_view.spent
+            self.live_view = None
 
 
-def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
+def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
     """A function that returns the samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
     fetched = run.readable.fetched
@@ -118,7 +123,7 @@ def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
             "step": run.counters.step,
             "samples_per_second": round((samples - before[1]) / span, 2),
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
-            **_tensors(run.device),
+            **_measure_gpu_memory(run.device),
         }
         if fetched:
             counts = fetched.to_json()
@@ -131,7 +136,7 @@ def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
     return since
 
 
-def _tensors(device: torch.device) -> dict[str, int]:
+def _measure_gpu_memory(device: torch.device) -> dict[str, int]:
     """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
     if device.type != "cuda":
         return {}

@@ -42,40 +42,40 @@ from drivetrain.training.start_checks import first_difference
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
-RECORD, SETTLED = "data.json", "preprocessing.json"
-COPIED = ("model.arguments.", "train.loss.arguments.")
+DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
+COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
 """Keys of files that are copied with the user's code if they are small."""
 MAX_LISTED_CHANGES = 5
 """Largest number of changes that are listed."""
 SLOW_SECONDS = 1.0
 """Seconds; if recording takes longer, a line is printed."""
 UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
-Refuse = Callable[[str], DrivetrainError]
+MakeError = Callable[[str], DrivetrainError]
 """Makes the error for a change, given what has changed."""
 
 
-def read(job: Job, folder: Path) -> Dataset:
+def load_data(job: Job, folder: Path) -> Dataset:
     """Load the data of a run; if it is resumed, only unchanged data, preprocessed in the same way.
 
     Raises:
         DataError: if it cannot be used.
         CheckpointError: if it has changed.
     """
-    recorded = read_stored(folder) if checkpoint.resumes(folder) else None
+    recorded = read_records(folder) if checkpoint.can_resume(folder) else None
     if recorded is not None:
-        _fix_commit(job, RunFiles(folder).read_json(RECORD))
+        _fix_commit(job, RunFiles(folder).read_json(DATA_FILE))
     if os.environ.get(world.RANK, "0") != "0":
         return load(job, recorded)
     if recorded is None:
         dataset = load(job)
     else:
-        dataset = load_unchanged(job, folder, recorded, lambda changed: _unlike(folder, changed, "--new"))
+        dataset = load_unchanged(job, folder, recorded, lambda changed: _changed_data_error(folder, changed, "--new"))
     # Now, so that a mistake in it does not come up after the training.
     add_test(job, dataset)
     return dataset
 
 
-def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: Refuse) -> Dataset:
+def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeError) -> Dataset:
     """Load the data of a run, preprocessed as when the run started.
 
     Args:
@@ -88,13 +88,14 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: Refuse
         DataError: if it cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
-    record = RunFiles(folder).read_json(RECORD)
+    record = RunFiles(folder).read_json(DATA_FILE)
     _fix_commit(job, record)
-    places = _places(job)
-    _check(_list_changed(record["files"], places), refuse)
+    places = _find_paths(job)
+    _refuse_changes(_list_changed(record["files"], places), refuse)
     dataset = load(job, recorded)
     check_shards(record.get("shards", {}), dataset.shards)
-    _check([*_list_added(record["files"], places, dataset), *_differs(record, recorded, dataset)], refuse)
+    changes = [*_list_added(record["files"], places, dataset), *_list_other_changes(record, recorded, dataset)]
+    _refuse_changes(changes, refuse)
     return dataset
 
 
@@ -104,23 +105,23 @@ def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
         job.fix_commit(str(commit))
 
 
-def read_stored(folder: Path) -> InputRecord | None:
+def read_records(folder: Path) -> InputRecord | None:
     """The recorded preprocessing and heads; None if the run was started with a version that did not record them.
 
     Raises:
         CheckpointError: if one of the two files is missing or damaged.
     """
-    if not any((folder / name).exists() for name in (RECORD, SETTLED)):
+    if not any((folder / name).exists() for name in (DATA_FILE, PREPROCESSING_FILE)):
         return None
-    name = RECORD
+    name = DATA_FILE
     try:
-        record = RunFiles(folder).read_json(RECORD)
+        record = RunFiles(folder).read_json(DATA_FILE)
         {**record["files"], **record["arrays"]}
-        _check_kinds(record)
-        name = SETTLED
-        document = RunFiles(folder).read_json(SETTLED)
-        if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
-            raise ValueError(SETTLED)
+        _check_types(record)
+        name = PREPROCESSING_FILE
+        document = RunFiles(folder).read_json(PREPROCESSING_FILE)
+        if "preprocessing" in record and record["preprocessing"] != sha256(folder / PREPROCESSING_FILE):
+            raise ValueError(PREPROCESSING_FILE)
         return InputRecord({**document["preprocessing"]}, {row["name"]: head(row) for row in document["heads"]})
     except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
@@ -130,7 +131,7 @@ def read_stored(folder: Path) -> InputRecord | None:
         ) from None
 
 
-def _check_kinds(record: Mapping[str, Any]) -> None:
+def _check_types(record: Mapping[str, Any]) -> None:
     """Check that a record holds what a run writes there; its folder can be from anybody.
 
     Raises:
@@ -140,48 +141,48 @@ def _check_kinds(record: Mapping[str, Any]) -> None:
     tables = [entry["rows"] for entry in record["files"].values()] + list(record.get("shards", {}).values())
     for table in tables:
         if not isinstance(table, dict) or not all(isinstance(row, str) for row in table.values()):
-            raise TypeError(RECORD)
+            raise TypeError(DATA_FILE)
     if not all(isinstance(entry["folder"], bool) for entry in record["files"].values()):
-        raise TypeError(RECORD)
+        raise TypeError(DATA_FILE)
 
 
-def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
+def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
     """Record the inputs of a new run; for a resumed one, check arrays that a program passed in.
 
     Raises:
         CheckpointError: if the arrays have changed.
         StorageError: if the folder cannot be written.
     """
-    recorded = read_stored(run.folder) if resumes else None
+    recorded = read_records(run.folder) if resumes else None
     with run.clock.phase("data"):
         if recorded is None:
-            _keep(run, say)
+            _write_records(run, say)
         elif isinstance(run.job, EmbeddedJob):
-            _check(
-                _differs(RunFiles(run.folder).read_json(RECORD), recorded, run.readable),
-                lambda changed: _unlike(run.folder, changed, "new=True"),
+            _refuse_changes(
+                _list_other_changes(RunFiles(run.folder).read_json(DATA_FILE), recorded, run.readable),
+                lambda changed: _changed_data_error(run.folder, changed, "new=True"),
             )
     if recorded is None and resumes:
         say(f"data: {UNRECORDED}")
 
 
-def _keep(run: Run, say: Callable[[str], None]) -> None:
+def _write_records(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
     files: dict[str, dict[str, Any]] = {
-        key: {"folder": path.is_dir(), "rows": fingerprint.of(_base(path, path.is_dir()), names)}
-        for key, path, names in _list_files(_places(run.job), data)
+        key: {"folder": path.is_dir(), "rows": fingerprint.of(_base_folder(path, path.is_dir()), names)}
+        for key, path, names in _list_files(_find_paths(run.job), data)
     }
     write_json(
-        run.folder / SETTLED,
+        run.folder / PREPROCESSING_FILE,
         {"heads": [asdict(entry) for entry in data.heads.values()], "preprocessing": data.preprocessing},
     )
     write_json(
-        run.folder / RECORD,
+        run.folder / DATA_FILE,
         {
             "files": files,
             "arrays": data.content(),
             "shards": data.shards,
-            "preprocessing": sha256(run.folder / SETTLED),
+            "preprocessing": sha256(run.folder / PREPROCESSING_FILE),
             "pretrained_commit": run.job.pretrained_commit,
         },
     )
@@ -193,10 +194,10 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
 
 def list_changes_since(job: Job, record: Mapping[str, Any]) -> list[str]:
     """How the files of this machine differ from those in a record, perhaps of another machine."""
-    return _list_changed(record["files"], _places(job))[:MAX_LISTED_CHANGES]
+    return _list_changed(record["files"], _find_paths(job))[:MAX_LISTED_CHANGES]
 
 
-def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
+def _changed_data_error(folder: Path, changed: str, new: str) -> CheckpointError:
     return CheckpointError(
         f"{describe_unfinished(folder)}, and its data has changed since it started: {changed}",
         "the data that the run was started with",
@@ -204,7 +205,7 @@ def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
     )
 
 
-def _check(changes: Sequence[str], refuse: Refuse) -> None:
+def _refuse_changes(changes: Sequence[str], refuse: MakeError) -> None:
     if changes:
         remainder = f" and {len(changes) - MAX_LISTED_CHANGES:,} more" if len(changes) > MAX_LISTED_CHANGES else ""
         raise refuse(f"{'; '.join(changes[:MAX_LISTED_CHANGES])}{remainder}")
@@ -217,7 +218,7 @@ def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list
         if key not in places:
             changes.append(f"{key}, which the job does not name, was read")
             continue
-        base = _base(places[key], entry["folder"])
+        base = _base_folder(places[key], entry["folder"])
         changes += [f"{base / name} {change} ({key})" for name, change in fingerprint.list_changed(base, entry["rows"])]
     return changes
 
@@ -225,14 +226,14 @@ def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list
 def _list_added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
     """Files that were not there when the run started, each with its key."""
     return [
-        f"{_base(path, path.is_dir()) / name} was not there ({key})"
+        f"{_base_folder(path, path.is_dir()) / name} was not there ({key})"
         for key, path, names in _list_files(places, dataset)
         for name in names
         if key not in record or name not in record[key]["rows"]
     ]
 
 
-def _differs(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset) -> list[str]:
+def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset) -> list[str]:
     """What else has changed: arrays passed in by a program, and what was computed from the data."""
     before, now = record["arrays"], dataset.content()
     differences = [
@@ -240,7 +241,7 @@ def _differs(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset)
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-    computed = _plain(dataset.preprocessing)
+    computed = _as_json(dataset.preprocessing)
     differences += [
         f"{name} of the preprocessing" for name, value in recorded.preprocessing.items() if computed[name] != value
     ]
@@ -251,14 +252,14 @@ def _differs(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset)
     ]
 
 
-def _plain(value: object) -> Any:
+def _as_json(value: object) -> Any:
     """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _places(job: Job) -> dict[str, Path]:
+def _find_paths(job: Job) -> dict[str, Path]:
     """Paths that the spec names and a run reads, by key."""
     model: Any = getattr(job, "model", None)
     paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
@@ -270,18 +271,19 @@ def _places(job: Job) -> dict[str, Path]:
         paths["model.weights"] = job.resolve(model.weights)
     for key, part, _ in parts(job):
         paths |= {
-            dot_key(key_path): job.resolve(text) for key_path, text in _texts(part.arguments, (*key, "arguments"))
+            dot_key(key_path): job.resolve(text)
+            for key_path, text in _list_strings(part.arguments, (*key, "arguments"))
         }
     return paths
 
 
-def _texts(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """All strings among the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield key_path, value
     elif isinstance(value, Mapping | list | tuple):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _texts(inner, (*key_path, str(key)))
+            yield from _list_strings(inner, (*key_path, str(key)))
 
 
 def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
@@ -290,7 +292,7 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
         names = list(dataset.files.get(key, ()))
         if key in dataset.shards:  # they may be larger than this disk, and are told apart by size and stamp
             continue
-        if key.startswith(COPIED) and code_files.list_copies(base, base.name):
+        if key.startswith(COPIED_KEYS) and code_files.list_copies(base, base.name):
             continue  # copied with the code, and recorded there
         if os.path.isfile(base):
             names[:0] = [path.name for path in shards.files(base, key)]
@@ -302,7 +304,7 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
             yield key, base, names
 
 
-def _base(path: Path, folder: bool) -> Path:
+def _base_folder(path: Path, folder: bool) -> Path:
     """The folder that file names are relative to."""
     return path if folder else path.parent
 
@@ -334,7 +336,7 @@ def check_shards(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapp
         )
 
 
-def check_data(run: Run) -> None:
+def check_data_of_nodes(run: Run) -> None:
     """Refuse to train on different files; each machine reads its own.
 
     Raises:
@@ -342,7 +344,7 @@ def check_data(run: Run) -> None:
     """
     if NODES not in os.environ:
         return
-    path = run.folder / RECORD
+    path = run.folder / DATA_FILE
     record = json.loads(run.ranks.copy_text_from(0, path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""))
     reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"
     if difference := first_difference(run.ranks, "; ".join(_list_node_differences(run, record)) if reads else ""):

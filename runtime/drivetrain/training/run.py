@@ -27,7 +27,6 @@ from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job, extension
 from drivetrain.job.extension import Extension
-from drivetrain.job.train import Constant
 from drivetrain.job.values import duration_seconds
 from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
 from drivetrain.models.build import Model
@@ -40,19 +39,19 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import learning_rates, losses, optimizer, start_checks, torch_setup
+from drivetrain.training import losses, optimizer, start_checks, torch_setup
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
 from drivetrain.training.counters import Counters
 from drivetrain.training.ema import Ema
-from drivetrain.training.learning_rates import LearningRates, ProgramsRates, ScheduledRates, SteppedRates
+from drivetrain.training.learning_rates import LearningRates, build_rates
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import SeededPart, plain_options
+from drivetrain.training.step_options import SeededPart, build_options
 from drivetrain.training.step_result import StepResult
 from drivetrain.training.user_parts import UserParts
 
@@ -68,41 +67,41 @@ class Run(AssembledRun):
     step: Step
     rates: LearningRates
     ema: Ema | None
-    watch: BestMetric
+    best_metric: BestMetric
     numerics: NonfiniteGuard
     signals: Signals
     events: EventLog
     clock: PhaseTimer
     counters: Counters = field(default_factory=Counters)
-    samples_before: int = 0
+    earlier_samples: int = 0
     """Samples processed by earlier attempts."""
-    own_samples: int = 0
+    local_samples: int = 0
     """Samples that this process has trained on itself, in this attempt."""
     metrics: MetricsLog | None = None
-    last: dict[str, float] = field(default_factory=dict)
+    last_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
     identity: dict[str, str] = field(default_factory=dict)
-    """What the exact bits of the run depend on, beside spec and plan."""
+    """Name and value of everything beside spec and plan that the exact bits of the run depend on."""
     ranks: Ranks = ALONE
-    """This process among those that train together."""
+    """The processes that train together, and the number of this one."""
     batch_parts: BatchParts = field(default_factory=lambda: BatchParts(ALONE, 1, 1))
-    """How each batch is cut."""
+    """Cuts each batch into parts, and those into the shards of the processes."""
     extension: Extension | None = None
-    """The finished run that this one continues."""
+    """The finished run that this one continues; None for a new run."""
     lr_groups: list[LrGroup] = field(default_factory=list)
-    """The trained parameters by their factor of the learning rate."""
-    parts: UserParts = field(default_factory=UserParts)
-    """What a Python program brought."""
+    """The trained parameters, grouped by their factor of the learning rate."""
+    user_parts: UserParts = field(default_factory=UserParts)
+    """Optimizer, schedule, metrics and callbacks of a Python program."""
     solved_layers: dict[str, nn.Linear] = field(default_factory=dict)
-    """The layer of each head, if the heads are solved in place of the first epochs."""
-    unsolved: str = ""
+    """The linear layer of each head, if the heads are solved in place of the first epochs; else empty."""
+    unsolved_reason: str = ""
     """Why the heads are not solved, though only they are trained at first."""
-    outcome: StepResult | None = None
-    """Of the last step; None if its batch was left out."""
+    step_result: StepResult | None = None
+    """The result of the last step; None if its batch was skipped."""
     stop_reason: str | None = None
-    """Why a callback ends the training."""
-    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Effective settings when last read back, by decision."""
+    """Why a callback ends the training; None if it goes on."""
+    effective_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The rows of `effective_settings.compare_with_plan`, as they were last reported."""
 
     @property
     def total_steps(self) -> int:
@@ -114,16 +113,16 @@ class Run(AssembledRun):
 
     @property
     def ends_solved(self) -> bool:
-        """Whether the run has nothing to train but heads that are solved."""
+        """Whether solving the heads is the whole training, since nothing is unfrozen later."""
         return (self.counters.solved or self.solves_heads) and not self.network.unfreezing.epochs
 
     @property
     def solves_heads(self) -> bool:
-        """Whether the heads are going to be solved; a run that has begun with steps goes on with them."""
+        """Whether the next epoch solves the heads; a run that has begun with steps continues with steps."""
         return bool(self.solved_layers) and not self.counters.step
 
-    def steps_done(self) -> bool:
-        """Whether `train.steps` are done."""
+    def reached_step_limit(self) -> bool:
+        """Whether the run has made the optimizer steps of `train.steps`."""
         return self.job.train.steps is not None and self.counters.step >= self.job.train.steps
 
     @property
@@ -133,13 +132,13 @@ class Run(AssembledRun):
 
     @property
     def readable(self) -> Dataset:
-        """The dataset whose samples can be shown to the user."""
+        """The dataset with the samples as the user knows them, not the activations that may have replaced them."""
         return self.replaced or self.dataset
 
     def record_step(self) -> None:
         """Record whole steps as CUDA graphs and replay them."""
-        report = partial(_report, self.events, self.counters, "step_graph")
-        # A recorded step cannot copy them from the host.
+        report = partial(_report_event, self.events, self.counters, "step_graph")
+        # A recorded step cannot copy class weights from the host.
         self.step.objective.move(self.device)
         self.configure_step(captured=CapturedStep(CudaGraphs(self.device), self.average_weights, report))
 
@@ -152,11 +151,11 @@ class Run(AssembledRun):
         """Divide weights, gradients and optimizer state among the processes, if there are several."""
         if self.ranks.count == 1:
             return
-        before = dict(self.model.named_parameters())
+        whole_parameters = dict(self.model.named_parameters())
         sharding.shard(self.model, self.device, self.ranks.count)
-        sharding.replace_parameters(self.optimizer, before, self.model)
-        # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
+        sharding.replace_parameters(self.optimizer, whole_parameters, self.model)
         packed = getattr(self.model, "packed", None)
+        # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
         self.configure_step(divided=True, packed_forward=packed, interruptible=contextlib.nullcontext)
         if self.ema:
             self.ema = Ema(self.model, self.ema.decay)
@@ -173,7 +172,7 @@ class Run(AssembledRun):
             module.eval()
 
     def preprocess(self, batch: Batch, epoch: int | None) -> Batch:
-        """The batch on the device, preprocessed; augmented if an epoch is given."""
+        """The batch on the device, with its inputs preprocessed, and augmented if an epoch is given."""
         batch = batch.to(self.device)
         return replace(batch, inputs=self.dataset.prepare(batch.inputs, batch.ids, epoch))
 
@@ -181,28 +180,27 @@ class Run(AssembledRun):
         """The batch after mixup or cutmix, if the job has them; random numbers depend on (seed, step)."""
         if not self.dataset.mixable:
             return batch
-        mixed_batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
-        return (
-            mixed_batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(mixed_batch))))
-            if mixes(self.job)
-            else mixed_batch
-        )
+        batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
+        if not mixes(self.job):
+            return batch
+        # Mixing needs the whole batch, so only now does this process take its shard.
+        return batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(batch))))
 
-    def set_rate(self) -> float:
-        """Set the learning rates of the next step; returns that of the optimizer."""
-        return self.rates.set(self.counters, self.watch.factor())
+    def set_learning_rates(self) -> float:
+        """Set the learning rates of the next step; returns that of the first parameter group."""
+        return self.rates.set(self.counters, self.best_metric.factor())
 
     def group_rates(self, rate: float) -> dict[str, float]:
-        """The learning rates of the layers in `train.lr_groups`, as they are recorded; `rate` is that of the rest."""
+        """The learning rates of `train.lr_groups` by their metric names; `rate` is that of all other layers."""
         return {f"{group.pattern}/lr": rate * group.factor for group in self.lr_groups if group.pattern}
 
     def step_seed(self, part: int = 0) -> int:
         """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
-        where = (self.counters.step, part) if part else (self.counters.step,)
-        return stateless_random.key(self.job.train.seed, "step", *where)
+        position = (self.counters.step, part) if part else (self.counters.step,)
+        return stateless_random.key(self.job.train.seed, "step", *position)
 
-    def own_parts(self, samples: int) -> list[SeededPart]:
-        """The parts that this process computes of a batch of `samples` over all processes, with the seeds of this step."""
+    def list_local_parts(self, samples: int) -> list[SeededPart]:
+        """The parts that this process computes of a batch of `samples` over all processes, with their seeds."""
         rank_parts = self.batch_parts.list_own_parts(samples)
         return [SeededPart(part.samples, self.step_seed(part.number)) for part in rank_parts]
 
@@ -223,36 +221,36 @@ def assemble(
     signals: Signals,
     clock: PhaseTimer,
     epoch: int = 0,
-    parts: UserParts | None = None,
+    user_parts: UserParts | None = None,
 ) -> Run:
     """Assemble a run and apply the plan to it.
 
     Args:
-        epoch: counted from 0; what is frozen in it is frozen here.
-        parts: of a Python program.
+        epoch: counted from 0; freezes the layers that are frozen in this epoch.
+        user_parts: optimizer, schedule, metrics and callbacks of a Python program.
     """
     fault_point("assemble")
-    parts = parts or UserParts()
+    user_parts = user_parts or UserParts()
     events, counters = EventLog(folder), Counters()
-    report = partial(_report, events, counters)
+    report = partial(_report_event, events, counters)
     device, ranks = _join_processes(job, hardware, report)
-    model = _place_network(network, plan, ranks, device)
-    identity = _begin_alike(ranks, job, hardware, plan, dataset, model)
+    model = _move_network(network, plan, ranks, device)
+    identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
     # Around a fault of oneDNN, which computes convolutions on CPUs only.
     if device.type == "cpu":
         strided_convolution.rewrite(model)
-    # The optimizer holds what is trained in any epoch, so layers that unfreeze later are in it.
-    frozen = _freeze(model, network, job, epoch)
-    by_layer = lr_groups.make_groups(job, model, network.list_trained())
-    optimizer = _optimizer(job, model, by_layer, parts)
-    cut = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
-    batches = _batches(job, dataset, cut, report)
-    options = plain_options(model, ranks, cut.list_own_parts(job.train.batch)[0].samples, signals, report)
-    # A last batch of one sample joins the one before it, if the network cannot normalize a single sample.
-    if _needs_two(network, model, dataset, device):
-        options = replace(options, least=2)
-        batches.join_single()
-    extends = extension.read(folder)
+    # The optimizer gets all parameters that are trained in any epoch, so layers that unfreeze later are in it.
+    kept_in_eval_mode = _freeze(model, network, job, epoch)
+    rate_groups = lr_groups.make_groups(job, model, network.list_trained())
+    optimizer = _build_optimizer(job, model, rate_groups, user_parts)
+    batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
+    batches = _build_batches(job, dataset, batch_parts, report)
+    options = build_options(model, ranks, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
+    if _needs_two_samples(network, model, dataset, device):
+        options = replace(options, min_samples=2)
+        batches.join_single()  # a last batch of one sample joins the one before it
+    extended_run = extension.read(folder)
+    schedule_start = extended_run.origin if extended_run else 0
     run = Run(
         job=job,
         hardware=hardware,
@@ -262,104 +260,111 @@ def assemble(
         dataset=dataset,
         network=network,
         model=model,
-        kept_in_eval_mode=frozen,
+        kept_in_eval_mode=kept_in_eval_mode,
         optimizer=optimizer,
         batches=batches,
         signals=signals,
         clock=clock,
-        step=Step(model, optimizer, _objective(job, dataset), job.train.clip_norm, device, options),
-        rates=_rates(job, optimizer, parts, batches.per_epoch, extends.origin if extends else 0, report),
+        step=Step(model, optimizer, _build_objective(job, dataset), job.train.clip_norm, device, options),
+        rates=build_rates(job.train, optimizer, user_parts, batches.per_epoch, schedule_start, report),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
-        watch=BestMetric(choose_metric(job, dataset), job.train.early_stopping, job.train.schedule),
+        best_metric=BestMetric(choose_metric(job, dataset), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
         events=events,
         counters=counters,
         ranks=ranks,
-        batch_parts=cut,
-        extension=extends,
+        batch_parts=batch_parts,
+        extension=extended_run,
         stage=network.unfreezing.stage(epoch),
-        lr_groups=by_layer,
-        parts=parts,
+        lr_groups=rate_groups,
+        user_parts=user_parts,
     )
-    _apply(plan, run)
-    solvable = HeadTraining(job, network, run.readable, run.step, parts, ranks.count, hardware.memory.available)
-    run.solved_layers, run.unsolved = solvable.find_heads()
-    # The plan may have chosen micro-batches of one sample, and the number of threads.
-    start_checks.refuse_single_samples(job, run.step, run.batch_parts.count)
-    sizes = {"processes": ranks.count, "parts": cut.count, "threads": torch.get_num_threads()}
+    _apply_plan(plan, run)
+    _finish_assembly(run)
+    sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}
     return run
 
 
+def _finish_assembly(run: Run) -> None:
+    """Find the heads to solve, and refuse what cannot train, now that the plan has chosen the micro-batch size."""
+    free_bytes = run.hardware.memory.available
+    solvable = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, run.ranks.count, free_bytes)
+    run.solved_layers, run.unsolved_reason = solvable.find_heads()
+    start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
+
+
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:
-    """Prepare torch in this process and join the others; returns the device and this process among them."""
+    """Set up torch and connect to the other processes; returns this process's device and the processes."""
     device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
-    for line in library_variables.overriding(os.environ):
-        report("precision", line)
+    for warning in library_variables.overriding(os.environ):
+        report("precision", warning)
     ranks = join_ranks(device)
-    torch_setup.begin(job, hardware, device)
+    torch_setup.apply_settings(job, hardware, device)
     return device, ranks
 
 
-def _place_network(network: Model, plan: Plan, ranks: Ranks, device: torch.device) -> nn.Module:
-    """Move the network to the device, unless it will be divided: it may not fit a GPU as a whole."""
-    divides = ranks.count > 1 and bool(plan.value("sharding"))
-    return network.module if divides else network.module.to(device)
+def _move_network(network: Model, plan: Plan, ranks: Ranks, device: torch.device) -> nn.Module:
+    """Move the network to the device, unless it will be sharded: the whole one may not fit a GPU."""
+    is_sharded = ranks.count > 1 and bool(plan.value("sharding"))
+    return network.module if is_sharded else network.module.to(device)
 
 
-def _needs_two(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
-    """Whether the network fails on a single sample once all is unfrozen that ever is."""
+def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
+    """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
     with network.unfreezing.during(model, network.unfreezing.last):
-        evaluated = [] if network.freeze.train_mode else list(find_frozen_parts(model))
-        return single_sample.needs_two_samples(model, evaluated, dataset, device)
+        kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
+        return single_sample.needs_two_samples(model, kept_in_eval_mode, dataset, device)
 
 
-def _begin_alike(
+def _synchronize_start(
     ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
 ) -> dict[str, str]:
-    """Make sure that all processes begin with the same data, plan and weights; returns what the bits depend on."""
-    identity = resume.identity(hardware, dataset)
+    """Check that all processes have the same data and plan, and copy rank 0's weights; returns `resume.identity`."""
+    identity = resume.collect_identity(hardware, dataset)
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
     start_checks.check_plan(ranks, plan)
-    if shared := one_copy.share(dataset, ranks):
-        dataset.notes.append(shared)
+    if sharing_note := one_copy.share(dataset, ranks):
+        dataset.notes.append(sharing_note)
     # User code may initialize weights from random numbers that our seed does not control.
     ranks.broadcast([*model.parameters(), *model.buffers()])
     return identity
 
 
-def _optimizer(job: Job, model: nn.Module, by_layer: list[LrGroup], parts: UserParts) -> torch.optim.Optimizer:
-    """The optimizer of the program, or that of the spec."""
-    if parts.optimizer:
-        return parts.optimizer.build(model)
-    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in by_layer for name in g.names})
+def _build_optimizer(
+    job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
+) -> torch.optim.Optimizer:
+    """The optimizer of the Python program, or that of the spec."""
+    if user_parts.optimizer:
+        return user_parts.optimizer.build(model)
+    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
 
 
-def _batches(job: Job, dataset: Dataset, cut: BatchParts, report: Callable[[str, str], None]) -> Batches:
-    """The batches of the training data; of each one this process gets its share, unless batches are mixed."""
+def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
+    """The batches of the training data; this process reads its shard of each, or all of it if batches are mixed."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
-    world.check_parts(job, cut.ranks.count)
-    start_checks.check_divisible(job, dataset, cut)
-    if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
-        batches.shard = cut.select_own_samples
-    batches.handover.processes = cut.ranks.count
+    world.check_parts(job, batch_parts.ranks.count)
+    start_checks.check_divisible(job, dataset, batch_parts)
+    if not (dataset.mixable and mixes(job)):
+        batches.shard = batch_parts.select_own_samples
+    batches.handover.processes = batch_parts.ranks.count
     batches.tell = partial(report, "loader")
     return batches
 
 
-def _apply(plan: Plan, run: Run) -> None:
+def _apply_plan(plan: Plan, run: Run) -> None:
     """Apply the optimizations of the plan."""
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
     on_device = run.device.type == "cuda"
-    run.step.state.on_device = on_device
-    run.step.state.strict = on_device and run.job.train.is_deterministic(on_gpu=True)
+    run.step.state.prefers_device = on_device
+    run.step.state.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
 
 
 def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
-    """Freeze what is frozen in `epoch`; returns the modules that stay in evaluation mode."""
+    """Freeze the layers that are frozen in `epoch`; returns the modules that stay in evaluation mode."""
     frozen = freeze(model, network.freeze, job)
     if not epoch:
         return frozen
@@ -367,34 +372,14 @@ def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.M
     return [] if network.freeze.train_mode else list(find_frozen_parts(model))
 
 
-def _objective(job: Job, dataset: Dataset) -> Objective:
+def _build_objective(job: Job, dataset: Dataset) -> Objective:
     """The loss of all heads."""
     weighting = job.train.class_weights
-    # A dataset that reads a sample to get its target would be read as a whole.
-    targets = dataset.train.targets if losses.weighs(dataset.heads, weighting) else {}
-    return losses.objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
+    # Only where class weights need them: some datasets read every sample to get the targets.
+    targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}
+    return losses.build_objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
 
 
-def _rates(
-    job: Job,
-    optimizer: torch.optim.Optimizer,
-    parts: UserParts,
-    per_epoch: int,
-    origin: int,
-    report: Callable[[str, str], None],
-) -> LearningRates:
-    """What sets the learning rates: the scheduler of the program, or the schedule of the spec."""
-    if parts.schedule:
-        return SteppedRates(optimizer, parts.schedule.build(optimizer), parts.schedule.every)
-    if parts.optimizer and job.train.schedule == Constant(name="constant"):
-        return ProgramsRates(optimizer)
-    schedule = learning_rates.schedule_of_job(job.train, per_epoch, origin)
-    has_user_optimizer = parts.optimizer is not None
-    return ScheduledRates(
-        optimizer, job.train.optimizer.lr, schedule, keeps_rates=has_user_optimizer, report=partial(report, "schedule")
-    )
-
-
-def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:
+def _report_event(events: EventLog, counters: Counters, kind: str, text: str) -> None:
     """Record an event at the current step."""
     events.add(kind, text, counters.step)

@@ -1,4 +1,4 @@
-"""Decides when to save, writes in the background if memory allows a copy, and handles a full disk.
+"""Decides when a run saves checkpoints, writes them in the background if memory allows a copy, and handles a full disk.
 
 A failed save during the run is recorded as an event and tried again. A failed save at the end of the run ends it with a
 StorageError, exit 7.
@@ -28,15 +28,15 @@ from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.units import format_bytes
 from drivetrain.training import agreement
 from drivetrain.training.checkpoints import checkpoint, rank_checkpoints, run_state
-from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, not_finite
+from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, list_nonfinite
 from drivetrain.training.run import Run
 
-MAX_TIME_SHARE = 0.02
-"""Largest share of the training time for saving; beyond it the interval is stretched."""
-RETRY_AFTER = 10.0
+MAX_SAVE_SHARE = 0.02
+"""Largest share of the training time for saving; if saves take longer, the interval is made longer."""
+RETRY_SECONDS = 10.0
 """Seconds before a failed save is tried again."""
-COPY_HEADROOM = 1.5
-"""Free memory that a copy requires, as a multiple of its size."""
+COPY_FACTOR = 1.5
+"""Free memory that a copy in memory requires, as a multiple of its size."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class PendingCheckpoint:
     name: str
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
     state: Mapping[str, Any]
-    best: int | None
-    """Step of the best evaluation so far, whose weights must be kept."""
+    best_step: int | None
+    """Step of the best evaluation so far, whose weights must be kept; None before the first one."""
     frozen: frozenset[str]
-    """Parameters that do not train now."""
-    trouble: str | None
+    """Names of the parameters that are frozen now."""
+    metrics_problem: str | None
     """Why metrics up to this step are not on disk; a checkpoint without them could not be resumed from."""
 
 
@@ -60,37 +60,37 @@ class Saver:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.folder = NamedFolder(run.folder)
-        self.kind, self.every = interval(run.job.checkpoint.every)
-        self.thread: threading.Thread | None = None
-        self.failed: StorageError | None = None
+        self.kind, self.interval = interval(run.job.checkpoint.every)
+        self.background_save: threading.Thread | None = None
+        self.last_error: StorageError | None = None
         self.unsaved_best: PendingCheckpoint | None = None
-        self.cost = 0.0
-        self.last = time.monotonic()
-        self.infinite = set(not_finite(run.model.named_buffers(remove_duplicate=False)))
-        """Buffers that the network built so, such as a mask of minus infinity; all others must stay finite."""
+        self.save_seconds = 0.0
+        self.saved_at = time.monotonic()
+        self.infinite_buffers = set(list_nonfinite(run.model.named_buffers(remove_duplicate=False)))
+        """Names of buffers that are infinite from the start, such as a mask; all others must stay finite."""
 
-    def due(self, *, epoch_ended: bool = False) -> bool:
+    def is_due(self, *, epoch_ended: bool = False) -> bool:
         """Whether a checkpoint is due now."""
-        if self.failed is not None:
-            return time.monotonic() - self.last >= RETRY_AFTER
+        if self.last_error is not None:
+            return time.monotonic() - self.saved_at >= RETRY_SECONDS
         if self.kind == "epoch":
             return epoch_ended
         if self.kind == "steps":
-            return not epoch_ended and self.run.counters.step % int(self.every) == 0
-        return time.monotonic() - self.last >= max(self.every, self.cost / MAX_TIME_SHARE)
+            return not epoch_ended and self.run.counters.step % int(self.interval) == 0
+        return time.monotonic() - self.saved_at >= max(self.interval, self.save_seconds / MAX_SAVE_SHARE)
 
-    def check(self) -> None:
+    def check_finite(self) -> None:
         """Check all weights and buffers.
 
         Raises:
             NotFinite: if one of them is not finite.
         """
         state = get_local_state(self.run.model)
-        wrong = not_finite((name, value) for name, value in state.items() if name not in self.infinite)
-        if wrong:
-            raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
+        nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
+        if nonfinite:
+            raise NotFinite(f"not finite: {', '.join(nonfinite[:5])}")
 
-    def periodic(self) -> None:
+    def save_periodically(self) -> None:
         """Save during the run; in the background if memory allows a copy.
 
         Raises:
@@ -99,31 +99,27 @@ class Saver:
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             start = time.monotonic()
             self.wait()
-            snapshot = self._step_snapshot()
-            if self.kind == "seconds" and self._has_room(snapshot):
-                self._start(_copy(snapshot))
+            snapshot = self._take_step_snapshot()
+            if self.kind == "seconds" and self._has_memory_for_copy(snapshot):
+                self._write_in_background(_copy_to_cpu(snapshot))
             else:
-                self._try(snapshot)
-            self.cost, self.last = time.monotonic() - start, time.monotonic()
+                self._try_to_write(snapshot)
+            self.save_seconds, self.saved_at = time.monotonic() - start, time.monotonic()
 
     def save_together(self, flush: Callable[[], None]) -> None:
-        """Save after all processes have agreed to continue, if they have to save together; nothing here.
+        """Do nothing; where all processes save together, save after they have agreed to continue. `flush` records the steps."""
 
-        Args:
-            flush: records the steps so far.
-        """
+    def save_end_together(self) -> None:
+        """Do nothing; where all processes save together, save at the end of the training while all are connected."""
 
-    def end_together(self) -> None:
-        """Save at the end of the training while all processes are there, if they have to; nothing here."""
-
-    def best(self, notes: Mapping[str, object]) -> None:
-        """Save the weights of the best evaluation so far."""
+    def save_best(self, notes: Mapping[str, object]) -> None:
+        """Save the weights of the best evaluation so far; `notes` are added to the state."""
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             self.wait()
             self.unsaved_best = None
-            self._try(self._snapshot(f"best-{self.run.counters.step}", notes))
+            self._try_to_write(self._take_snapshot(f"best-{self.run.counters.step}", notes))
 
-    def final(self) -> Path:
+    def save_final(self) -> Path:
         """Save now, in the foreground.
 
         Raises:
@@ -133,38 +129,37 @@ class Saver:
         fault_point("last checkpoint")
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             self.wait()
-            snapshot = self._step_snapshot()
+            snapshot = self._take_step_snapshot()
             if self.unsaved_best is not None:
-                self._write(self.unsaved_best)
-            return self._write(snapshot)
+                self._write_and_prune(self.unsaved_best)
+            return self._write_and_prune(snapshot)
 
-    def foresee(self) -> None:
-        """Report early if the disk has no space for all that the run will save; only an event, since space may be
-        freed.
-        """
+    def warn_if_disk_small(self) -> None:
+        """Record an event if the disk has no space for all that the run will save; it may be freed until then."""
         run, keep = self.run, self.run.job.checkpoint.keep
-        weights = _bytes(run.model.state_dict()) + (_bytes(run.ema.average) if run.ema else 0)
-        checkpoint_size = weights + moments(run.job.train.optimizer) * sum(
+        weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
+        checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
             p.numel() * p.element_size() for p in run.step.parameters
         )
-        # While a checkpoint is written, the last ones still exist; the best one and model/ contain weights only.
-        need = (keep + 1) * checkpoint_size + 2 * weights
-        written_size = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
-        free = shutil.disk_usage(run.folder).free
-        if need > written_size + free:
+        # While a checkpoint is written, the last `keep` still exist; the best one and model/ contain weights only.
+        needed_bytes = (keep + 1) * checkpoint_bytes + 2 * weight_bytes
+        written_bytes = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
+        free_bytes = shutil.disk_usage(run.folder).free
+        if needed_bytes > written_bytes + free_bytes:
             run.events.add(
                 "storage",
-                f"{run.folder} has {format_bytes(written_size + free)} of space, and the run needs {format_bytes(need)}: "
-                f"{keep + 1} checkpoints of {format_bytes(checkpoint_size)}, the best one and the model; free disk space, or set "
+                f"{run.folder} has {format_bytes(written_bytes + free_bytes)} of space, and the run needs {format_bytes(needed_bytes)}: "
+                f"{keep + 1} checkpoints of {format_bytes(checkpoint_bytes)}, the best one and the model; free disk space, or set "
                 "checkpoint.keep: 1. A failed save is retried; if the last one fails, the exit code is 7",
                 run.counters.step,
             )
 
-    def _step_snapshot(self) -> PendingCheckpoint:
+    def _take_step_snapshot(self) -> PendingCheckpoint:
         run = self.run
-        return self._snapshot(f"step-{run.counters.step}", {}, run_state.optimizer_tensors(run.model, run.optimizer))
+        optimizer = run_state.collect_optimizer_tensors(run.model, run.optimizer)
+        return self._take_snapshot(f"step-{run.counters.step}", {}, optimizer)
 
-    def _snapshot(
+    def _take_snapshot(
         self, name: str, notes: Mapping[str, object], optimizer: Mapping[str, torch.Tensor] | None = None
     ) -> PendingCheckpoint:
         run = self.run
@@ -176,82 +171,86 @@ class Saver:
         self._check_before_saving()
         if run.metrics:
             run.metrics.flush(sync=True)
-        best = run.watch.best.step if run.watch.best.best is not None else None
-        frozen = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
+        best_step = run.best_metric.best.step if run.best_metric.best.best is not None else None
+        frozen_names = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
         state = {**run_state.collect_state(run), **notes}
-        return PendingCheckpoint(name, tensors, state, best, frozen, run.metrics.trouble if run.metrics else None)
+        metrics_problem = run.metrics.trouble if run.metrics else None
+        return PendingCheckpoint(name, tensors, state, best_step, frozen_names, metrics_problem)
 
     def _check_before_saving(self) -> None:
-        self.check()
+        self.check_finite()
 
-    def _has_room(self, snapshot: PendingCheckpoint) -> bool:
-        copy = sum(_bytes(group) for group in snapshot.tensors.values())
-        room = cgroup.read_limits(Path("/")).room
-        free = psutil.virtual_memory().available
-        return copy * COPY_HEADROOM < min(free, room if room is not None else free)
+    def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
+        copy_bytes = sum(_count_bytes(group) for group in snapshot.tensors.values())
+        free_bytes = psutil.virtual_memory().available
+        container_bytes = cgroup.read_limits(Path("/")).room
+        if container_bytes is not None:
+            free_bytes = min(free_bytes, container_bytes)
+        return copy_bytes * COPY_FACTOR < free_bytes
 
-    def _start(self, snapshot: PendingCheckpoint) -> None:
-        self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
-        self.thread.start()
+    def _write_in_background(self, snapshot: PendingCheckpoint) -> None:
+        self.background_save = threading.Thread(target=self._try_to_write, args=(snapshot,), name="checkpoint")
+        self.background_save.start()
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
+        if self.background_save is not None:
+            self.background_save.join()
+            self.background_save = None
 
-    def _try(self, snapshot: PendingCheckpoint) -> None:
-        """Write a checkpoint; on failure, record it and keep the weights of a best evaluation for another try."""
+    def _try_to_write(self, snapshot: PendingCheckpoint) -> None:
+        """Write a checkpoint; if that fails, record an event, and copy the weights of a best evaluation for another try."""
         try:
             if self.unsaved_best is not None:
-                self._write(self.unsaved_best)
+                self._write_and_prune(self.unsaved_best)
                 self.unsaved_best = None
-            self._write(snapshot)
+            self._write_and_prune(snapshot)
         except StorageError as error:
-            if self.failed is None:
+            if self.last_error is None:
                 self.run.events.add(
                     "storage", f"checkpoint not saved, training continues: {error.given}", self.run.counters.step
                 )
-            self.failed = error
+            self.last_error = error
             if snapshot.name.startswith("best-"):
-                self.unsaved_best = _copy(snapshot)
+                self.unsaved_best = _copy_to_cpu(snapshot)
             return
-        if self.failed is not None:
+        if self.last_error is not None:
             self.run.events.add("storage", f"checkpoints are saved again: {snapshot.name}", self.run.counters.step)
-        self.failed = None
+        self.last_error = None
 
-    def _write(self, snapshot: PendingCheckpoint) -> Path:
-        if snapshot.trouble:
+    def _write_and_prune(self, snapshot: PendingCheckpoint) -> Path:
+        if snapshot.metrics_problem:
             raise StorageError(
-                f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}",
+                f"{self.run.folder / 'metrics.jsonl'}: {snapshot.metrics_problem}",
                 "a folder with free space",
                 "free disk space, or choose another folder with --runs DIR",
             )
-        path = self._put(snapshot)
+        path = self._write_folder(snapshot)
         if self.run.ranks.is_rank0 and snapshot.name.startswith("step-"):
-            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
+            keep, newest = self.run.job.checkpoint.keep, checkpoint.read_step(path)
+            checkpoint.prune(self.run.checkpoints, keep, snapshot.best_step, newest)
         return path
 
-    def _put(self, snapshot: PendingCheckpoint) -> Path:
+    def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
         if other := self.folder.restore():
             self.run.events.add("storage", NamedFolder.WORDS.format(other, self.folder.path), self.run.counters.step)
         folder = self.run.checkpoints
         return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
 
 
-def moments(spec: Optimizer) -> int:
-    """Values that the optimizer stores for each weight."""
+def count_moments(spec: Optimizer) -> int:
+    """The number of values that the optimizer stores for each weight."""
     if isinstance(spec, Sgd):
         return int(spec.momentum > 0)
     return 3 if isinstance(spec, Adam) and spec.amsgrad else 2
 
 
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _copy(snapshot: PendingCheckpoint) -> PendingCheckpoint:
-    """The checkpoint with copies of the tensors, so that training can continue."""
+def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:
+    """The checkpoint with copies of the tensors, so that training can continue while they are written."""
     tensors = {
         group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
         for group, values in snapshot.tensors.items()
@@ -260,19 +259,19 @@ def _copy(snapshot: PendingCheckpoint) -> PendingCheckpoint:
 
 
 class NonSavingRank(Saver):
-    """The saver of all processes but rank 0, which saves for all."""
+    """The saver of every process but rank 0, where rank 0 saves for all."""
 
-    def due(self, *, epoch_ended: bool = False) -> bool:
+    def is_due(self, *, epoch_ended: bool = False) -> bool:
         """Never."""
         return False
 
-    def foresee(self) -> None:
+    def warn_if_disk_small(self) -> None:
         """Nothing to write."""
 
-    def best(self, notes: Mapping[str, object]) -> None:
+    def save_best(self, notes: Mapping[str, object]) -> None:
         """Nothing to write."""
 
-    def final(self) -> Path:
+    def save_final(self) -> Path:
         """Nothing to write."""
         return self.run.checkpoints
 
@@ -280,24 +279,24 @@ class NonSavingRank(Saver):
 class SaverTogether(Saver):
     """The saver of a run with divided weights, one in each process: all save together, in the foreground.
 
-    Rank 0 decides when. The others learn of it where all have agreed to train another step, since a process that has
-    met a problem in its own step would not come.
+    Rank 0 decides when. It tells the others where all have agreed to train another step: a process with a problem in
+    its own step would not join the save.
     """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._ended: Path | None = None
-        """The checkpoint at the end of the training, after which the processes part."""
+        self._end_checkpoint: Path | None = None
+        """The checkpoint at the end of the training, after which the processes disconnect."""
 
-    def due(self, *, epoch_ended: bool = False) -> bool:
-        """After an epoch, if rank 0 says so; within one, `save_together` asks."""
+    def is_due(self, *, epoch_ended: bool = False) -> bool:
+        """Whether rank 0 saves after this epoch; within an epoch `save_together` asks rank 0."""
         return epoch_ended and self._agree_to_save(epoch_ended=True)
 
     def _agree_to_save(self, *, epoch_ended: bool) -> bool:
-        return bool(self.run.ranks.copy_from_rank0([float(super().due(epoch_ended=epoch_ended))])[0])
+        return bool(self.run.ranks.copy_from_rank0([float(super().is_due(epoch_ended=epoch_ended))])[0])
 
     def save_together(self, flush: Callable[[], None]) -> None:
-        """Save if rank 0 says that it is time."""
+        """Save if it is due by rank 0's clock and counters."""
         if not self.run.counters.batch or not self._agree_to_save(epoch_ended=False):
             return
         problem: BaseException | None = None
@@ -305,49 +304,49 @@ class SaverTogether(Saver):
             flush()
         except (NotFinite, Fp16Collapse) as error:
             problem = error
-        agreement.settle(self.run.ranks, problem)
-        self.periodic()
+        agreement.raise_gravest(self.run.ranks, problem)
+        self.save_periodically()
 
-    def end_together(self) -> None:
-        """Save while all processes are there; `final` returns that checkpoint afterwards."""
-        self._ended = self.final()
+    def save_end_together(self) -> None:
+        """Save while all processes are connected; `save_final` returns that checkpoint afterwards."""
+        self._end_checkpoint = self.save_final()
 
-    def final(self) -> Path:
-        """Save now."""
-        return self._ended or super().final()
+    def save_final(self) -> Path:
+        """Save now, or return the checkpoint of the end of the training."""
+        return self._end_checkpoint or super().save_final()
 
     def _check_before_saving(self) -> None:
-        """Check this process's parts of the weights, and let all processes know."""
+        """Check this process's parts of the weights; if a number is not finite, raise NotFinite in all processes."""
         problem: BaseException | None = None
         try:
-            self.check()
+            self.check_finite()
         except NotFinite as error:
             problem = error
-        agreement.settle(self.run.ranks, problem)
+        agreement.raise_gravest(self.run.ranks, problem)
 
-    def _has_room(self, snapshot: PendingCheckpoint) -> bool:
-        """No: nothing is written in the background, while the network exchanges its weights."""
+    def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
+        """False: the processes exchange weights in every step, so none of them saves in the background."""
         return False
 
-    def _write(self, snapshot: PendingCheckpoint) -> Path:
+    def _write_and_prune(self, snapshot: PendingCheckpoint) -> Path:
         # Only rank 0 writes the metrics that a checkpoint needs.
-        metrics_problem = self.run.ranks.copy_text_from(0, snapshot.trouble or "").strip()
-        return super()._write(replace(snapshot, trouble=metrics_problem or None))
+        metrics_problem = self.run.ranks.copy_text_from(0, snapshot.metrics_problem or "").strip()
+        return super()._write_and_prune(replace(snapshot, metrics_problem=metrics_problem or None))
 
-    def _put(self, snapshot: PendingCheckpoint) -> Path:
-        run, like = self.run, self.run.model.state_dict()
-        tensors = {group: _divide(parts, like) for group, parts in snapshot.tensors.items()}
-        return rank_checkpoints.save(run.ranks, run.checkpoints, snapshot.name, tensors, snapshot.state)
+    def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
+        run, whole_tensors = self.run, self.run.model.state_dict()
+        tensors = {group: _shard_like(parts, whole_tensors) for group, parts in snapshot.tensors.items()}
+        return rank_checkpoints.save_together(run.ranks, run.checkpoints, snapshot.name, tensors, snapshot.state)
 
 
-def _divide(parts: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parts of this process, such as those of the averaged weights, as parts of the whole tensors."""
+def _shard_like(parts: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Local parts, such as those of the averaged weights, as sharded tensors, where `whole_tensors` has one by that name."""
     divided: dict[str, Tensor] = {}
     for name, value in parts.items():
-        owner = like.get(name)
-        if owner is not None and is_sharded(owner) and not is_sharded(value):
-            owner_like = torch.empty_like(owner, dtype=value.dtype)
-            owner_like.to_local().copy_(value)  # type: ignore[attr-defined]
-            value = owner_like
+        parameter = whole_tensors.get(name)
+        if parameter is not None and is_sharded(parameter) and not is_sharded(value):
+            sharded = torch.empty_like(parameter, dtype=value.dtype)
+            sharded.to_local().copy_(value)  # type: ignore[attr-defined]
+            value = sharded
         divided[name] = value
     return divided

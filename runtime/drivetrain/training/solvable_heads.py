@@ -44,7 +44,7 @@ class HeadTraining:
         requested = self.job.train.solve_heads
         if requested is False:
             return {}, ""
-        layers = self._trained_heads()
+        layers = self._find_trained_heads()
         obstacle = self._find_obstacle(layers)
         if obstacle and requested is True:
             raise SpecError([self._refuse(obstacle)])
@@ -58,7 +58,7 @@ class HeadTraining:
             "set auto, or model.freeze",
         )
 
-    def _trained_heads(self) -> dict[str, nn.Linear]:
+    def _find_trained_heads(self) -> dict[str, nn.Linear]:
         """The linear layers of the heads, if they are all that is trained at first; else none."""
         first = {
             name for name, p in self.step.model.named_parameters() if p.requires_grad

@@ -20,20 +20,20 @@ from drivetrain.training.head_solver import HeadFeatures, Solution, solve_head
 from drivetrain.training.run import Run
 
 
-def announce(run: Run) -> None:
+def announce_solving(run: Run) -> None:
     """Say whether the heads are solved, and why not where only they are trained at first."""
     if run.solves_heads:
-        run.events.add("heads", f"solved in place of {_describe_replaced(run)} (train.solve_heads)")
-    elif run.unsolved and not run.counters.step:
-        run.events.add("heads", f"trained step by step, not solved: {run.unsolved}")
+        run.events.add("heads", f"solved in place of {_describe_replaced_epochs(run)} (train.solve_heads)")
+    elif run.unsolved_reason and not run.counters.step:
+        run.events.add("heads", f"trained step by step, not solved: {run.unsolved_reason}")
 
 
-def solve(run: Run) -> None:
+def solve_heads(run: Run) -> None:
     """Solve the heads of the run's network, and go to the end of the epochs that this takes the place of."""
     fault_point("solve heads", run)
     began = time.monotonic()
     with run.clock.phase("train"):
-        training, held_out = (_collect(run, split) for split in (run.dataset.train, run.dataset.validation))
+        training, held_out = (_collect_features(run, split) for split in (run.dataset.train, run.dataset.validation))
         collected = time.monotonic()
         solutions = {
             name: solve_head(
@@ -55,18 +55,18 @@ def solve(run: Run) -> None:
         assert run.metrics is not None
         run.metrics.write(run.counters.step, run.counters.epoch, {"train/loss": loss})
     seconds = f"{collected - began:.1f} s for the features, {time.monotonic() - collected:.1f} s for the solution"
-    run.events.add("heads", f"{'; '.join(map(_describe, solutions.items()))} ({seconds})", run.counters.step)
+    run.events.add("heads", f"{'; '.join(map(_describe_solution, solutions.items()))} ({seconds})", run.counters.step)
 
 
-def _describe(head: tuple[str, Solution]) -> str:
+def _describe_solution(head: tuple[str, Solution]) -> str:
     name, solution = head
     return (
-        f"{name + ' ' if name else ''}solved with penalty {solution.penalty:g} of {solution.tried} tried: loss "
+        f"{name + ' ' if name else ''}solved with penalty {solution.penalty:g} of {solution.tried_penalties} tried: loss "
         f"{format_metric(solution.training_loss)}, validation {format_metric(solution.validation_loss)}"
     )
 
 
-def _describe_replaced(run: Run) -> str:
+def _describe_replaced_epochs(run: Run) -> str:
     """The epochs that are not trained."""
     later = run.network.unfreezing.epochs
     epochs = later[0] if later else run.job.train.epochs
@@ -85,7 +85,7 @@ def _pass_replaced_epochs(run: Run) -> None:
         counters.step += 1
 
 
-def _collect(run: Run, split: Split) -> dict[str, HeadFeatures]:
+def _collect_features(run: Run, split: Split) -> dict[str, HeadFeatures]:
     """The features and targets of all samples by head; of a network with one vector for all heads, it is stored once."""
     return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
 

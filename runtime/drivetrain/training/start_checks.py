@@ -25,7 +25,7 @@ from drivetrain.job import Job
 from drivetrain.plan.plan import Plan
 from drivetrain.training.step import Step
 
-SEED = (
+SEEDS = (
     "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
 )
 
@@ -42,29 +42,33 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
     """
     if ranks.count == 1:
         return
-    wrong = _differs(
+    difference = _find_difference(
         ranks,
         {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
         | {"classes": repr(dataset.heads)},
     )
-    if wrong:
-        raise DataError(f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED)
+    if difference:
+        raise DataError(f"{difference} than process 1, from the same job", "data that every process reads alike", SEEDS)
     shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
-    wrong = _differs(ranks, {"weights or buffers": repr(shapes)})
-    if wrong:
+    difference = _find_difference(ranks, {"weights or buffers": repr(shapes)})
+    if difference:
         raise SpecError(
-            [job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike", SEED)]
+            [
+                job.problem(
+                    ("model",), f"{difference} than process 1", "a network that every process builds alike", SEEDS
+                )
+            ]
         )
 
 
-def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
-    """The first of these things in which a process differs from rank 0, and which process."""
+def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
+    """Which process differs from rank 0 in which of the texts by name; None if all are equal."""
     # Six bytes of a digest fit into a float64 exactly.
-    digests = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]
-    first, *other_rows = ranks.all_gather(digests)
+    digests = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in texts.values()]
+    first_row, *other_rows = ranks.all_gather(digests)
     for number, row in enumerate(other_rows, 2):
-        for name, one, two in zip(things, first, row, strict=True):
-            if one != two:
+        for name, first_digest, digest in zip(texts, first_row, row, strict=True):
+            if first_digest != digest:
                 return f"process {number} of {ranks.count} has other {name}"
     return None
 
@@ -91,7 +95,7 @@ def check_plan(ranks: Ranks, plan: Plan) -> None:
 
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
-    """What the first process with a difference has found, and on which machine; empty if none has."""
+    """The text of the first process that has one, with its machine; empty if no process has one."""
     has_problem = [int(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
     if not any(has_problem):
         return ""
@@ -110,7 +114,7 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
     Raises:
         SpecError: naming the key that makes them so small.
     """
-    if step.options.least == 1:
+    if step.options.min_samples == 1:
         return
     if step.micro_batch == 1:
         key, setting = ("optimize", "micro_batch"), "1"
@@ -124,15 +128,15 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
     raise SpecError([job.problem(key, f"{setting}, but {SINGLE_SAMPLE}", "two samples or more at a time", action)])
 
 
-def check_divisible(job: Job, dataset: Dataset, cut: BatchParts) -> None:
+def check_divisible(job: Job, dataset: Dataset, batch_parts: BatchParts) -> None:
     """Refuse several parts of a batch if the user's loss cannot be put together from those of parts.
 
     Raises:
         SpecError: naming the key that asks for parts.
     """
-    if cut.count == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
+    if batch_parts.count == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
         return
-    path = ("train", "parts") if cut.ranks.count == 1 else ("limits", "processes")
-    description = f"a batch has {cut.count} parts for {cut.ranks.count} processes, and {obstacle}"
+    path = ("train", "parts") if batch_parts.ranks.count == 1 else ("limits", "processes")
+    description = f"a batch has {batch_parts.count} parts for {batch_parts.ranks.count} processes, and {obstacle}"
     action = f"train in one process, on one GPU, without train.parts; {SPLITTABLE}"
     raise SpecError([job.problem(path, description, "one process, which computes every batch as a whole", action)])

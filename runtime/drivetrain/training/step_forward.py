@@ -30,11 +30,11 @@ class StepForward:
     @property
     def dtype(self) -> torch.dtype | None:
         """The autocast dtype of the forward pass; None for fp32."""
-        return None if self.state.fallen_back else self.options.dtype
+        return None if self.state.fell_back else self.options.dtype
 
     @property
     def scaler(self) -> Scaler:
-        """The scaling of the gradients."""
+        """Scales the loss and unscales the gradients in fp16."""
         return self.options.scaler
 
     @property
@@ -54,66 +54,66 @@ class StepForward:
 
     @property
     def compile_error(self) -> str | None:
-        """Why compilation failed."""
+        """Why compilation failed; None if it did not."""
         return self.options.compiled.failure if self.options.compiled else None
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
         with self.options.phase("forward"), self.cast():
-            result: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
-        return result
+            outputs: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
+        return outputs
 
     def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
-        """The network's outputs as an evaluation of the stored model computes them."""
+        """The network's outputs without autocast, as an evaluation of the stored model computes them."""
         with self.options.phase("forward"):
-            result: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
-        return result
+            outputs: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
+        return outputs
 
     def _forward(self, inputs: Inputs) -> Any:
         compiled = self.options.compiled
-        if compiled is None or not self._worth_compiling(inputs):
+        if compiled is None or not self._is_worth_compiling(inputs):
             return self.options.forward(*inputs)
-        return compiled(*inputs, replay=not self.micro_batch and self.state.parts == 1)
+        return compiled(*inputs, replay=not self.micro_batch and self.state.part_count == 1)
 
-    def _worth_compiling(self, inputs: Inputs) -> bool:
-        """Whether training meets these shapes often: not those of an evaluation, nor of the smaller last batch of an
-        epoch. Each would be compiled for as long again.
-        """
+    def _is_worth_compiling(self, inputs: Inputs) -> bool:
+        """Whether the size is the usual one of training: evaluation and an epoch's last batch would each be compiled again."""
         usual_size = self.micro_batch or self.options.batch_size
         return torch.is_grad_enabled() and (usual_size is None or len(inputs[0]) == usual_size)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
-        """Autocast as in the forward pass; nothing in fp32."""
+        """The autocast context of the forward pass; in fp32 a context that does nothing."""
         if self.dtype is None:
             return contextlib.nullcontext()
         # Divided weights are whole only while a block computes; the cache would keep its copy of them for longer.
         return torch.autocast(self.device.type, self.dtype, cache_enabled=not self.options.divided)
 
     @contextlib.contextmanager
-    def _casts_kept(self) -> Iterator[None]:
-        """Keep the outermost autocast's cache of cast weights for all parts and micro-batches, and turn autocast off outside of
-        the forward pass.
-        """
-        several = self.micro_batch is not None or self.state.parts > 1 or self.options.splitter is not Batch.split
-        if self.dtype is None or not several or self.options.divided or not torch_settings.casts_keep_gradients():
+    def _share_cast_weights(self) -> Iterator[None]:
+        """Cast each weight once for all parts and micro-batches; autocast stays off outside of the forward pass."""
+        is_split = self.micro_batch is not None or self.state.part_count > 1 or self.options.splitter is not Batch.split
+        if self.dtype is None or not is_split or self.options.divided or not torch_settings.casts_keep_gradients():
             yield
             return
+        # The outermost autocast owns the cache of cast weights, and clears it at its end.
         with self.cast(), torch.autocast(self.device.type, enabled=False):
             yield
 
     def lay_out(self, inputs: Inputs) -> Inputs:
-        """The inputs in this step's memory format."""
+        """The inputs, with images in this step's memory format."""
         return tuple(x.contiguous(memory_format=self.options.memory_format) if x.ndim == 4 else x for x in inputs)
 
-    def _no_loss(self) -> Tensor:
+    def _make_zero_loss(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _kernels(self) -> contextlib.AbstractContextManager[None]:
-        return torch_settings.only_deterministic_kernels() if self.state.strict else contextlib.nullcontext()
+    def _restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
+        if self.state.deterministic_only:
+            return torch_settings.only_deterministic_kernels()
+        return contextlib.nullcontext()
 
     def micro_batches(self, batch: Batch) -> Iterable[Batch]:
         """The micro-batches of a batch, or of a part of it."""
         size = self.micro_batch or len(batch)
-        if self.options.least > 1 and 1 < size < len(batch) and len(batch) % size == 1:
+        # A remainder of one sample would be too small for a network that needs two.
+        if self.options.min_samples > 1 and 1 < size < len(batch) and len(batch) % size == 1:
             return batch.split_evenly(len(batch) // size)
         return self.options.splitter(batch, size)

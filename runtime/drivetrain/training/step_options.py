@@ -22,8 +22,8 @@ from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.step_result import StepResult
 
 
-def count_no_phase(phase: str) -> AbstractContextManager[None]:
-    """Count no phase of a step apart."""
+def time_no_phase(phase: str) -> AbstractContextManager[None]:
+    """A context that measures nothing."""
     return contextlib.nullcontext()
 
 
@@ -35,17 +35,17 @@ class SeededPart:
     seed: int
 
 
-Seeded = int | Sequence[SeededPart]
-"""The parts of this process, one after another in its samples, each with the seed of its dropout; a seed for one part."""
+SeedOrParts = int | Sequence[SeededPart]
+"""The parts of a batch that this process computes, each with the seed of its dropout; or only a seed, for one part."""
 
 
-def parts_of(samples: int, seeded: Seeded) -> Sequence[SeededPart]:
+def list_parts(samples: int, seed: SeedOrParts) -> Sequence[SeededPart]:
     """The parts of a batch of `samples`."""
-    return [SeededPart(samples, seeded)] if isinstance(seeded, int) else seeded
+    return [SeededPart(samples, seed)] if isinstance(seed, int) else seed
 
 
-def largest(parts: Iterable[SeededPart]) -> int:
-    """Samples of the largest part."""
+def count_largest_part(parts: Iterable[SeededPart]) -> int:
+    """The number of samples in the largest part."""
     return max(part.samples for part in parts)
 
 
@@ -67,82 +67,82 @@ class StepOptions:
     """How a step computes. To change an option, build another step: `Step.with_options`."""
 
     forward: Callable[..., Any]
-    """What is computed of the network: all of it, or what follows a prefix whose outputs are cached."""
+    """The forward pass: the whole network, or its layers after a frozen prefix whose outputs are cached."""
     packed_forward: Callable[..., Any] | None = None
-    """The same without padding, if the network can compute that."""
+    """The same on inputs without padding, if the network can compute that."""
     packed: bool = False
     """Whether `forward` is the one without padding."""
     compiled: CompiledForward | None = None
-    """`forward`, compiled."""
+    """`forward` under torch.compile."""
     captured: ReplayedSteps | None = None
-    """Whole steps, recorded and replayed."""
+    """Records whole steps as CUDA graphs and replays them."""
     dtype: torch.dtype | None = None
-    """Of autocast in the forward pass; None for fp32."""
+    """The dtype of autocast in the forward pass; None for fp32."""
     scaler: Scaler = field(default_factory=Scaler)
     memory_format: torch.memory_format = torch.contiguous_format
-    """Of images before the forward pass, however they were read: rounding depends on the memory format."""
+    """The layout that images get before the forward pass; rounding depends on it."""
     batch_size: int | None = None
-    """Samples of a part of a whole batch; None if any number may be compiled."""
+    """Samples in one part of a full batch; None if a forward pass of any size may be compiled."""
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most the given number of samples."""
-    least: int = 1
-    """Samples that the network needs at once: two, if it cannot normalize a single one."""
+    min_samples: int = 1
+    """Samples that a forward pass needs: two if the network cannot normalize a single one."""
     ranks: Ranks = ALONE
     exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
-    """Sums the gradients of these processes."""
+    """Sums the gradients over these processes."""
     divided: bool = False
-    """Whether each process holds a part of the weights, so that all must compute the same number of passes."""
+    """Whether the weights are sharded; all processes must then compute the same number of forward passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
-    phase: Callable[[str], AbstractContextManager[None]] = count_no_phase
-    """Context around the forward pass and the update, by their names."""
+    """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
+    phase: Callable[[str], AbstractContextManager[None]] = time_no_phase
+    """The context that measures the time of `forward` or `optimizer`, by that name."""
     report_memory: Callable[[str], None] = say
-    """Reports that memory ran out, and what follows."""
+    """Prints or records that memory ran out, and how the training goes on."""
     report_compile: Callable[[str], None] = say
-    """Reports, once, that compilation failed."""
+    """Prints or records that compilation failed; called once."""
     report_numbers: Callable[[str], None] = say
-    """Reports, once, that an operation has no deterministic kernel."""
+    """Prints or records that an operation has no deterministic kernel; called once."""
 
 
 @dataclass
 class StepState:
-    """What changes in a step while it trains."""
+    """What changes in a step during the training."""
 
     micro_batch: int | None = None
-    """Samples at a time; None for the whole batch."""
-    strict: bool = False
-    """Whether operations without a deterministic kernel are refused in the forward and the backward pass."""
-    on_device: bool = False
-    """Whether the device decides by itself if an update is made, where it can; the host then reads the result later."""
-    samples: int | None = None
-    """Samples of the present batch that all processes compute; None if only their sum tells."""
-    share: float = 1.0
-    """The share of the present batch that this process computes, among equals; 1 if each computes the whole."""
-    samples_of: list[float] = field(default_factory=list)
-    """The number of the samples that each process has computed, by rank, for the digest of the batch."""
-    parts: int = 1
-    """Parts of the present batch that this process computes one after another."""
-    last: StepResult | None = None
+    """Samples per micro-batch; None for the whole batch."""
+    deterministic_only: bool = False
+    """Whether forward and backward pass refuse operations without a deterministic kernel."""
+    prefers_device: bool = False
+    """Whether the device decides if an update is made, where it can; the host then reads the result later."""
+    batch_samples: int | None = None
+    """Samples of the current batch over all processes; None if the processes have to sum their counts."""
+    loss_share: float = 1.0
+    """1 / the number of processes if each computes a shard of the current batch; 1 if each computes all of it."""
+    sample_hashes: list[float] = field(default_factory=list)
+    """A hash of the sample ids that each process has computed, by rank, for the digest of the batch."""
+    part_count: int = 1
+    """Parts of the current batch that this process computes one after another."""
+    last_result: StepResult | None = None
     """The result of the last step, which must be read before that of the next."""
-    fallen_back: bool = False
-    """Whether it computes in fp32, whatever its options say."""
+    fell_back: bool = False
+    """Whether the step computes in fp32, whatever its options say."""
 
 
-def plain_options(
-    model: nn.Module, ranks: Ranks, size: int, signals: Signals, report: Callable[[str, str], None]
+def build_options(
+    model: nn.Module, ranks: Ranks, part_size: int, signals: Signals, report: Callable[[str, str], None]
 ) -> StepOptions:
-    """The options of the plain step, which the optimizations of the plan change.
+    """The default options of a step, which the optimizations of the plan change.
 
     Args:
         ranks: this process among those that train together.
-        size: samples of a part of a whole batch.
-        signals: interrupt the forward and the backward pass.
-        report: takes a kind and a text.
+        part_size: samples in one part of a full batch.
+        signals: may interrupt the forward and the backward pass.
+        report: called with the kind of an event and its text.
     """
     return StepOptions(
         forward=model,
         packed_forward=getattr(model, "packed", None),
-        batch_size=size,
+        batch_size=part_size,
         ranks=ranks,
         exchange=GradientExchange(ranks, signals.held),
         interruptible=signals.released,

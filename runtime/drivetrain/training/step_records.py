@@ -1,8 +1,8 @@
 """Records the steps of a run: metrics, events about numbers, progress.
 
 The result of a step that a GPU is still computing is recorded after the next step has been queued, so the GPU never
-waits for the host. What follows from a bad step, such as a rollback, comes one step later then, with the same outcome:
-a rollback restores a checkpoint, and a skipped step has changed nothing.
+waits for the host. A rollback after a bad step then comes one step later, with the same outcome: it restores a
+checkpoint, and a skipped step has changed nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step that has been queued, or is done."""
+    """A step whose update has been made, or queued on the device."""
 
     number: int
-    """From 1."""
-    place: tuple[int, int]
-    """(epoch, batch)."""
-    rate: float
-    """The learning rate."""
+    """Counted from 1."""
+    position: tuple[int, int]
+    """(epoch, batch), both counted from 0."""
+    learning_rate: float
     result: StepResult
-    batch: str = ""
-    """The digest of its samples."""
+    batch_digest: str = ""
+    """A digest of its sample ids."""
 
 
 class StepRecords:
@@ -41,16 +40,16 @@ class StepRecords:
         """The last step, if its result has not been read yet."""
 
     def add(self, step: TrainedStep) -> None:
-        """Record the step before this one, and this one too if its result is known already.
+        """Record the step before this one, and this one too if the host has its result already.
 
         Raises:
             NotFinite: if the run must roll back.
             Fp16Collapse: if it must continue in fp32.
             NumericsError: if fp16 has collapsed and the job says so.
         """
-        before, self.pending = self.pending, step
-        if before:
-            self._record(before)
+        previous, self.pending = self.pending, step
+        if previous:
+            self._record(previous)
         if not step.result.on_device:
             self.flush()
 
@@ -61,31 +60,33 @@ class StepRecords:
             self._record(last)
 
     def drop(self) -> None:
-        """Forget the last step: the run goes back to before it."""
+        """Forget the last step, which a rollback undoes."""
         self.pending = None
 
     def _record(self, step: TrainedStep) -> None:
         run, (loss, norm) = self.run, step.result.read()
         scaler = run.step.scaler
         assert run.metrics is not None
-        values = {"train/loss": loss, "lr": step.rate, **run.group_rates(step.rate), "grad_norm": norm}
+        rate = step.learning_rate
+        values = {"train/loss": loss, "lr": rate, **run.group_rates(rate), "grad_norm": norm}
         if scaler.active:
             values["scale"] = scaler.scale
         skipped = {} if step.result.finite else {"skipped": 1.0}
-        run.metrics.write(step.number, step.place[0], values | skipped, batch=step.batch)
+        run.metrics.write(step.number, step.position[0], values | skipped, batch=step.batch_digest)
         if run.ema:
             run.ema.count(step.result.finite)
-        self._judge(step)
-        self.progress.step(run, step.number, loss)
+        self._check_numbers(step)
+        self.progress.report_step(run, step.number, loss)
 
-    def _judge(self, step: TrainedStep) -> None:
+    def _check_numbers(self, step: TrainedStep) -> None:
+        """Record a jump of the loss, or numbers that are not finite; raises as `add`."""
         run, result = self.run, step.result
         if result.finite:
-            word = run.numerics.good(result.loss, step.place, lambda: run.batches.order(*step.place)[0])
-            if word:
-                run.events.add("loss", word, step.number)
+            message = run.numerics.record_good(result.loss, step.position, lambda: run.batches.order(*step.position)[0])
+            if message:
+                run.events.add("loss", message, step.number)
             return
         text = f"step {step.number} skipped: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}"
         run.events.add("numbers", text, step.number)
-        ids, scaler = run.batches.order(*step.place)[0], run.step.scaler
-        run.numerics.skipped(step.place, ids, scaler.scale if scaler.active else None)
+        ids, scaler = run.batches.order(*step.position)[0], run.step.scaler
+        run.numerics.record_skipped(step.position, ids, scaler.scale if scaler.active else None)

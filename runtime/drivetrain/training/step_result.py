@@ -17,32 +17,32 @@ class StepResult:
     Args:
         values: loss and gradient norm, a tensor of shape (2,) on the device.
         finite: whether both are finite, a boolean tensor of shape () on the device.
-        on_device: whether weights, buffers and scale depend on `finite` by the device's own arithmetic.
-        then: called once, when `finite` is known to the host.
+        on_device: whether the device itself has skipped the update of weights, buffers and scale unless `finite`.
+        on_read: called once with `finite`, when the host has read it.
     """
 
-    def __init__(self, values: Tensor, finite: Tensor, on_device: bool, then: Callable[[bool], None]) -> None:
+    def __init__(self, values: Tensor, finite: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> None:
         self.device_finite = finite
         """Whether loss and norm are finite: a boolean tensor of shape () on the device."""
         self.on_device = on_device
-        self._then: Callable[[bool], None] | None = then
-        self._values = _without_waiting(values) if on_device else values
-        self._ready = torch.cuda.Event() if on_device and values.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._ready:
-            self._ready.record()
-        self._read: tuple[float, float] | None = None
+        self._on_read: Callable[[bool], None] | None = on_read
+        self._values = _copy_without_waiting(values) if on_device else values
+        self._computed = torch.cuda.Event() if on_device and values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._computed:
+            self._computed.record()
+        self._numbers: tuple[float, float] | None = None
 
     def read(self) -> tuple[float, float]:
         """Loss and gradient norm; the first call waits until the device has computed them."""
-        if self._read is None:
-            if self._ready:
-                self._ready.synchronize()
+        if self._numbers is None:
+            if self._computed:
+                self._computed.synchronize()
             loss, norm = self._values.tolist()
-            self._read = loss, norm
-            then, self._then = self._then, None
-            if then:
-                then(self.finite)
-        return self._read
+            self._numbers = loss, norm
+            on_read, self._on_read = self._on_read, None
+            if on_read:
+                on_read(self.finite)
+        return self._numbers
 
     @property
     def loss(self) -> float:
@@ -60,8 +60,8 @@ class StepResult:
         return all(map(math.isfinite, self.read()))
 
 
-def _without_waiting(values: Tensor) -> Tensor:
-    """A copy in pinned memory, for which nothing waits; in ordinary memory where no memory can be pinned (WSL#8447)."""
+def _copy_without_waiting(values: Tensor) -> Tensor:
+    """A copy on the host that is made later; where no memory can be pinned (WSL#8447), one that waits for the GPU."""
     try:
         return values.to("cpu", non_blocking=True)
     except RuntimeError as error:
@@ -70,14 +70,14 @@ def _without_waiting(values: Tensor) -> Tensor:
         return values.to("cpu")
 
 
-def result_of(loss: Tensor, norm: Tensor, on_device: bool, then: Callable[[bool], None]) -> StepResult:
+def build_result(loss: Tensor, norm: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> StepResult:
     """The result of a step from its loss and gradient norm, scalars on the device."""
-    values, finite = numbers_of(loss, norm)
-    return StepResult(values, finite, on_device, then)
+    values, finite = stack_loss_and_norm(loss, norm)
+    return StepResult(values, finite, on_device, on_read)
 
 
-def numbers_of(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+def stack_loss_and_norm(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and gradient norm, shape (2,) float64, and whether both are finite, shape ()."""
     values = torch.stack([loss.double(), norm.double()])
-    # 0 for numbers, NaN for the others: three kernels, where torch.isfinite is five.
+    # x - x is 0 for a finite number, else NaN: three kernels, where torch.isfinite launches five.
     return values, (values - values).sum() == 0

@@ -20,16 +20,16 @@ SHOWN_IMAGES = 16
 def show_overview(run: Run) -> None:
     """Show the plan, and for images the first batch. The run's random numbers are not affected."""
     assert run.metrics is not None
-    entries: dict[str, Shown] = {"plan": plan_text(run.plan)}
+    entries: dict[str, Shown] = {"plan": format_plan(run.plan)}
     try:
-        entries |= _batch(run)
+        entries |= _draw_first_batch(run)
     except Exception as error:
         # The training reports a sample that cannot be read; here only its picture is missing.
         run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
     run.metrics.board.put(run.counters.step, entries)
 
 
-def plan_text(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     """The decisions as a Markdown table."""
     rows = [
         (
@@ -45,7 +45,7 @@ def plan_text(plan: Plan) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _batch(run: Run) -> dict[str, Shown]:
+def _draw_first_batch(run: Run) -> dict[str, Shown]:
     if run.counters.step or not run.job.task.startswith("image"):
         return {}
     data = run.readable

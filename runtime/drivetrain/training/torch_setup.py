@@ -11,7 +11,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.system import torch_settings
 
-_EXPECTED = (
+_IGNORED_WARNINGS = (
     r"TensorFloat32 tensor cores .* available but not enabled",
     r"\s*Online softmax is disabled on the fly",
     r"Warning: Profiler clears events",
@@ -20,10 +20,10 @@ _EXPECTED = (
 """Warnings of torch about what the plan has decided, or what does not matter here: integers are added in any order."""
 
 
-def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
+def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
     """Apply the job's settings, and defaults for the rest; optimizations may change them afterwards."""
     torch_settings.reset()
-    for message in _EXPECTED:
+    for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     deterministic = job.train.is_deterministic(on_gpu=device.type == "cuda")
     torch.set_deterministic_debug_mode("warn" if deterministic else "default")

@@ -27,7 +27,7 @@ def enter_stage(run: Run) -> bool:
     unfreezing.apply(run.model, epoch)
     if not run.network.freeze.train_mode:
         run.kept_in_eval_mode = list(find_frozen_parts(run.model))
-    _apply_again(run)
+    _reapply_optimizations(run)
     return True
 
 
@@ -47,8 +47,8 @@ def announce_stage(run: Run) -> None:
     run.events.add("unfreeze", text, run.counters.step)
 
 
-def _apply_again(run: Run) -> None:
-    """Apply what depends on the frozen layers to the whole network and its samples."""
+def _reapply_optimizations(run: Run) -> None:
+    """Apply the optimizations that depend on frozen layers again, to the whole network and its samples."""
     if run.replaced is not None:
         run.dataset, run.replaced, run.cached = run.replaced, None, ""
         run.batches.split = run.dataset.train
@@ -63,43 +63,43 @@ def _apply_again(run: Run) -> None:
         run.configure_step(compiled=None)
 
 
-def lines(run: Run) -> list[str]:
-    """The lines about it, each beginning with its subject: `model: ...`, `learning rates: ...`."""
+def describe(run: Run) -> list[str]:
+    """The lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
     counts = _describe_counts(run)
-    is_whole = all(p.requires_grad for p in run.model.parameters()) and not _later(run)
-    return [Detail(counts) if is_whole else counts, *rates(run)]
+    is_whole = all(p.requires_grad for p in run.model.parameters()) and not _describe_later_epochs(run)
+    return [Detail(counts) if is_whole else counts, *describe_rates(run)]
 
 
-def rates(run: Run) -> list[str]:
+def describe_rates(run: Run) -> list[str]:
     """The line about learning rates by layer; empty without `train.lr_groups`."""
     if not run.job.train.lr_groups:
         return []
     return ["learning rates: " + "; ".join(lr_groups.describe(run.lr_groups, run.model, run.job.train.optimizer.lr))]
 
 
-def unfrozen(run: Run) -> list[str]:
+def describe_unfreezing(run: Run) -> list[str]:
     """The line about gradual unfreezing; empty without `model.unfreeze`."""
-    later = _later(run)
-    return [f"trained parameters: {_first(run):,} at first, {later}"] if later else []
+    later = _describe_later_epochs(run)
+    return [f"trained parameters: {_count_first_epoch(run):,} at first, {later}"] if later else []
 
 
 def _describe_counts(run: Run) -> str:
     total = sum(p.numel() for p in run.model.parameters())
-    later = _later(run)
-    return f"model: {_first(run):,} of {total:,} parameters are trainable" + (f", {later}" if later else "")
+    later = _describe_later_epochs(run)
+    return f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (f", {later}" if later else "")
 
 
-def _first(run: Run) -> int:
+def _count_first_epoch(run: Run) -> int:
     """Parameters that are trained in the first epoch."""
     first = run.network.unfreezing.first
     return sum(p.numel() for name, p in run.model.named_parameters() if p.requires_grad and name not in first)
 
 
-def _later(run: Run) -> str:
-    """How many are trained from which epoch on."""
+def _describe_later_epochs(run: Run) -> str:
+    """The numbers of parameters that are trained from later epochs on; empty without `model.unfreeze`."""
     sizes = {name: p.numel() for name, p in run.model.named_parameters()}
-    unfreezing, count, parts = run.network.unfreezing, _first(run), list[str]()
+    unfreezing, count, descriptions = run.network.unfreezing, _count_first_epoch(run), list[str]()
     for epoch in unfreezing.epochs:
         count += sum(sizes[name] for name in unfreezing.names(epoch))
-        parts.append(f"{count:,} from epoch {epoch + 1} on")
-    return ", ".join(parts)
+        descriptions.append(f"{count:,} from epoch {epoch + 1} on")
+    return ", ".join(descriptions)

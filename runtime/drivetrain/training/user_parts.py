@@ -1,4 +1,4 @@
-"""What a Python program brings to its training, beside network, data and loss: optimizer, scheduler, metrics, callbacks."""
+"""Optimizer, scheduler, metrics and callbacks that a Python program hands to its training."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class UserMetrics:
                     metric.to(predicted.device)
                 metric.update(predicted, target)
 
-    def values(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         """The value of each metric, as `validation/NAME`.
 
         Raises:
             UserCodeError: if a metric raises, or gives no single number.
         """
-        return dict(self._compute())
+        return dict(self._list_values())
 
-    def _compute(self) -> Iterator[tuple[str, float]]:
+    def _list_values(self) -> Iterator[tuple[str, float]]:
         for name, metric in self.metrics.items():
             with _blame_user_code(name, "compute"):
                 value = metric.compute()
@@ -79,8 +79,9 @@ class UserMetrics:
             yield f"validation/{name}", float(value)
 
 
-def _blame_user_code(name: str, part: str) -> Any:
-    return blame_user_code(lambda told, do: UserCodeError(f"metrics: {name}: {part}() raised {told}", "", do))
+def _blame_user_code(name: str, method: str) -> Any:
+    call = f"metrics: {name}: {method}()"
+    return blame_user_code(lambda error, advice: UserCodeError(f"{call} raised {error}", "", advice))
 
 
 Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]
@@ -90,8 +91,8 @@ class UserOptimizer:
     """An optimizer over the parameters of one network; measurements before the training get copies of it.
 
     Args:
-        optimizer: of the program.
-        model: the network whose parameters it has.
+        optimizer: the one of the program.
+        model: the network whose parameters it updates.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
@@ -103,7 +104,7 @@ class UserOptimizer:
         if model is not self.model:
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
             optimizer = copy.deepcopy(optimizer, {id(old): new for old, new in pairs})
-        _move_state(optimizer)
+        _move_state_to_parameters(optimizer)
         return optimizer
 
 
@@ -129,8 +130,8 @@ class UserSchedule:
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
 
-def _move_state(optimizer: Optimizer) -> None:
-    """Move the state to the device of the parameters: the optimizer may have been made before the network moved."""
+def _move_state_to_parameters(optimizer: Optimizer) -> None:
+    """Move the state to the device of the parameters: the program may have built the optimizer before the network moved."""
     if any(
         isinstance(value, Tensor) and value.ndim and value.device != parameter.device
         for parameter, entry in optimizer.state.items()
@@ -139,42 +140,41 @@ def _move_state(optimizer: Optimizer) -> None:
         optimizer.load_state_dict(optimizer.state_dict())
 
 
-def unstorable(optimizer: Optimizer, model: nn.Module) -> str | None:
+def find_unstorable_state(optimizer: Optimizer, model: nn.Module) -> str | None:
     """Why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
 
     Raises:
         Exception: whatever the optimizer's step raises.
     """
-    trial = copy.deepcopy(model)
-    tried = UserOptimizer(optimizer, model).build(trial)
-    for group in tried.param_groups:
+    trial_optimizer = UserOptimizer(optimizer, model).build(copy.deepcopy(model))
+    for group in trial_optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
-    tried.step()
-    for entry in tried.state.values():
+    trial_optimizer.step()
+    for entry in trial_optimizer.state.values():
         for name, value in entry.items():
             if not (value is None or isinstance(value, Tensor | bool | int | float)):
                 return f"{name!r} of its state is of type {type(value).__name__}"
     return None
 
 
-def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The plain values of every parameter group, which some optimizers and schedulers change while they train."""
+def read_group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The plain values of each parameter group, some of which optimizers and schedulers change during the training."""
     return [
-        {key: value for key, value in group.items() if key != "params" and _plain(value)}
+        {key: value for key, value in group.items() if key != "params" and _is_plain_value(value)}
         for group in optimizer.param_groups
     ]
 
 
 def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
-    """Restore `group_settings`, also from JSON."""
+    """Restore what `read_group_settings` has returned, also after a round trip through JSON."""
     for group, values in zip(optimizer.param_groups, saved, strict=True):
         group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
-def _plain(value: object) -> bool:
+def _is_plain_value(value: object) -> bool:
     if isinstance(value, tuple | list):
-        return all(_plain(member) for member in value)
+        return all(_is_plain_value(member) for member in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
@@ -196,7 +196,7 @@ class TrainingInfo:
     steps: int
     """Optimizer steps of the whole run, if nothing ends it early."""
     epoch: int
-    """The epoch that this is about, from 1."""
+    """The current epoch, from 1."""
     epochs: int
     """Epochs of the whole run."""
     loss: float = math.nan
@@ -217,17 +217,17 @@ class TrainingInfo:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of a training; None for those that it does not have."""
+    """The callbacks of a training; None for each that the program does not have."""
 
     on_step: Callback | None = None
-    """After every optimizer step."""
+    """Called after every optimizer step."""
     on_epoch: Callback | None = None
-    """After every evaluation."""
+    """Called after every evaluation."""
     on_end: Callback | None = None
-    """After the run has finished, with its report; not after a stop or a failure."""
+    """Called when the run and its report are finished; not after a stop or a failure."""
 
     def call(self, name: str, info: TrainingInfo) -> str | None:
-        """Call one; returns why it ends the training, or None.
+        """Call the callback `name`, if there is one; returns why it ends the training, or None.
 
         Raises:
             UserCodeError: if it raises.
@@ -236,7 +236,7 @@ class Callbacks:
         if callback is None:
             return None
         try:
-            with blame_user_code(lambda told, do: UserCodeError(f"{name} raised {told}", "", do)):
+            with blame_user_code(lambda error, advice: UserCodeError(f"{name} raised {error}", "", advice)):
                 callback(info)
         except UserCodeError as error:
             if isinstance(error.__cause__, StopTraining):
@@ -247,7 +247,7 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class UserParts:
-    """Parts of a Python program; a training from a job file has none."""
+    """What a Python program hands to its training; a training from a job file has none of it."""
 
     optimizer: UserOptimizer | None = None
     schedule: UserSchedule | None = None

@@ -21,12 +21,14 @@ NORM_EPSILON = 1e-6
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks: Ranks, *, divided: bool) -> Tensor:
-    """Scale the gradients so that their norm is at most `most`; returns the norm before, of shape ().
+def clip_gradients(
+    parameters: Sequence[nn.Parameter], max_norm: float | None, ranks: Ranks, *, divided: bool
+) -> Tensor:
+    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, of shape ().
 
     Args:
         parameters: of the optimizer.
-        most: None for no clipping, which costs no pass over the gradients.
+        max_norm: None for no clipping, which costs no pass over the gradients.
         ranks: the processes.
         divided: whether each of them has a part of the gradients.
 
@@ -36,41 +38,41 @@ def clip_gradients(parameters: Sequence[nn.Parameter], most: float | None, ranks
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not divided:
         total_norm: Tensor = nn.utils.get_total_norm(gradients)
-        if most is not None:
-            nn.utils.clip_grads_with_norm_(parameters, most, total_norm)
+        if max_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
         return total_norm
     (squares,) = ranks.all_reduce_sum([sum_squares(g for g in gradients if is_sharded(g))])
     norm = (squares + sum_squares(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
-    if most is not None and gradients:
-        factor = (most / (norm + NORM_EPSILON)).clamp(max=1.0)
+    if max_norm is not None and gradients:
+        factor = (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
         torch._foreach_mul_([get_local_part(g) for g in gradients], factor.float())
     return norm
 
 
-KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
 
 
-def is_possible(optimizer: torch.optim.Optimizer) -> bool:
+def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the device can skip an update by itself.
 
     Not before the first update: the kernel would leave momentum that it creates uninitialized.
     """
-    if not isinstance(optimizer, KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
+    if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return True
-    return all(_is_begun(optimizer, group) for group in optimizer.param_groups)
+    return all(_has_state(optimizer, group) for group in optimizer.param_groups)
 
 
-def _is_begun(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
         return True
     return all(p in optimizer.state for p in group["params"] if p.grad is not None)
 
 
 @torch.no_grad()
-def begin_late(optimizer: torch.optim.Optimizer) -> None:
+def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
     were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
 
@@ -89,7 +91,7 @@ def begin_late(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def with_rates(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
+def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
     """A block in which an update takes its learning rates from the device: `rates` by group, float32."""
     before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
@@ -106,7 +108,7 @@ def with_rates(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None
 
 
 @contextlib.contextmanager
-def only_if(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
+def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
     """A block in which an update changes nothing unless `finite`, a boolean tensor of shape () on the device."""
     optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
     try:

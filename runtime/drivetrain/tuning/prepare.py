@@ -52,7 +52,7 @@ def assemble_run(
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
-    resumes = checkpoint.resumes(folder)
+    resumes = checkpoint.can_resume(folder)
     if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not is_measured and not resumes:
@@ -84,7 +84,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
     device_check.check_build(machine)
     with clock.phase("data"), report_if_slow("reading the data"):
-        dataset = recorded_inputs.read(job, folder)
+        dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
         say(notes.line(note))
     with clock.phase("model"), report_if_slow("building the network"):

@@ -38,7 +38,7 @@ from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import LEARNED, OPEN, Plan, format_value
 from drivetrain.system import timeout
 from drivetrain.system.signals import Signals
-from drivetrain.training.phase_timer import PhaseTimer, since_start
+from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.training.run import Run, assemble
 from drivetrain.training.user_parts import UserParts
 from drivetrain.tuning import process_settings, tuner_state, variants, vetted_plans
@@ -84,7 +84,7 @@ class Tuner(VariantBuilder):
         self.compiling = COMPILING
         self.reported = set[str]()
         """Lines about values that are not measured."""
-        self.standing = since_start() if source else 0.0
+        self.standing = process_seconds() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
@@ -256,7 +256,7 @@ def load_or_measure(
         say(f"tune: measured before, on {next(iter(sure.values())).date}; reusing the results")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
-    run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), parts=parts)
+    run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), user_parts=parts)
     if run.ends_solved and mode != "full":
         say("tune: skipped, the heads are solved and no step is trained")
         return {}

@@ -77,9 +77,9 @@ class Variant:
         """
         fault_point("tuner step")
         run, batch = self.run, next(self.batches)
-        run.set_rate()
+        run.set_learning_rates()
         for _ in range(MAX_SETTLING_STEPS):
-            result = run.step(run.mix(run.preprocess(batch, 0)), run.own_parts(len(batch)))
+            result = run.step(run.mix(run.preprocess(batch, 0)), run.list_local_parts(len(batch)))
             if self.settled or not run.step.scaler.active or result.finite:
                 break
         self.settled = True
@@ -220,7 +220,7 @@ class VariantBuilder:
             network,
             original.signals,
             timer,
-            parts=original.parts,
+            user_parts=original.user_parts,
         )
         if stored:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.

@@ -42,7 +42,7 @@ def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pyt
     made = tiny.plain(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
     (tmp_path / "run").mkdir()
     made.metrics, saver, seen = MetricsLog(tmp_path / "run"), Saver(made), list[bool]()
-    saver.final()
+    saver.save_final()
 
     def spoil(moment: str, *subjects: object) -> None:
         if moment == "step" and (made.counters.epoch, made.counters.batch) == (0, 3) and not seen:

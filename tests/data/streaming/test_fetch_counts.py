@@ -14,7 +14,7 @@ from drivetrain.data.streaming.fetch_counts import FetchCounts
 from drivetrain.report.blocks import Text
 from drivetrain.report.log_series import collect
 from drivetrain.report.sections.machine import time_section
-from drivetrain.training.progress import since_last_sample
+from drivetrain.training.progress import measure_since_last_call
 
 
 def test_shards_and_what_comes_again() -> None:
@@ -48,7 +48,7 @@ def run() -> Any:
 
 
 def test_a_sample_has_what_came_since_the_last(run: Any) -> None:
-    since = since_last_sample(cast(Any, run))
+    since = measure_since_last_call(cast(Any, run))
     run.readable.fetched.add("a", 10)
     run.readable.fetched.add_wait(0.5)
     first, second = since(), since()
@@ -64,7 +64,7 @@ def test_a_sample_has_what_came_since_the_last(run: Any) -> None:
     }
     assert second["shard_bytes"] == second["shard_waited"] == 0
     run.readable.fetched = None
-    assert not any(key.startswith("shard_") for key in since_last_sample(cast(Any, run))())
+    assert not any(key.startswith("shard_") for key in measure_since_last_call(cast(Any, run))())
 
 
 @pytest.mark.parametrize("again", [0, 3])

@@ -42,7 +42,7 @@ def test_families_begin_with_their_weights_and_train(folder: Path, family: str) 
     assert all(torch.equal(own[name], before[name]) for name in own)
     assert all(name.startswith("pooler.") for name in before.keys() - own.keys())
     made.train_mode()
-    made.set_rate()
+    made.set_learning_rates()
     for batch in made.batches.epoch(0):
         made.step(made.preprocess(batch, 0), 0)
     after = backbone(made)

@@ -67,12 +67,12 @@ def test_tables_of_one_kind(numbers: int, categories: list[int]) -> None:
 def test_it_is_solved_and_follows_a_bend(tmp_path: Path) -> None:
     run = tiny.plain(job_spec.load(write(tmp_path)), tmp_path)
     assert train.train(run) == "the heads are solved"
-    assert run.last["validation/accuracy"] > 0.93
+    assert run.last_metrics["validation/accuracy"] > 0.93
     straight = tmp_path / "straight"
     straight.mkdir()
     line = tiny.plain(job_spec.load(write(straight, model="{name: linear, bins: 0}")), straight)
     train.train(line)
-    assert line.last["validation/accuracy"] < run.last["validation/accuracy"] - 0.1
+    assert line.last_metrics["validation/accuracy"] < run.last_metrics["validation/accuracy"] - 0.1
 
 
 def test_numbers_are_predicted_too(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_numbers_are_predicted_too(tmp_path: Path) -> None:
         job_spec.load(write(tmp_path, task="tabular-regression", target="amount").rename(tmp_path / "b.yaml")), tmp_path
     )
     train.train(run)
-    assert run.last["validation/r2"] > 0.9
+    assert run.last_metrics["validation/r2"] > 0.9
 
 
 @pytest.mark.slow

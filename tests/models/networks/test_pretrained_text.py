@@ -62,7 +62,7 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
     made = assembled(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
     before = weights(folder / "saved" / "model.safetensors")
     made.train_mode()
-    made.set_rate()
+    made.set_learning_rates()
     for batch in made.batches.epoch(0):
         made.step(made.preprocess(batch, 0), 0)
     after = encoder(made)

@@ -16,7 +16,7 @@ from drivetrain.job import dot_key
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks.text_encoder import TextNetwork
 from drivetrain.training import run
-from drivetrain.training.step_options import parts_of
+from drivetrain.training.step_options import list_parts
 from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
@@ -86,7 +86,7 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
 
 def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
     made.step.use_micro_batch(micro_batch)
-    made.step._gradients(batch, made.step._denominators(batch), parts_of(len(batch), 0))
+    made.step._accumulate_gradients(batch, made.step._start_denominators(batch), list_parts(len(batch), 0))
     found = torch.cat([p.grad.flatten() for p in made.step.parameters if p.grad is not None])
     made.model.zero_grad()
     return found
@@ -145,7 +145,7 @@ def test_frozen_parts_stay_as_they_are(tmp_path: Path, freeze: str, frozen: tupl
     made = freezing(tmp_path, freeze)
     before = {name: p.clone() for name, p in made.model.named_parameters()}
     made.train_mode()
-    made.set_rate()
+    made.set_learning_rates()
     for seed in range(2):
         made.step(first(made, 32), seed)
     still = {name for name, p in made.model.named_parameters() if torch.equal(before[name], p)}

@@ -73,7 +73,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     made = tiny.plain(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", SMALL), folder)
     assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
     made.train_mode()
-    made.set_rate()
+    made.set_learning_rates()
     for batch in made.batches.epoch(0):
         made.step(made.preprocess(batch, 0), 0)
     again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))

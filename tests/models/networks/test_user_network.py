@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 def gradient(weight: Tensor, x: Tensor, y: Tensor, loss: Any, size: int) -> Tensor:
     """Of an objective over a batch that is split into parts of `size`."""
-    goal = losses.objective(None, {"": Head("")}, {}, "none", CustomTerms(loss, "loss", SpecError))
+    goal = losses.build_objective(None, {"": Head("")}, {}, "none", CustomTerms(loss, "loss", SpecError))
     weight = weight.clone().requires_grad_()
     over = goal.denominators({"": y})
     for start in range(0, len(x), size):

@@ -54,7 +54,7 @@ def test_a_model_that_needs_nothing(run: Path) -> None:
 def test_overfitting_names_the_epoch_and_the_line(run: Path) -> None:
     evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3])
     (one,) = advise(run)
-    assert one.line == "train: {epochs: 6}"
+    assert one.line == "train: {epochs: 8}"
     assert "lowest after epoch 4 of 12 and is 100 % higher" in one.why
     assert "validation/accuracy, which chose the weights, gained no more than chance since" in one.why
 

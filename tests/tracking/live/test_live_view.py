@@ -236,11 +236,11 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         folder=folder,
         counters=SimpleNamespace(epoch=epoch),
         time_left=lambda: 100.0,
-        last={"validation/loss": 0.5},
+        last_metrics={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
-        watch=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
+        best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
     )
     return cast(Run, made)
 
@@ -251,8 +251,8 @@ def test_many_columns_are_not_in_the_line_of_an_epoch(
 ) -> None:
     progress, run = Progress(40, 0), fake(tmp_path)
     scores = {f"validation/c{n}/{metric}": 1.0 for n in range(columns) for metric in ("mae", "rmse", "r2")}
-    run.last = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
-    progress.evaluation(run, "")
+    run.last_metrics = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
+    progress.report_evaluation(run, "")
     line = capsys.readouterr().out
     assert "validation/rmse 2.0000" in line
     assert ("validation/c1/mae" in line) == shown
@@ -263,8 +263,8 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
     progress, run = Progress(40, 0), fake(tmp_path)
     for step in range(1, 11):
-        progress.step(run, step, 1 / step)
-    progress.evaluation(run, "best")
+        progress.report_step(run, step, 1 / step)
+    progress.report_evaluation(run, "best")
     progress.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  estimating time left"
@@ -284,7 +284,7 @@ def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
     for epoch in range(100):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds * epoch: now)
         run.counters.epoch = epoch
-        progress.evaluation(run, "")
+        progress.report_evaluation(run, "")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == logged
     assert [lines[0].split()[1], lines[-1].split()[1]] == ["1/100", "100/100"]
@@ -296,5 +296,5 @@ def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float)
 
 
 def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(40, 0).step(fake(tmp_path / "nowhere"), 1, 1.0)
+    Progress(40, 0).report_step(fake(tmp_path / "nowhere"), 1, 1.0)
     assert "`drivetrain watch` cannot show the time left" in capsys.readouterr().out

@@ -53,7 +53,7 @@ def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
-    loaded, passed = checkpoint.latest(tmp_path)
+    loaded, passed = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     assert loaded.path.name == "step-1"
     assert len(passed) == 1
@@ -66,11 +66,11 @@ def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: objec
 def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
     flip(save(tmp_path, 1) / "model.safetensors")
     with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
-        checkpoint.latest(tmp_path)
+        checkpoint.load_latest(tmp_path)
 
 
 def test_no_checkpoint_is_a_start_from_zero(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path) == (None, [])
+    assert checkpoint.load_latest(tmp_path) == (None, [])
 
 
 def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
 def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
     checkpoint.prune(tmp_path, keep=0, best=None)
-    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-1"]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step-1"]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -98,7 +98,7 @@ def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) ->
     flip(save(tmp_path, 40) / "model.safetensors")
     save(tmp_path, 30)
     checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
-    assert [checkpoint.number(path) for path in checkpoint.steps(tmp_path)] == [10, 20, 30][-keep:]
+    assert [checkpoint.read_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [10, 20, 30][-keep:]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
     second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
-    run_state.load_optimizer(twin, second, run_state.optimizer_tensors(model, first))
+    run_state.load_optimizer(twin, second, run_state.collect_optimizer_tensors(model, first))
     step(model, first)
     step(twin, second)
     assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

@@ -57,7 +57,7 @@ def bests(made: run.Run) -> list[Path]:
 def test_the_best_checkpoint_is_chosen_without_an_event(tmp_path: Path) -> None:
     made = ended(tmp_path, lambda made: None)
     assert told(tmp_path) == []
-    assert result(tmp_path)["best"]["step"] == made.watch.best.step
+    assert result(tmp_path)["best"]["step"] == made.best_metric.best.step
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_a_metric_that_is_always_nan_stops_early() -> None:
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
     for epoch in range(2):
         assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
-    assert watch.stop() == "validation/loss has not improved for 2 evaluations (never a number)"
+    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (never a number)"

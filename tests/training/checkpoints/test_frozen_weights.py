@@ -23,7 +23,7 @@ def save(folder: Path, step: int, kind: str = "step", frozen: object = tuple(FRO
 
 
 def file(path: Path) -> os.stat_result:
-    return (path / frozen_weights.FILE).stat()
+    return (path / frozen_weights.FROZEN_FILE).stat()
 
 
 def test_they_are_written_once_and_every_checkpoint_has_all(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_removing_one_leaves_the_others_whole(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     checkpoint.prune(tmp_path, 1, None)
-    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-3"]
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-3"]
     assert checkpoint.load(tmp_path / "step-3").tensors["model"]["body.weight"].equal(FROZEN["body.weight"])
 
 
 def test_a_damaged_file_is_found_and_not_linked_again(tmp_path: Path) -> None:
-    path = save(tmp_path, 1) / frozen_weights.FILE
+    path = save(tmp_path, 1) / frozen_weights.FROZEN_FILE
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_found_and_not_linked_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    (save(tmp_path, 1) / frozen_weights.FILE).unlink()
+    (save(tmp_path, 1) / frozen_weights.FROZEN_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"frozen\.safetensors is missing"):
         checkpoint.load(tmp_path / "step-1")
 
@@ -83,7 +83,7 @@ def test_without_hard_links_each_has_its_own(tmp_path: Path, monkeypatch: pytest
 def test_checkpoints_without_frozen_weights_are_as_before(tmp_path: Path) -> None:
     path = save(tmp_path, 1, frozen=())
     assert json.loads((path / "MANIFEST.json").read_text())["format"] == 1
-    assert not (path / frozen_weights.FILE).exists()
+    assert not (path / frozen_weights.FROZEN_FILE).exists()
     assert json.loads((save(tmp_path, 2) / "MANIFEST.json").read_text())["format"] == 2
 
 
@@ -95,9 +95,9 @@ def test_a_run_with_a_frozen_network_writes_them_once(tmp_path: Path) -> None:
     from drivetrain.training.saver import Saver
 
     saver = Saver(made)
-    first = saver.final()
+    first = saver.save_final()
     made.counters.step += 1
-    second = saver.final()
+    second = saver.save_final()
     assert first != second
     assert file(first).st_ino == file(second).st_ino
     assert all(checkpoint.load(second).tensors["model"][n].equal(v) for n, v in made.model.state_dict().items())

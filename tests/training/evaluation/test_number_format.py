@@ -55,9 +55,9 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
     run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
     row = run.plan.row("precision")
     monkeypatch.setattr(type(run.plan), "row", lambda self, name: row.__class__(**{**vars(row), "source": source}))
-    monkeypatch.setattr(validation, "_losses", lambda _: losses)
+    monkeypatch.setattr(validation, "_measure_losses", lambda _: losses)
     run.counters.epoch = epoch
-    validation.check_format(run)
+    validation.check_precision(run)
     assert (run.step.dtype is not None) is stays
     events = (tmp_path / "events.jsonl").read_text() if (tmp_path / "events.jsonl").exists() else ""
     if not stays:
@@ -65,18 +65,18 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
         # A resumed run goes on in fp32, too.
         other = Scaler()
         other.load(run_state.collect_state(run)["scaler"])
-        assert other.fallen
+        assert other.fell_back
     assert ("kept, as set in the job" in events) is (source == "job")
 
 
 def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path) -> None:
     run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    losses, exact = validation._losses(run)
+    losses, exact = validation._measure_losses(run)
     assert losses != exact
     assert losses == pytest.approx(exact, rel=0.05)
-    run.step.fall_back()
-    assert validation._losses(run) == (exact, exact)
+    run.step.fall_back_to_fp32()
+    assert validation._measure_losses(run) == (exact, exact)
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 
 

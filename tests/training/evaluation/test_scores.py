@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drivetrain.data.dataset import Head
-from drivetrain.training.evaluation.scores import scores
+from drivetrain.training.evaluation.scores import build_scores
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def reference() -> object:
 def test_accuracy_and_macro_f1(reference: object, classes: int) -> None:
     torch.manual_seed(classes)
     outputs, targets = torch.randn(200, classes), torch.randint(0, classes, (200,))
-    kept = scores(Head("", classes=tuple("abcde"[:classes])))
+    kept = build_scores(Head("", classes=tuple("abcde"[:classes])))
     for part in range(0, 200, 64):
         kept.update(outputs[part : part + 64], targets[part : part + 64])
     f1 = reference.f1_score(outputs.argmax(1), targets, task="multiclass", num_classes=classes, average="macro")  # type: ignore[attr-defined]
@@ -32,7 +32,7 @@ def test_accuracy_and_macro_f1(reference: object, classes: int) -> None:
 
 
 def test_classes_that_never_occur_do_not_count() -> None:
-    kept = scores(Head("", classes=("a", "b", "c")))
+    kept = build_scores(Head("", classes=("a", "b", "c")))
     kept.update(torch.tensor([[2.0, 1, 0], [0, 1, 0]]), torch.tensor([0, 1]))
     assert {name: kept.compute()[name] for name in ("accuracy", "f1", "balanced_accuracy")} == {
         "accuracy": 1.0,
@@ -48,7 +48,7 @@ def test_scores_of_probabilities_are_those_of_scikit_learn(classes: int, scale: 
     torch.manual_seed(classes)
     targets = torch.randint(0, classes, (300,))
     outputs = scale * (torch.randn(300, classes).round(decimals=1) + torch.nn.functional.one_hot(targets, classes))
-    ours = scores(Head("", classes=tuple("abcd"[:classes])))
+    ours = build_scores(Head("", classes=tuple("abcd"[:classes])))
     for part in range(0, 300, 128):
         ours.update(outputs[part : part + 128], targets[part : part + 128])
     values = ours.compute()
@@ -77,7 +77,7 @@ def test_scores_of_probabilities_are_those_of_scikit_learn(classes: int, scale: 
 
 
 def test_one_class_alone_has_no_order_and_no_sample_no_scores() -> None:
-    ours = scores(Head("", classes=("a", "b")))
+    ours = build_scores(Head("", classes=("a", "b")))
     assert ours.compute()["auc"] == 0.5
     assert ours.compute()["log_loss"] == 0
     ours.update(torch.randn(5, 2), torch.ones(5, dtype=torch.int64))
@@ -89,7 +89,7 @@ def test_one_class_alone_has_no_order_and_no_sample_no_scores() -> None:
 def test_several_labels(reference: object) -> None:
     torch.manual_seed(1)
     outputs, targets = torch.randn(100, 4), torch.randint(0, 2, (100, 4))
-    kept = scores(Head("", classes=tuple("abcd"), several=True))
+    kept = build_scores(Head("", classes=tuple("abcd"), several=True))
     kept.update(outputs, targets.float())
     f1 = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="macro")  # type: ignore[attr-defined]
     assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
@@ -120,7 +120,7 @@ def test_average_precision_of_labels(scale: float, shift: float, ties: bool) -> 
     truth = (torch.rand(400, 4) < 0.2).float() * torch.tensor([1, 1, 1, 0])
     outputs = 2 * truth + torch.randn(400, 4)
     outputs = (outputs.round() if ties else outputs) * scale + shift
-    ours = scores(Head("", classes=tuple("abcd"), several=True))
+    ours = build_scores(Head("", classes=tuple("abcd"), several=True))
     ours.update(outputs[:150], truth[:150])
     ours.update(outputs[150:], truth[150:])
     expected = sum(precision_by_definition(outputs[:, n], truth[:, n]) for n in range(3)) / 3
@@ -131,9 +131,9 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
     torch.manual_seed(3)
     outputs, truth = torch.randn(50, 3), (torch.rand(50, 3) < 0.3).float()
     head = Head("", classes=tuple("abc"), several=True)
-    whole = scores(head)
+    whole = build_scores(head)
     whole.update(outputs, truth)
-    parts = [scores(head) for _ in range(3)]
+    parts = [build_scores(head) for _ in range(3)]
     for part, (start, end) in zip(parts, ((0, 20), (20, 20), (20, 50)), strict=True):
         part.update(outputs[start:end], truth[start:end])
     sent: list[list[torch.Tensor]] = []

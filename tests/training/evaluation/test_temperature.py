@@ -25,7 +25,7 @@ def drawn(true_temperature: float, count: int = 4_000, classes: int = 3) -> tupl
 
 @pytest.mark.parametrize("most_values", [1 << 22, 100])
 def test_losses_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch, most_values: int) -> None:
-    monkeypatch.setattr(temperature, "MOST_VALUES", most_values)
+    monkeypatch.setattr(temperature, "MAX_VALUES_AT_ONCE", most_values)
     outputs, truth = drawn(1.0, 50)
     expected = [
         float(torch.nn.functional.cross_entropy(outputs / value, truth, reduction="sum"))
@@ -40,7 +40,7 @@ def test_the_true_temperature_is_found(true_temperature: float) -> None:
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     for part in range(0, len(outputs), 1_000):
         scores.update(outputs[part : part + 1_000], truth[part : part + 1_000])
-    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
     assert chosen is not None
     assert chosen.value == pytest.approx(true_temperature, rel=0.12)
     direct = float(torch.nn.functional.cross_entropy(outputs / chosen.value, truth))
@@ -56,7 +56,7 @@ def test_the_true_temperature_is_found(true_temperature: float) -> None:
 def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:
     scores = ClassScores(Head("", classes=("a", "b")))
     scores.update(torch.tensor([[1.0, 0.0]] * 5), torch.zeros(5, dtype=torch.int64))
-    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
     assert chosen is not None
     assert 0.4 < chosen.value < 1
 
@@ -66,7 +66,7 @@ def test_the_end_of_the_range_is_known_as_such(factor: float, value: float) -> N
     outputs, truth = drawn(1.0)
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     scores.update(outputs * factor, truth)
-    chosen = temperature.of_evaluation({"": {"calibration": scores.calibration()}}, "")
+    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
     assert chosen is not None
     assert chosen.value == pytest.approx(value)
     assert chosen.is_at_end
@@ -75,10 +75,10 @@ def test_the_end_of_the_range_is_known_as_such(factor: float, value: float) -> N
 
 
 def test_what_has_no_temperature() -> None:
-    assert temperature.choose([0.5] * len(temperature.TEMPERATURES), 0) is None
-    assert temperature.choose([float("nan")] * len(temperature.TEMPERATURES), 9) is None
-    assert temperature.of_evaluation({}, "") is None
-    assert temperature.of_evaluation({"": {"matrix": []}}, "") is None, "a run from before"
+    assert temperature.choose_temperature([0.5] * len(temperature.TEMPERATURES), 0) is None
+    assert temperature.choose_temperature([float("nan")] * len(temperature.TEMPERATURES), 9) is None
+    assert temperature.choose_for_head({}, "") is None
+    assert temperature.choose_for_head({"": {"matrix": []}}, "") is None, "a run from before"
 
 
 def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:

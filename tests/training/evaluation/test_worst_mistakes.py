@@ -16,7 +16,7 @@ from PIL import Image
 
 from drivetrain.report import write as reports
 from drivetrain.report.sections.mistakes import worst_sections
-from drivetrain.training.evaluation.worst_mistakes import FILE, MAX_MISTAKES, WorstMistakes, picture
+from drivetrain.training.evaluation.worst_mistakes import FILE, MAX_MISTAKES, WorstMistakes, encode_picture
 from tests import tiny
 from tests.report_folder import make
 from tests.report_page import page_of
@@ -47,8 +47,8 @@ def test_mistakes_of_several_processes_are_all_there() -> None:
     for number, worst in enumerate(parts):
         part = slice(number * 20, number * 20 + 20)
         worst.update(ids[part], outputs[part], truth[part])
-    table = torch.stack([worst.table(number, 3) for number, worst in enumerate(parts)]).sum(0)
-    parts[0].read(table)
+    table = torch.stack([worst.to_table(number, 3) for number, worst in enumerate(parts)]).sum(0)
+    parts[0].read_table(table)
     assert parts[0].to_json() == whole.to_json()
 
 
@@ -62,7 +62,7 @@ def test_a_network_without_mistakes_and_one_without_numbers() -> None:
 
 def test_a_picture_is_small_and_the_sample() -> None:
     split = tiny.dataset().validation
-    image = Image.open(io.BytesIO(base64.b64decode(picture(split, 2))))
+    image = Image.open(io.BytesIO(base64.b64decode(encode_picture(split, 2))))
     assert image.size == (8, 8)
     sample = split.gather(np.array([2]))[0][0, 0]
     assert int(np.asarray(image.convert("L")).argmax()) == int(sample.argmax())

@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.report import write as reports
 from drivetrain.report.sections.operators import operators_section
-from drivetrain.training.profiling import OPERATORS, PROFILED_STEPS, TRACE, Profiler
+from drivetrain.training.profiling import OPERATORS_FILE, PROFILED_STEPS, TRACE_FILE, Profiler
 from tests import tiny
 from tests.supervisor import tiny_run
 from tests.supervisor.tiny_run import train
@@ -34,14 +34,14 @@ def test_a_traced_run_ends_with_the_same_bits(traced: tuple[Path, Path]) -> None
     assert all(torch.equal(first[name], second[name]) for name in first)
     rows = [(run / "metrics.jsonl").read_text() for run in traced]
     assert rows[0] == rows[1]
-    assert not (traced[1] / TRACE).exists()
+    assert not (traced[1] / TRACE_FILE).exists()
 
 
 def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) -> None:
     run = traced[0]
-    events = json.loads(gzip.decompress((run / TRACE).read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress((run / TRACE_FILE).read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
-    kept = json.loads((run / OPERATORS).read_text())
+    kept = json.loads((run / OPERATORS_FILE).read_text())
     assert kept["steps"] == PROFILED_STEPS
     assert {row["name"] for row in kept["operators"]} <= names
     times = [row["seconds"] for row in kept["operators"]]
@@ -53,7 +53,7 @@ def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) 
 def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
     assert "Slowest operators" in (traced[0] / "report.md").read_text()
     assert "Slowest operators" not in (traced[1] / "report.md").read_text()
-    (traced[0] / OPERATORS).write_text("{")
+    (traced[0] / OPERATORS_FILE).write_text("{")
     reports.write(traced[0])
     assert "the slowest operators cannot be shown" in (traced[0] / "report.md").read_text()
 
@@ -71,9 +71,9 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / TRACE).mkdir()
+    (tmp_path / "run" / TRACE_FILE).mkdir()
     profiler = Profiler(made.folder, "cpu", made.total_steps, lambda text: made.events.add("trace", text))
-    profiler.warm = 1
+    profiler.warmup_steps = 1
     profiler.step()
     tiny.losses(made, 1)
     profiler.close()

@@ -41,7 +41,7 @@ def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
 def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     watch = profiling.StepPhases(made)
-    watch.compiles = True
+    watch.compiles_next = True
     with made.clock.phase("train"):
         with watch.phase("optimizer"):
             pass

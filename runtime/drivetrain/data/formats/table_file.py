@@ -151,15 +151,17 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
     """Check that all required columns are there.
 
     Raises:
-        DataError: for the first that is missing, with the key that names it and the most similar name.
+        DataError: naming all that are missing, with the key that names the first and the name most similar to it.
     """
-    for name, option in required.items():
-        if name not in names:
-            raise DataError(
-                f'{option}: {path} has no column "{name}"',
-                f"its columns: {list_names(list(names), 30)}",
-                nearest(name, names) or f'rename the column in the file to "{name}", or name another one',
-            )
+    missing = [name for name in required if name not in names]
+    if missing:
+        name, *others = missing
+        beside = f", nor {list_names(others, 12)}" if others else ""
+        raise DataError(
+            f'{required[name]}: {path} has no column "{name}"{beside}',
+            f"its columns: {list_names(list(names), 30)}",
+            nearest(name, names) or f'rename the column in the file to "{name}", or name another one',
+        )
 
 
 def _build_reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:

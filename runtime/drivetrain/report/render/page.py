@@ -35,7 +35,7 @@ _NUMBER = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
 
 # With this policy the browser blocks anything that would load from elsewhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-STYLE = """
+COLORS = """
 :root {
   color-scheme: light dark;
   --page: #f6f6f3; --card: #ffffff; --ink: #16181d; --muted: #5f6368; --grid: #dcdcd6; --soft: #efefea;
@@ -51,6 +51,10 @@ STYLE = """
     --line-7: #4bbdc9; --line-8: #ee7b7b;
   }
 }
+"""
+STYLE = (
+    f"{COLORS}"
+    """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
@@ -157,6 +161,7 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
 }
 @media print { body { background: none; } header, section { border: 0; break-inside: avoid; } }
 """
+)
 
 
 def page(headline: Headline, sections: Sequence[Section]) -> str:

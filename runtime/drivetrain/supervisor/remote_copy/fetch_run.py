@@ -25,10 +25,10 @@ from drivetrain.system.files import PRIVATE, make_folder, parse_json, read_json,
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
-    MOST_BYTES,
-    all_damaged,
+    MAX_MANIFEST_BYTES,
+    all_damaged_error,
     describe_damaged,
-    list_files_of,
+    parse_files,
     verify,
 )
 
@@ -104,7 +104,7 @@ def _checkpoints(
         passed.append(describe_damaged(name, wrong))
         report(f"{store.address}: {passed[-1]}")
     if passed and above < 0:
-        raise all_damaged(store.address, passed)
+        raise all_damaged_error(store.address, passed)
     return None, size
 
 
@@ -112,11 +112,11 @@ def _wrong_there(store: ObjectStore, sizes: Mapping[str, int], name: str) -> str
     """What is wrong with a checkpoint by its manifest and the sizes in the store, before anything large is downloaded."""
     prefix = f"{CHECKPOINTS}/{name}"
     manifest = None
-    if sizes[f"{prefix}/{MANIFEST}"] <= MOST_BYTES:
+    if sizes[f"{prefix}/{MANIFEST}"] <= MAX_MANIFEST_BYTES:
         with contextlib.suppress(ValueError):
             manifest = parse_json(store.get(f"{prefix}/{MANIFEST}"))
     try:
-        files = list_files_of(manifest)
+        files = parse_files(manifest)
     except ValueError as wrong:
         return str(wrong)
     for part, entry in files.items():

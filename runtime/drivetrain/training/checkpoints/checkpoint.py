@@ -4,7 +4,7 @@
       step-120/   model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/    the weights of the best evaluation
 
-Where the weights are divided among processes, shard-....safetensors of each are in place of the first four files.
+Where the weights are divided among processes, each writes shard-....safetensors instead of the first four files.
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
 its parent fsynced; only then are older ones removed. A checkpoint that does not match its manifest is never loaded. A
@@ -30,22 +30,22 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import parse_json, read_json, storage_error, sync_folder, write_json, write_text
 from drivetrain.training.checkpoints import divided_tensors, frozen_weights
 from drivetrain.training.checkpoints.manifest import (
-    FROZEN,
+    FROZEN_FORMAT,
     MANIFEST,
-    PLAIN,
+    PLAIN_FORMAT,
     STATE,
     Entry,
-    all_damaged,
+    all_damaged_error,
     describe_damaged,
-    entry_of,
+    describe_file,
     is_divided,
     list_files,
     verify,
 )
 
-OLD = ".old-"
-LEADER = "leader.json"
-"""In the folder of a process that does not lead: whether the leader's folder has a checkpoint."""
+OLD_PREFIX = ".old-"
+LEADER_FILE = "leader.json"
+"""In the run folder of every process but the leader: whether the leader's folder has a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Loaded:
 
     path: Path
     tensors: dict[str, dict[str, Tensor]]
-    """By file: model, optimizer, ema."""
+    """By file (model, optimizer, ema), then by name."""
     state: dict[str, Any]
 
 
@@ -65,77 +65,77 @@ def save(
     state: Mapping[str, object],
     frozen: Collection[str] = (),
 ) -> Path:
-    """Write the checkpoint `folder/name` atomically; tensors of the model named in `frozen` are written once.
+    """Write the checkpoint `folder/name` atomically; `frozen` names parameters that are written once for all checkpoints.
 
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
     """
     final = folder / name
-    unfinished = beside(final)
+    unfinished = unfinished_folder(final)
     try:
-        make_empty(unfinished)
-        groups = frozen_weights.split(tensors, frozen)
+        create_unfinished(unfinished)
+        groups = frozen_weights.split_frozen(tensors, frozen)
         for stem, group in groups.items():
             path = unfinished / f"{stem}.safetensors"
-            if stem == frozen_weights.STEM:
-                frozen_weights.put(folder, path, group)
+            if stem == frozen_weights.FROZEN_STEM:
+                frozen_weights.link_or_write(folder, path, group)
             else:
                 safetensors_file.write(path, group)
-        files = {path.name: entry_of(path) for path in sorted(unfinished.iterdir())}
-        commit(unfinished, final, state, FROZEN if frozen_weights.STEM in groups else PLAIN, files)
+        files = {path.name: describe_file(path) for path in sorted(unfinished.iterdir())}
+        commit(unfinished, final, state, FROZEN_FORMAT if frozen_weights.FROZEN_STEM in groups else PLAIN_FORMAT, files)
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
-        discard(unfinished)
+        remove_unfinished(unfinished)
     return final
 
 
-def beside(final: Path) -> Path:
+def unfinished_folder(final: Path) -> Path:
     """The folder in which a checkpoint is written before it gets its name."""
     return final.parent / f".tmp-{final.name}-{os.getpid()}"
 
 
-def make_empty(unfinished: Path) -> None:
-    """Make such a folder.
+def create_unfinished(unfinished: Path) -> None:
+    """Create the folder for an unfinished checkpoint, empty.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if it cannot be created.
     """
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    discard(unfinished)
+    remove_unfinished(unfinished)
     unfinished.mkdir()
 
 
-def discard(unfinished: Path) -> None:
-    """Remove such a folder, if it is there."""
+def remove_unfinished(unfinished: Path) -> None:
+    """Remove the folder of an unfinished checkpoint, if it exists."""
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def commit(unfinished: Path, final: Path, state: Mapping[str, object], kind: int, files: Mapping[str, Entry]) -> None:
+def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:
     """Write state and manifest beside the tensors, and give the folder its name.
 
     Args:
-        unfinished: the folder with the files of the tensors, which are on disk.
-        final: its name.
+        unfinished: the folder with the tensor files, which have been synced to disk.
+        final: its path from then on.
         state: plain values of the run.
-        kind: format of the manifest.
-        files: those of the tensors.
+        form: one of `manifest.FORMATS`.
+        files: entries of the tensor files by name.
 
     Raises:
-        OSError: if that fails.
+        OSError: if a file cannot be written or the folder renamed.
     """
     fault_point("commit checkpoint")
-    # Not write_json, which would not keep infinity.
+    # Not with write_json, which cannot store infinity.
     write_text(unfinished / STATE, json.dumps(state, indent=1) + "\n")
-    listed_files = {**files, STATE: entry_of(unfinished / STATE)}
-    write_json(unfinished / MANIFEST, {"format": kind, "files": dict(sorted(listed_files.items()))})
-    _put(unfinished, final)
+    listed_files = {**files, STATE: describe_file(unfinished / STATE)}
+    write_json(unfinished / MANIFEST, {"format": form, "files": dict(sorted(listed_files.items()))})
+    _rename_to_final(unfinished, final)
 
 
-def _put(unfinished: Path, final: Path) -> None:
-    """Rename a finished folder to its final name; an existing folder of that name is kept until then."""
+def _rename_to_final(unfinished: Path, final: Path) -> None:
+    """Rename a finished folder to its final name; an existing folder of that name is removed only afterwards."""
     fault_point("rename checkpoint")
-    old = final.with_name(OLD + final.name)
+    old = final.with_name(OLD_PREFIX + final.name)
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         final.rename(old)
@@ -156,11 +156,11 @@ def recover(folder: Path) -> None:
         StorageError: if that is not possible.
     """
     try:
-        for old in folder.glob(f"{OLD}*"):
-            final = old.with_name(old.name.removeprefix(OLD))
+        for old in folder.glob(f"{OLD_PREFIX}*"):
+            final = old.with_name(old.name.removeprefix(OLD_PREFIX))
             if not final.exists():
                 old.rename(final)
-        for leftover in (*folder.glob(f"{OLD}*"), *folder.glob(".tmp-*")):
+        for leftover in (*folder.glob(f"{OLD_PREFIX}*"), *folder.glob(".tmp-*")):
             shutil.rmtree(leftover, ignore_errors=True)
     except OSError as error:
         raise storage_error(folder, error) from None
@@ -172,21 +172,21 @@ def load(path: Path) -> Loaded:
     Raises:
         CheckpointError: if it does not match its manifest.
     """
-    wrong = verify(path)
-    if wrong is None:
+    mismatch = verify(path)
+    if mismatch is None:
         try:
-            return Loaded(path, _tensors(path), state_of(path))
+            return Loaded(path, _read_tensors(path), read_state(path))
         except (OSError, ValueError) as error:
             # The manifest only proves that the files are as they were written.
-            wrong = f"it cannot be read: {error}"
+            mismatch = f"it cannot be read: {error}"
     raise CheckpointError(
-        f"checkpoint {path}: {wrong}",
+        f"checkpoint {path}: {mismatch}",
         "a checkpoint that matches its manifest",
         "choose another one, or none to use the newest",
     )
 
 
-def _tensors(path: Path) -> dict[str, dict[str, Tensor]]:
+def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     """The whole tensors of a verified checkpoint, by file.
 
     Raises:
@@ -195,12 +195,12 @@ def _tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     if is_divided(path):
         return divided_tensors.read_whole(path)
     names = [name for name in list_files(path) if name.endswith(".safetensors")]
-    return frozen_weights.join(
+    return frozen_weights.join_frozen(
         {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
     )
 
 
-def state_of(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
     """The plain values of a verified checkpoint.
 
     Raises:
@@ -212,85 +212,86 @@ def state_of(path: Path) -> dict[str, Any]:
     return state
 
 
-def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, and a line for each that was skipped. Writes to the folder.
+def load_latest(folder: Path) -> tuple[Loaded | None, list[str]]:
+    """Load the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
     """
-    path, passed = newest(folder)
-    return load(path) if path else None, passed
+    path, damaged = find_newest(folder)
+    return load(path) if path else None, damaged
 
 
-def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """`latest`, without reading its tensors."""
+def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The path of the checkpoint that `load_latest` loads, and its lines about damaged ones; raises as it."""
     recover(folder)
-    passed: list[str] = []
-    for path in reversed(steps(folder)):
-        wrong = verify(path)
-        if wrong is None:
-            return path, passed
-        passed.append(describe_damaged(path.name, wrong))
-    if passed:
-        raise all_damaged(folder, passed)
-    return None, passed
+    damaged: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        mismatch = verify(path)
+        if mismatch is None:
+            return path, damaged
+        damaged.append(describe_damaged(path.name, mismatch))
+    if damaged:
+        raise all_damaged_error(folder, damaged)
+    return None, damaged
 
 
-def resumes(run: Path) -> bool:
-    """Whether the run of this folder has a checkpoint to resume from; only the leader's folder holds them."""
-    leader = read_json(run / LEADER)
-    return bool(leader["resumes"]) if leader else bool(steps(run / "checkpoints"))
+def can_resume(run: Path) -> bool:
+    """Whether a run folder has a checkpoint to resume from; another process asks what the leader has told it."""
+    leader = read_json(run / LEADER_FILE)
+    return bool(leader["resumes"]) if leader else bool(list_checkpoints(run / "checkpoints"))
 
 
-def steps(folder: Path, kind: str = "step") -> list[Path]:
-    """The checkpoints of a kind, oldest first."""
+def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
+    """The checkpoint folders of a kind, `step` or `best`, oldest first."""
     folders = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdigit()]
-    return sorted(folders, key=number)
+    return sorted(folders, key=read_step)
 
 
-def number(path: Path) -> int:
-    """The step of a checkpoint."""
+def read_step(path: Path) -> int:
+    """The step in the name of a checkpoint folder."""
     return int(path.name.rsplit("-", 1)[1])
 
 
 def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
-    """Remove checkpoints: all steps except the last `keep`, and every best one that those do not refer to.
+    """Remove step checkpoints except the last `keep`, and best checkpoints that no remaining one refers to.
 
     Args:
-        folder: of the checkpoints.
-        keep: how many stay, at least one.
-        best: step of the best evaluation.
-        newest: the step that was just written. Higher steps were damaged when the run went back, and do not count.
+        folder: the folder of all checkpoints.
+        keep: number of step checkpoints that stay, at least one.
+        best: step of the best evaluation; None without one.
+        newest: the step that was just written. Higher steps were damaged when the run rolled back, and are removed.
 
     Raises:
         StorageError: if something cannot be removed.
     """
     fault_point("remove checkpoints")
-    folders = [path for path in steps(folder) if newest is None or number(path) <= newest]
-    retained = folders[-max(1, keep) :]
-    named = {best} | {_best_of(path) for path in retained}
+    considered = [path for path in list_checkpoints(folder) if newest is None or read_step(path) <= newest]
+    retained = considered[-max(1, keep) :]
+    referenced_steps = {best} | {_read_best_step(path) for path in retained}
     try:
-        for path in steps(folder):
+        for path in list_checkpoints(folder):
             if path not in retained:
-                _remove(path)
-        for path in steps(folder, "best"):
-            if number(path) not in named:
-                _remove(path)
+                _remove_checkpoint(path)
+        for path in list_checkpoints(folder, "best"):
+            if read_step(path) not in referenced_steps:
+                _remove_checkpoint(path)
         for path in folder.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
         raise storage_error(folder, error) from None
 
 
-def _best_of(path: Path) -> int | None:
+def _read_best_step(path: Path) -> int | None:
     try:
         best = parse_json((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
         return best["step"] if best["best"] is not None else None
-    except (OSError, ValueError, LookupError, TypeError):  # damaged: it refers to none
+    except (OSError, ValueError, LookupError, TypeError):  # a damaged checkpoint refers to no best one
         return None
 
 
-def _remove(path: Path) -> None:
+def _remove_checkpoint(path: Path) -> None:
+    # Renamed first: a kill in the middle must not leave a folder that looks like a checkpoint.
     trash = path.with_name(f".tmp-{path.name}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)

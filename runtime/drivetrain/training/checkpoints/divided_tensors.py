@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint whose weights are divided among processes: each writes and reads its own parts.
+"""Writes and reads checkpoints of weights that are divided among processes; each process handles its own parts.
 
 torch.distributed.checkpoint writes them in its safetensors format, which notes where in the whole tensor each part lies.
 So another number of processes, or a single one, reads what it needs. Names are `model/NAME`, `optimizer/NAME/KEY` and
@@ -22,16 +22,16 @@ from drivetrain.errors import StorageError
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import storage_error, sync_file
-from drivetrain.training.checkpoints.manifest import Entry, entry_of
+from drivetrain.training.checkpoints.manifest import Entry, describe_file
 
 
-def write(ranks: Ranks, folder: Path, tensors: Mapping[str, Tensors]) -> None:
-    """Write the parts of all processes into a folder; all call it together.
+def write_parts(ranks: Ranks, folder: Path, tensors: Mapping[str, Tensors]) -> None:
+    """Write this process's parts into a folder; all processes call it together.
 
     Args:
         ranks: the processes.
-        folder: that all of them see.
-        tensors: by file of a whole checkpoint, divided or whole.
+        folder: one that all processes see.
+        tensors: by file of a whole checkpoint, then by name; divided or whole.
 
     Raises:
         StorageError: in all processes, if one cannot write.
@@ -47,10 +47,10 @@ def write(ranks: Ranks, folder: Path, tensors: Mapping[str, Tensors]) -> None:
         with ranks.raising_peer_errors():
             save(flat, storage_writer=writer)
     except CheckpointException as error:
-        rank, (wrong, _) = next(iter(error.failures.items()))
-        if isinstance(wrong, OSError):
-            raise storage_error(folder, wrong) from None
-        raise StorageError(f"{folder}: process {rank + 1} of {ranks.count} cannot write its part: {wrong}") from None
+        rank, (cause, _) = next(iter(error.failures.items()))
+        if isinstance(cause, OSError):
+            raise storage_error(folder, cause) from None
+        raise StorageError(f"{folder}: process {rank + 1} of {ranks.count} cannot write its part: {cause}") from None
 
 
 def describe_written(ranks: Ranks, folder: Path) -> dict[str, Entry]:
@@ -63,12 +63,12 @@ def describe_written(ranks: Ranks, folder: Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for path in sorted(folder.glob(f"shard-{ranks.number + 1:05d}-*.safetensors")):
         sync_file(path)
-        entries[path.name] = entry_of(path)
+        entries[path.name] = describe_file(path)
     return entries
 
 
 def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """All tensors, as one process would have saved them, by file.
+    """All tensors, whole, by file and name, as one process would have saved them.
 
     Raises:
         ValueError: if they cannot be read.
@@ -76,18 +76,20 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _entries(folder).items()}
-    with _alone():
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _read_metadata(folder).items()
+    }
+    with _ignore_warning():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return _group_by_file(tensors)
 
 
 def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """This process's parts of all tensors, by file; all processes call it together.
+    """This process's parts of all tensors, by file and name; all processes call it together.
 
     Args:
         ranks: the processes.
-        folder: that all of them see.
+        folder: one that all processes see.
         model: the divided network.
 
     Raises:
@@ -96,27 +98,27 @@ def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[s
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    like = model.state_dict()
-    tensors = {name: _target(name, entry, like) for name, entry in _entries(folder).items()}
+    parameters = model.state_dict()
+    tensors = {name: _allocate_target(name, entry, parameters) for name, entry in _read_metadata(folder).items()}
     with ranks.raising_peer_errors():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     return _group_by_file({name: get_local_part(value) for name, value in tensors.items()})
 
 
-def _entries(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     """Shape and dtype of the whole tensors by name, as torch describes them."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 
-def _target(name: str, entry: Any, like: Mapping[str, Tensor]) -> Tensor:
-    """An empty tensor for one of the checkpoint, divided as the parameter that it belongs to."""
+def _allocate_target(name: str, entry: Any, parameters: Mapping[str, Tensor]) -> Tensor:
+    """An empty tensor to read `name` into, divided as the parameter that it belongs to, else whole."""
     group, _, key = name.partition("/")
-    owner = like.get(key.rpartition("/")[0] if group == "optimizer" else key)
+    parameter = parameters.get(key.rpartition("/")[0] if group == "optimizer" else key)
     dtype = entry.properties.dtype
-    if owner is not None and is_sharded(owner) and owner.shape == entry.size:
-        return torch.empty_like(owner, dtype=dtype)
+    if parameter is not None and is_sharded(parameter) and parameter.shape == entry.size:
+        return torch.empty_like(parameter, dtype=dtype)
     return torch.empty(entry.size, dtype=dtype)
 
 
@@ -129,8 +131,8 @@ def _group_by_file(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Without torch's warning that one process reads what several have written."""
+def _ignore_warning() -> Iterator[None]:
+    """Ignore torch's warning that a single process reads what several have written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

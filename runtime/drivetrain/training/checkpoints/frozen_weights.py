@@ -1,7 +1,7 @@
-"""Frozen weights in checkpoints: written once, and a hard link to the same file in every later checkpoint.
+"""Writes the frozen weights of a run once, and links to that file from every later checkpoint.
 
 Every checkpoint stays complete: it can be verified, copied and removed on its own, and the file system frees the file
-with its last link. Where there are no hard links it is written each time.
+with its last link. Where the file system has no hard links, the file is written each time.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system.files import sha256, sync_folder
 
-STEM = "frozen"
-FILE = f"{STEM}.safetensors"
-MODEL = "model"
+FROZEN_STEM = "frozen"
+FROZEN_FILE = f"{FROZEN_STEM}.safetensors"
+MODEL_STEM = "model"
 
 
-def split(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dict[str, Tensors]:
-    """The tensors by file, with those of the model that are frozen in a file of their own."""
-    model = tensors[MODEL]
-    stem = {name: value for name, value in model.items() if name in frozen}
-    if not stem or len(stem) == len(model):
+def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dict[str, Tensors]:
+    """The tensors by file, with the frozen tensors of the model moved to a file of their own."""
+    model = tensors[MODEL_STEM]
+    frozen_tensors = {name: value for name, value in model.items() if name in frozen}
+    if not frozen_tensors or len(frozen_tensors) == len(model):
         return dict(tensors)
-    return {**tensors, MODEL: {name: value for name, value in model.items() if name not in stem}, STEM: stem}
+    trained_tensors = {name: value for name, value in model.items() if name not in frozen_tensors}
+    return {**tensors, MODEL_STEM: trained_tensors, FROZEN_STEM: frozen_tensors}
 
 
-def join(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """The reverse of `split`."""
-    frozen = tensors.pop(STEM, {})
-    return {**tensors, MODEL: {**tensors[MODEL], **frozen}}
+def join_frozen(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Undo `split_frozen`: the frozen tensors are those of the model again."""
+    frozen = tensors.pop(FROZEN_STEM, {})
+    return {**tensors, MODEL_STEM: {**tensors[MODEL_STEM], **frozen}}
 
 
-def put(folder: Path, path: Path, tensors: Tensors) -> None:
-    """Create the file of a new checkpoint: a link to an identical one of `folder`, or written.
+def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
+    """Create the file `path` as a link to an identical one in a checkpoint of `folder`; write it if there is none.
 
-    The bytes of both are compared by their SHA-256, so a file that was damaged since is not linked.
+    The SHA-256 of both is compared, so a file that was damaged since is not linked.
 
     Raises:
         OSError: if it cannot be written.
@@ -50,18 +51,18 @@ def put(folder: Path, path: Path, tensors: Tensors) -> None:
     for piece in safetensors_file.encode(tensors):
         digest.update(piece)
         size += len(piece)
-    for earlier in folder.glob(f"*/{FILE}"):
-        if _is_same(earlier, size, digest.hexdigest()):
+    for earlier in folder.glob(f"*/{FROZEN_FILE}"):
+        if _is_same_file(earlier, size, digest.hexdigest()):
             try:
                 os.link(earlier, path)
                 sync_folder(path.parent)
                 return
-            except OSError:  # no hard links here, or one too many
+            except OSError:  # no hard links on this file system, or the limit of one file
                 path.unlink(missing_ok=True)
     safetensors_file.write(path, tensors)
 
 
-def _is_same(path: Path, size: int, digest: str) -> bool:
+def _is_same_file(path: Path, size: int, digest: str) -> bool:
     try:
         return not path.is_symlink() and path.stat().st_size == size and sha256(path) == digest
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks whether a checkpoint fits the run that resumes from it, and what has changed in the environment since."""
+"""Checks that a checkpoint fits the run that resumes from it, and lists what has changed on the machine since."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RESUMES = "after a kill, the same command resumes"
 PROMISE = f"{RESUMES}; results stay bit-identical on the same image, CPU model, threads, processes"
 
 
-def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
-    """Everything beside spec and plan that the exact bits of a run depend on."""
+def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
+    """Name and value of everything beside spec and plan that the exact bits of a run depend on."""
     return {
         "image": hardware.image or "none",
         "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
@@ -31,24 +31,24 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
     }
 
 
-def promise(*, deterministic: bool, on_gpu: bool) -> str:
-    """What a user may expect of a resumed run."""
+def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
+    """The line that says how a run resumes, and whether its results are then bit-identical."""
     if not deterministic:
-        wish = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
-        return f"{RESUMES}; results are not bit-identical, for which set {wish}"
+        setting = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
+        return f"{RESUMES}; results are not bit-identical, for which set {setting}"
     return PROMISE.replace("CPU model", "CPU and GPU model") if on_gpu else PROMISE
 
 
 def _fingerprint(split: Split) -> str:
-    """Digest of a split's size and targets; of its size only, if targets require reading every sample."""
+    """The size of a split and a digest of its targets, which is empty if targets require reading every sample."""
     digest = hashlib.sha256()
     for name, values in {} if isinstance(split, JointTargets) else split.targets.items():
         digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
     return f"{len(split)} samples ({digest.hexdigest()[:12]})"
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One line for everything that has changed since the checkpoint.
+def list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """One line for each entry of `collect_identity` that has changed since the checkpoint.
 
     Raises:
         CheckpointError: if the data has changed.
@@ -66,11 +66,11 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def whole_number(loaded: checkpoint.Loaded, name: str, text: str) -> int:
-    """A number that the identity of a checkpoint holds as text.
+def parse_whole_number(loaded: checkpoint.Loaded, name: str, text: str) -> int:
+    """Parse the text of a whole number in the identity of a checkpoint.
 
     Raises:
-        CheckpointError: if it is none.
+        CheckpointError: if the text is not a whole number.
     """
     try:
         return int(text)
@@ -85,50 +85,52 @@ def whole_number(loaded: checkpoint.Loaded, name: str, text: str) -> int:
 def check_fit(
     loaded: checkpoint.Loaded, state: Mapping[str, object], tensors: Mapping[str, safetensors_file.Tensors]
 ) -> None:
-    """Check that a checkpoint has exactly what a run needs.
+    """Check that a checkpoint has exactly the state and the tensors that a run needs.
 
     Args:
         loaded: the checkpoint.
         state: the state of the run before anything is loaded.
-        tensors: its tensors, without the optimizer's.
+        tensors: the run's tensors by file, then by name, without the optimizer's.
 
     Raises:
         CheckpointError: naming what is missing, unknown or of another type.
     """
     scaler = loaded.state.get("scaler")
     # After a collapse of fp16 a run continues in fp32, and so without the scaler's state.
-    free = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
-    wrong = _unlike(loaded.state, {**state, **free}, "")
-    wrong += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]
-    for stem, group in tensors.items():
+    unchecked = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
+    misfits = _list_type_differences(loaded.state, {**state, **unchecked}, "")
+    misfits += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]
+    for stem, needed in tensors.items():
         stored = {name: (value.shape, value.dtype) for name, value in loaded.tensors.get(stem, {}).items()}
-        expected = {name: (value.shape, value.dtype) for name, value in group.items()}
-        wrong += [
+        expected = {name: (value.shape, value.dtype) for name, value in needed.items()}
+        misfits += [
             f"{stem}: {name}" for name in stored.keys() | expected.keys() if stored.get(name) != expected.get(name)
         ]
-    count = len(loaded.tensors.get("optimizer", {}))
-    if loaded.state.get("moments") != count:
-        wrong.append(f"optimizer.safetensors: {count} tensors instead of {loaded.state.get('moments')}")
-    if wrong:
-        remainder = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    optimizer_tensors = len(loaded.tensors.get("optimizer", {}))
+    if loaded.state.get("moments") != optimizer_tensors:
+        misfits.append(f"optimizer.safetensors: {optimizer_tensors} tensors instead of {loaded.state.get('moments')}")
+    if misfits:
+        remainder = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise CheckpointError(
-            f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(wrong)[:3])}{remainder} "
+            f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(misfits)[:3])}{remainder} "
             "missing, unknown or of another type",
             "a complete checkpoint of the same job",
             "undo the change of the model or the job, or start a new run with --new",
         )
 
 
-def _unlike(stored: object, expected: object, key_path: str) -> list[str]:
-    """Where two trees of plain values differ in keys or types; None matches any type."""
+def _list_type_differences(stored: object, expected: object, key_path: str) -> list[str]:
+    """The key paths at which two trees of plain values differ in keys or types; None matches any type."""
     if isinstance(expected, dict) and isinstance(stored, dict):
-        places = {key: f"{key_path}.{key}".lstrip(".") for key in stored.keys() | expected.keys()}
-        wrong = [places[key] for key in stored.keys() ^ expected.keys()]
-        return wrong + [
-            w for key in stored.keys() & expected.keys() for w in _unlike(stored[key], expected[key], places[key])
+        paths = {key: f"{key_path}.{key}".lstrip(".") for key in stored.keys() | expected.keys()}
+        differences = [paths[key] for key in stored.keys() ^ expected.keys()]
+        return differences + [
+            w
+            for key in stored.keys() & expected.keys()
+            for w in _list_type_differences(stored[key], expected[key], paths[key])
         ]
-    kinds = [
+    basic_types = [
         next((kind for kind in (bool, (int, float), str, list, dict) if isinstance(value, kind)), None)
         for value in (stored, expected)
     ]
-    return [] if kinds[0] == kinds[1] or stored is None or expected is None else [key_path]
+    return [] if basic_types[0] == basic_types[1] or stored is None or expected is None else [key_path]

@@ -1,4 +1,4 @@
-"""The state of a run in a checkpoint: collected when it is saved, put back when the run resumes."""
+"""Collects the state of a run for a checkpoint, and restores it when the run resumes or rolls back."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from drivetrain.distributed.sharded_tensor import get_local_part, get_local_stat
 from drivetrain.errors import CheckpointError
 from drivetrain.training.checkpoints import checkpoint, resume
 from drivetrain.training.run import Run
-from drivetrain.training.user_parts import group_settings, load_group_settings
+from drivetrain.training.user_parts import load_group_settings, read_group_settings
 
 
 def collect_state(run: Run) -> dict[str, object]:
-    """Everything needed to resume, except tensors."""
+    """Everything that a run needs to resume except its tensors, as plain values."""
     return {
         "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},
-        "watch": run.watch.state(),
+        "watch": run.best_metric.state(),
         "scaler": run.step.scaler.state(),
         "ema_updates": run.ema.updates if run.ema else None,
-        "last": run.last,
+        "last": run.last_metrics,
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
-        "identity": _without_usual_parts(run.identity),
-        **({"groups": group_settings(run.optimizer)} if run.parts.optimizer else {}),
+        "identity": _omit_default_parts(run.identity),
+        **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
         **({"frozen": _list_frozen(run)} if run.job.task == "python" else {}),
-        "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
+        "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
     }
 
 
@@ -38,19 +38,19 @@ def _list_frozen(run: Run) -> list[str]:
 
 
 def restore(run: Run, loaded: checkpoint.Loaded) -> None:
-    """Resume a run from a verified checkpoint.
+    """Restore weights, optimizer, counters and all other state of a run from a verified checkpoint.
 
     Raises:
         CheckpointError: if it does not contain what this run needs.
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": get_local_state(run.model)}
     stored = loaded.state.get("identity")
-    comparable = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
-    expected = collect_state(run) | {"identity": comparable}
+    checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
+    expected = collect_state(run) | {"identity": checked_identity}
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
-    _keep_parts(run, resume.whole_number(loaded, "parts", identity["parts"]))
-    for line in resume.changes(identity, run.identity):
+    _restore_part_count(run, resume.parse_whole_number(loaded, "parts", identity["parts"]))
+    for line in resume.list_changes(identity, run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
     load_local_state(run.model, loaded.tensors["model"])
     run.optimizer.state.clear()
@@ -60,48 +60,50 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
         # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
-    if run.parts.optimizer:
+    if run.user_parts.optimizer:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
-    run.samples_before = run.counters.samples
-    run.watch.load(state["watch"])
-    run.step.forget()
+    run.earlier_samples = run.counters.samples
+    run.best_metric.load(state["watch"])
+    run.step.forget_last_step()
     run.step.scaler.load(state["scaler"])
-    if run.step.scaler.fallen:
-        run.step.fall_back()
+    if run.step.scaler.fell_back:
+        run.step.fall_back_to_fp32()
     if run.ema:
         average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
         run.ema.restore(average, state["ema_updates"])
-    run.last = state["last"]
+    run.last_metrics = state["last"]
     run.numerics.load(state["numerics"])
-    for name, parameter in run.model.named_parameters() if "frozen" in state else ():
-        parameter.requires_grad_(name not in state["frozen"])
+    if "frozen" in state:
+        for name, parameter in run.model.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
 
 
-def _without_usual_parts(identity: Mapping[str, str]) -> dict[str, str]:
-    """One part for each process is not stored: earlier versions knew nothing else."""
+def _omit_default_parts(identity: Mapping[str, str]) -> dict[str, str]:
+    """The identity without `parts` if each process has one, as in checkpoints of earlier versions."""
     return {key: text for key, text in identity.items() if key != "parts" or text != identity["processes"]}
 
 
-def _keep_parts(run: Run, parts: int) -> None:
-    """Cut batches as the run has begun, if there are no more processes than parts and the job does not say how."""
+def _restore_part_count(run: Run, part_count: int) -> None:
+    """Cut batches into as many parts as when the run began, at least one per process, unless `train.parts` is set."""
     if run.job.train.parts is None:
-        run.batch_parts.count = max(parts, run.ranks.count)
+        run.batch_parts.count = max(part_count, run.ranks.count)
         if run.step.options.batch_size is not None:
             run.configure_step(batch_size=run.batch_parts.list_own_parts(run.job.train.batch)[0].samples)
         run.identity["parts"] = str(run.batch_parts.count)
 
 
 def count_evaluated_epochs(run: Run) -> int:
-    """The first epoch whose evaluation is still to come. One that `train.steps` once ended early was evaluated there."""
-    return run.counters.epoch + (0 < run.counters.batch < run.batches.per_epoch)
+    """The number of evaluated epochs. An epoch that `train.steps` has ended early was evaluated at that point."""
+    ended_early = 0 < run.counters.batch < run.batches.per_epoch
+    return run.counters.epoch + int(ended_early)
 
 
-def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name: `weight/exp_avg`."""
+def collect_optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name and key, such as `weight/exp_avg`."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
         f"{names[id(p)]}/{key}": torch.as_tensor(value)
@@ -112,14 +114,14 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load optimizer state by parameter name; of divided parameters, the parts of this process.
+    """Load what `collect_optimizer_tensors` has returned; of divided parameters the parts of this process.
 
     Raises:
         CheckpointError: if a name is unknown.
     """
     parameters = dict(model.named_parameters())
-    for full, value in tensors.items():
-        name, _, key = full.rpartition("/")
+    for path, value in tensors.items():
+        name, _, key = path.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
                 f"the optimizer state names {name!r}, which does not exist in the network",

@@ -12,29 +12,29 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
-from drivetrain.training.evaluation.scores import ClassScores, LabelScores, scores
+from drivetrain.training.evaluation.scores import ClassScores, LabelScores, build_scores
 from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
 from drivetrain.training.losses import HeadLoss, Objective
 
 MAX_WAITING_BYTES = 256 * 2**20
-"""Bytes of outputs that are kept for a loss that can only be computed of all samples together."""
+"""Largest size of the outputs that wait for a loss that can only be computed for all samples together."""
 
 
 class MetricAccumulator:
-    """The counts of an evaluation.
+    """Sums of losses and scores over the batches of an evaluation.
 
     Args:
-        heads: the outputs by name.
-        objective: the loss; None if there are no targets for it.
+        heads: the heads by name.
+        objective: the loss of all heads; None if there are no targets for it.
     """
 
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
-        self.scores = {name: scores(head) for name, head in heads.items()}
+        self.scores = {name: build_scores(head) for name, head in heads.items()}
         self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
-        self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
-        self.waiting: list[tuple[str, Tensor, Tensor]] = []
-        """Outputs and targets of a loss that can only be computed of all samples together."""
+        self.loss_sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
+        self.waiting_outputs: list[tuple[str, Tensor, Tensor]] = []
+        """Head, outputs and targets of batches whose loss can only be computed for all samples together."""
 
     def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
         """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
@@ -43,16 +43,18 @@ class MetricAccumulator:
         """
         fault_point("evaluation batch")
         for name in self.heads:
-            raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
-            target, numbers = targets[name], ids
-            if name in self.worst and target.ndim == 1 and not bool((labelled := target != NO_LABEL).all()):
-                raw, target = raw[labelled], target[labelled]
-                numbers = None if ids is None else ids[labelled.cpu().numpy()]
-            self.scores[name].update(raw, target)
-            if numbers is not None and name in self.worst:
-                self.worst[name].update(numbers, raw, target)
+            head_outputs = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
+            head_targets, head_ids = targets[name], ids
+            # Samples without a label count nothing.
+            if name in self.worst and head_targets.ndim == 1 and bool((head_targets == NO_LABEL).any()):
+                has_label = head_targets != NO_LABEL
+                head_outputs, head_targets = head_outputs[has_label], head_targets[has_label]
+                head_ids = None if ids is None else ids[has_label.cpu().numpy()]
+            self.scores[name].update(head_outputs, head_targets)
+            if head_ids is not None and name in self.worst:
+                self.worst[name].update(head_ids, head_outputs, head_targets)
             if self.objective is not None:
-                self._add_loss(name, raw, target)
+                self._add_loss(name, head_outputs, head_targets)
 
     def _add_loss(self, name: str, outputs: Tensor, targets: Tensor) -> None:
         assert self.objective is not None
@@ -60,58 +62,57 @@ class MetricAccumulator:
         if loss.custom:
             loss.custom.divide(outputs, targets)
         if not loss.custom or not loss.custom.division.obstacle:
-            self.sums[name] += _loss_sums(loss, outputs, targets)
+            self.loss_sums[name] += _loss_sums(loss, outputs, targets)
             return
-        self.waiting.append((name, outputs, targets))
-        if sum(outputs.nbytes for _, outputs, _ in self.waiting) > MAX_WAITING_BYTES:
-            self._sum_waiting()
+        self.waiting_outputs.append((name, outputs, targets))
+        if sum(outputs.nbytes for _, outputs, _ in self.waiting_outputs) > MAX_WAITING_BYTES:
+            self._add_waiting()
 
-    def _sum_waiting(self) -> None:
-        """Add the loss of all samples that wait for it, as of one batch."""
-        names, outputs, targets = zip(*self.waiting, strict=True) if self.waiting else ((), (), ())
-        self.waiting = []
+    def _add_waiting(self) -> None:
+        """Compute the loss of all waiting outputs as of one batch, and add it."""
+        names, outputs, targets = zip(*self.waiting_outputs, strict=True) if self.waiting_outputs else ((), (), ())
+        self.waiting_outputs = []
         if names and self.objective is not None:
             sums = _loss_sums(self.objective.losses[names[0]], torch.cat(outputs), torch.cat(targets))
-            if bool(self.sums[names[0]].any()):
+            if bool(self.loss_sums[names[0]].any()):
                 say(
                     f"loss: the evaluation has more than {format_bytes(MAX_WAITING_BYTES)} of outputs: its loss is the mean of pieces"
                 )
-            self.sums[names[0]] += sums
+            self.loss_sums[names[0]] += sums
 
-    def add_up(
-        self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int] = (0, 1)
+    def sum_over_processes(
+        self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int] = (0, 1)
     ) -> None:
-        """Sum the counts over all processes; `rank_of_count` is (i, n) for the i-th of n."""
-        self._sum_waiting()
-        local_sums = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
-        tables = [worst.table(*rank_of_count) for worst in self.worst.values()]
-        summed = total([*local_sums, *tables])
-        for mine, all_of_them in zip(local_sums, summed, strict=False):
-            mine.copy_(all_of_them)
-        for worst, table in zip(self.worst.values(), summed[len(local_sums) :], strict=True):
-            worst.read(table)
+        """Sum everything over all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
+        self._add_waiting()
+        local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
+        tables = [worst.to_table(*rank_of_count) for worst in self.worst.values()]
+        global_sums = all_reduce([*local_sums, *tables])
+        for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
+            local_sum.copy_(global_sum)
+        for worst, table in zip(self.worst.values(), global_sums[len(local_sums) :], strict=True):
+            worst.read_table(table)
         for score in self.scores.values():
             if isinstance(score, LabelScores | ClassScores):
-                score.gather(total, rank_of_count)
+                score.gather(all_reduce, rank_of_count)
 
-    def metrics(self, over: str = "validation/") -> dict[str, float]:
-        """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`; none of a head
-        for which no sample has a label.
-        """
-        self._sum_waiting()
+    def metrics(self, prefix: str = "validation/") -> dict[str, float]:
+        """All metrics by name, such as `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        self._add_waiting()
         by_name: dict[str, float] = {}
-        total = 0.0
+        total_loss = 0.0
         for name, head in self.heads.items():
+            # A head for which no sample has a label has no metrics.
             if name in self.worst and not self.scores[name].counts()[0].any():
                 continue
-            start = f"{over}{name}/" if name else over
+            head_prefix = f"{prefix}{name}/" if name else prefix
             if self.objective is not None:
-                below = 1.0 if self.objective.losses[name].is_summed else self.sums[name][1]
-                by_name[f"{start}loss"] = float(self.sums[name][0] / below)
-                total += head.weight * by_name[f"{start}loss"]
-            by_name |= {start + metric: value for metric, value in self.scores[name].compute().items()}
-        weighted = {f"{over}loss": total} if self.objective is not None and "" not in self.heads else {}
-        return weighted | by_name
+                weight_sum = 1.0 if self.objective.losses[name].is_summed else self.loss_sums[name][1]
+                by_name[f"{head_prefix}loss"] = float(self.loss_sums[name][0] / weight_sum)
+                total_loss += head.weight * by_name[f"{head_prefix}loss"]
+            by_name |= {head_prefix + metric: value for metric, value in self.scores[name].compute().items()}
+        combined = {f"{prefix}loss": total_loss} if self.objective is not None and "" not in self.heads else {}
+        return combined | by_name
 
     def confusion(self) -> dict[str, object]:
         """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
@@ -132,5 +133,5 @@ class MetricAccumulator:
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:
-    sums = (loss.weigh(outputs, targets).sum(), loss.weights(targets).sum())
+    sums = (loss.weighted_terms(outputs, targets).sum(), loss.weights(targets).sum())
     return torch.stack([value.double() for value in sums]).cpu()

@@ -1,4 +1,4 @@
-"""Scores of an evaluation, from a confusion matrix or from sums; only labels that can be true together keep all outputs.
+"""Computes the scores of an evaluation from sums over its batches; only ranking scores keep all outputs.
 
 Not taken from torchmetrics because importing it takes 1.5 s at every start; the tests compare with it.
 """
@@ -19,87 +19,89 @@ from drivetrain.training.evaluation.temperature import TEMPERATURES
 class LabelScores:
     """Scores of labels that can be true together (multi-label), with a threshold of 0.5.
 
-    All labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions (micro_f1), and the mean of the
+    The share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions (micro_f1), and the mean of the
     average precision over the labels that occur (map), for which all outputs are kept: it needs their order.
     """
 
     def __init__(self, head: Head) -> None:
         self.labels = len(head.classes)
-        self.marks = torch.zeros(3, self.labels, dtype=torch.float64)
-        self.exact, self.total = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        self.rows: list[Tensor] = [torch.zeros(2, 0, self.labels)]
+        self.label_counts = torch.zeros(3, self.labels, dtype=torch.float64)
+        self.exact_matches, self.samples = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        self.kept_rows: list[Tensor] = [torch.zeros(2, 0, self.labels)]
         """Outputs, and 1 where the sample has the label, each (2, N, labels) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
         outputs, truth = outputs.cpu(), targets.cpu() > 0.5
-        guess = outputs > 0
-        self.marks += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
-        self.exact += int((guess == truth).all(dim=1).sum())
-        self.total += len(guess)
-        self.rows.append(torch.stack([outputs.float(), truth.float()]))
+        predicted = outputs > 0
+        self.label_counts += torch.stack([(predicted & truth).sum(0), predicted.sum(0), truth.sum(0)]).double()
+        self.exact_matches += int((predicted == truth).all(dim=1).sum())
+        self.samples += len(predicted)
+        self.kept_rows.append(torch.stack([outputs.float(), truth.float()]))
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""
-        return [self.marks, self.exact, self.total]
+        return [self.label_counts, self.exact_matches, self.samples]
 
-    def gather(self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
-        """Take the rows of all processes, by sums over them; `rank_of_count` is (i, n) for the i-th of n."""
-        self.rows = _gather_rows(self.rows, total, rank_of_count)
+    def gather(self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
+        """Collect the rows of all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
+        self.kept_rows = _gather_rows(self.kept_rows, all_reduce, rank_of_count)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        both, guessed, true = self.marks
-        occurs = guessed + true > 0
-        f1 = 2 * both / (guessed + true).clamp_min(1)
-        precision = self.average_precision()
+        correct, predicted, positive = self.label_counts
+        occurs = predicted + positive > 0
+        f1 = 2 * correct / (predicted + positive).clamp_min(1)
+        precisions = self.average_precision()
         return {
-            "accuracy": float(self.exact / self.total.clamp_min(1)),
+            "accuracy": float(self.exact_matches / self.samples.clamp_min(1)),
             "f1": float(f1[occurs].mean()) if occurs.any() else 0.0,
-            "micro_f1": float(2 * both.sum() / (guessed + true).sum().clamp_min(1)),
-            "map": float(precision[true > 0].mean()) if (true > 0).any() else 0.0,
+            "micro_f1": float(2 * correct.sum() / (predicted + positive).sum().clamp_min(1)),
+            "map": float(precisions[positive > 0].mean()) if (positive > 0).any() else 0.0,
         }
 
     def average_precision(self) -> Tensor:
         """The area below the curve of precision over recall, as a sum of steps, of each label, shape (labels,); 0 for a
         label without samples. Equal outputs are one step.
         """
-        self.rows = [torch.cat(self.rows, dim=1)]
-        outputs, truth = self.rows[0]
-        return torch.stack([_area(outputs[:, label], truth[:, label]) for label in range(self.labels)])
+        self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
+        outputs, truth = self.kept_rows[0]
+        return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self) -> dict[str, object]:
         """Samples, and by label those that have it, that were predicted to, both, and the average precision."""
-        both, guessed, true = self.marks.long().tolist()
-        rows = zip(true, guessed, both, self.average_precision().tolist(), strict=True)
-        return {"samples": int(self.total), "labels": [list(row) for row in rows]}
+        correct, predicted, positive = self.label_counts.long().tolist()
+        rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
+        return {"samples": int(self.samples), "labels": [list(row) for row in rows]}
 
 
 def _gather_rows(
-    rows: list[Tensor], total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]
+    rows: list[Tensor], all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]
 ) -> list[Tensor]:
     """The rows, each (2, N, labels), of all processes in the order of their ranks."""
-    rank, count = rank_of_count
-    if count == 1:
+    rank, process_count = rank_of_count
+    if process_count == 1:
         return rows
     local_rows = torch.cat(rows, dim=1)
-    sizes = torch.zeros(count, dtype=torch.int64)
+    sizes = torch.zeros(process_count, dtype=torch.int64)
     sizes[rank] = local_rows.shape[1]
-    sizes = total([sizes])[0].long()
+    sizes = all_reduce([sizes])[0].long()
     start = int(sizes[:rank].sum())
     all_rows = torch.zeros(2, int(sizes.sum()), local_rows.shape[2])
     all_rows[:, start : start + local_rows.shape[1]] = local_rows
-    return total([all_rows])
+    return all_reduce([all_rows])
 
 
-def _area(outputs: Tensor, truth: Tensor) -> Tensor:
+def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
     """The average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
-    ranked, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
+    sorted_outputs, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
-    ends = torch.cat([ranked[1:] != ranked[:-1], torch.ones(min(1, len(ranked)), dtype=torch.bool)]).nonzero()[:, 0]
-    reached = hits[ends]
-    gained = torch.diff(reached, prepend=torch.zeros(1, dtype=torch.float64))
-    return (gained * reached / (ends + 1)).sum() / truth.double().sum().clamp_min(1)
+    ends_a_tie = torch.ones(len(sorted_outputs), dtype=torch.bool)
+    ends_a_tie[:-1] = sorted_outputs[1:] != sorted_outputs[:-1]
+    last_of_ties = ends_a_tie.nonzero()[:, 0]
+    hits_at_ends = hits[last_of_ties]
+    new_hits = torch.diff(hits_at_ends, prepend=torch.zeros(1, dtype=torch.float64))
+    return (new_hits * hits_at_ends / (last_of_ties + 1)).sum() / truth.double().sum().clamp_min(1)
 
 
 class ClassScores:
@@ -112,7 +114,7 @@ class ClassScores:
     """
 
     BINS = 15
-    """Of the confidence, as in the paper."""
+    """Number of bins of the confidence, as in the paper."""
 
     def __init__(self, head: Head) -> None:
         self.classes, self.temperature = len(head.classes), head.temperature
@@ -122,18 +124,18 @@ class ClassScores:
         self.losses = torch.zeros(2, dtype=torch.float64)
         """Sums of log loss and squared distance."""
         self.bins = torch.zeros(self.BINS, 2, dtype=torch.float64)
-        """Sums of confidence and of right answers."""
-        self.rows: list[Tensor] = [torch.zeros(2, 0, 1)]
+        """Sums of confidence and of correct predictions, by bin."""
+        self.kept_rows: list[Tensor] = [torch.zeros(2, 0, 1)]
         """Of two classes: the outputs' difference, and 1 where the second is true, each (2, N, 1) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes)."""
         truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
-        flat = truth.cpu() * self.classes + outputs.argmax(dim=1).cpu()
-        self.matrix += torch.bincount(flat, minlength=self.classes**2).view(self.classes, self.classes)
+        cells = truth.cpu() * self.classes + outputs.argmax(dim=1).cpu()
+        self.matrix += torch.bincount(cells, minlength=self.classes**2).view(self.classes, self.classes)
         self._add_probabilities(outputs.float(), truth)
         if self.classes == 2:
-            self.rows.append(
+            self.kept_rows.append(
                 torch.stack([outputs[:, 1:] - outputs[:, :1], truth[:, None].to(outputs.dtype)]).float().cpu()
             )
 
@@ -141,37 +143,38 @@ class ClassScores:
         self.scaled_losses += temperature.sum_log_losses(outputs, truth)
         logarithms = (outputs / self.temperature).log_softmax(dim=1)
         probabilities = logarithms.exp()
-        of_truth = truth[:, None]
+        truth_column = truth[:, None]
         # |p - truth|^2 = |p|^2 - 2 p[truth] + 1
-        distances = probabilities.square().sum(1) - 2 * probabilities.gather(1, of_truth)[:, 0] + 1
-        confidence, answers = probabilities.max(dim=1)
-        parts = (-logarithms.gather(1, of_truth)[:, 0], distances, confidence, (answers == truth).float())
-        log_loss, distance, confidence, is_right = torch.stack(parts).cpu().double()  # one copy from a GPU
+        distances = probabilities.square().sum(1) - 2 * probabilities.gather(1, truth_column)[:, 0] + 1
+        confidence, predicted = probabilities.max(dim=1)
+        by_sample = (-logarithms.gather(1, truth_column)[:, 0], distances, confidence, (predicted == truth).float())
+        log_loss, distance, confidence, is_right = torch.stack(by_sample).cpu().double()  # in one copy from a GPU
         self.losses += torch.stack([log_loss.sum(), distance.sum()])
         # A confidence that is not a number has a bin, too; 1 belongs to the last.
-        places = (confidence.nan_to_num(0) * self.BINS).long().clamp(0, self.BINS - 1)
-        self.bins += torch.stack([places.bincount(each, minlength=self.BINS) for each in (confidence, is_right)], dim=1)
+        bin_indices = (confidence.nan_to_num(0) * self.BINS).long().clamp(0, self.BINS - 1)
+        sums = [bin_indices.bincount(values, minlength=self.BINS) for values in (confidence, is_right)]
+        self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
-    def gather(self, total: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
+    def gather(self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
         """Take the rows of all processes, by sums over them; `rank_of_count` is (i, n) for the i-th of n."""
         if self.classes == 2:
-            self.rows = _gather_rows(self.rows, total, rank_of_count)
+            self.kept_rows = _gather_rows(self.kept_rows, all_reduce, rank_of_count)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
         hits, total = self.matrix.diagonal().double(), self.matrix.sum().clamp_min(1)
-        true = self.matrix.sum(1).double()
-        both = self.matrix.sum(0) + true
-        f1 = 2 * hits / both.clamp_min(1)
-        recall = hits / true.clamp_min(1)
+        class_counts = self.matrix.sum(1).double()
+        counts_and_predictions = self.matrix.sum(0) + class_counts
+        f1 = 2 * hits / counts_and_predictions.clamp_min(1)
+        recall = hits / class_counts.clamp_min(1)
         scores = {
             "accuracy": float(hits.sum() / total),
-            "f1": float(f1[both > 0].mean()) if both.any() else 0.0,
-            "balanced_accuracy": float(recall[true > 0].mean()) if true.any() else 0.0,
+            "f1": float(f1[counts_and_predictions > 0].mean()) if counts_and_predictions.any() else 0.0,
+            "balanced_accuracy": float(recall[class_counts > 0].mean()) if class_counts.any() else 0.0,
             "log_loss": float(self.losses[0] / total),
             "brier": float(self.losses[1] / total / (2 if self.classes == 2 else 1)),
             "ece": float((self.bins[:, 0] - self.bins[:, 1]).abs().sum() / total),
@@ -179,15 +182,15 @@ class ClassScores:
         return scores | (self._compute_rankings() if self.classes == 2 else {})
 
     def calibration(self) -> dict[str, object]:
-        """Samples, confidence and right answers by bin, and the log loss at each temperature: what calibrates the model."""
+        """The record that calibrates a model: samples, confidence and correct predictions by bin, log loss by temperature."""
         total = max(1, int(self.matrix.sum()))
         losses = (self.scaled_losses / total).tolist()
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
 
     def _compute_rankings(self) -> dict[str, float]:
-        self.rows = [torch.cat(self.rows, dim=1)]
-        outputs, truth = self.rows[0][0, :, 0], self.rows[0][1, :, 0]
-        precisions = [_area(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
+        self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
+        outputs, truth = self.kept_rows[0][0, :, 0], self.kept_rows[0][1, :, 0]
+        precisions = [_average_precision(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
         return {"auc": _area_below_roc(outputs, truth), "average_precision": float(sum(precisions)) / 2}
 
 
@@ -197,12 +200,12 @@ def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
     pairs = positive * (len(truth) - positive)
     if not pairs:
         return 0.5
-    _, places, counts = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).unique(  # type: ignore[no-untyped-call]
+    _, rank_indices, counts = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).unique(  # type: ignore[no-untyped-call]
         return_inverse=True, return_counts=True
     )
     # The mean rank of equal outputs, from 1.
     ranks = counts.double().cumsum(0) - (counts.double() - 1) / 2
-    return float((ranks[places][truth > 0.5].sum() - positive * (positive + 1) / 2) / pairs)
+    return float((ranks[rank_indices][truth > 0.5].sum() - positive * (positive + 1) / 2) / pairs)
 
 
 class NumberScores:
@@ -217,7 +220,7 @@ class NumberScores:
         self.columns = head.columns
         self.std = torch.tensor(head.std, dtype=torch.float64)
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
-        self.total = torch.zeros(1, dtype=torch.int64)
+        self.samples = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: both (N, columns), scaled.
@@ -227,21 +230,21 @@ class NumberScores:
         truth = targets.cpu().double()
         error = outputs.cpu().double() - truth
         self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
-        self.total += len(truth)
+        self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
         """The counts; those of different samples can be added."""
-        return [self.sums, self.total]
+        return [self.sums, self.samples]
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        count = self.total.clamp_min(1)
-        absolute, squared, truth, truth2 = self.sums / count
-        spread = (truth2 - truth**2).clamp_min(1e-12)
-        mae, mse, r2 = absolute * self.std, squared * self.std**2, 1 - squared / spread
+        count = self.samples.clamp_min(1)
+        absolute_error, squared_error, mean, mean_square = self.sums / count
+        variance = (mean_square - mean**2).clamp_min(1e-12)
+        mae, mse, r2 = absolute_error * self.std, squared_error * self.std**2, 1 - squared_error / variance
         scores = {"mae": float(mae.mean()), "rmse": float(mse.mean() ** 0.5), "r2": float(r2.mean())}
         if len(self.columns) > 1:
-            scores[SCALED_RMSE] = float(squared.mean() ** 0.5)
+            scores[SCALED_RMSE] = float(squared_error.mean() ** 0.5)
             for index, column in enumerate(self.columns):
                 scores[f"{column}/mae"] = float(mae[index])
                 scores[f"{column}/rmse"] = float(mse[index] ** 0.5)
@@ -250,7 +253,7 @@ class NumberScores:
 
 
 class NoScores:
-    """For targets that only the user's loss can interpret."""
+    """Scores of targets that only the user's loss can interpret: none."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Nothing to add."""
@@ -267,7 +270,7 @@ class NoScores:
 Scores = ClassScores | LabelScores | NumberScores | NoScores
 
 
-def scores(head: Head) -> Scores:
+def build_scores(head: Head) -> Scores:
     """The scores for a head's kind of output."""
     if not head.outputs:
         return NoScores()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = "mistakes.json"
 MAX_MISTAKES = 12
-"""Mistakes per head."""
+"""Mistakes that are kept of each head."""
 PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
@@ -38,29 +38,29 @@ class WorstMistakes:
     def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes), samples `ids` (N,)."""
         truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
-        sure, guess = outputs.softmax(dim=1).max(dim=1)
-        sure = torch.where(guess == truth, -1.0, sure.nan_to_num(0.0))
-        values, places = sure.topk(min(MAX_MISTAKES, len(sure)))
-        for value, row in zip(values.tolist(), places.tolist(), strict=True):
-            if value >= 0:
-                self.rows.append((value, int(ids[row]), int(truth[row]), int(guess[row])))
+        confidence, predicted = outputs.softmax(dim=1).max(dim=1)
+        confidence = torch.where(predicted == truth, -1.0, confidence.nan_to_num(0.0))
+        top_confidence, top_rows = confidence.topk(min(MAX_MISTAKES, len(confidence)))
+        for probability, row in zip(top_confidence.tolist(), top_rows.tolist(), strict=True):
+            if probability >= 0:
+                self.rows.append((probability, int(ids[row]), int(truth[row]), int(predicted[row])))
         self._sort()
 
     def _sort(self) -> None:
         # Ties are broken by sample id, so that the batch size does not matter.
         self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MAX_MISTAKES]
 
-    def table(self, number: int, count: int) -> Tensor:
-        """The rows as one of `count` slices, (count, MAX_MISTAKES, 5) float64, zero elsewhere; the sum over all processes has
+    def to_table(self, rank: int, process_count: int) -> Tensor:
+        """The rows as one of `process_count` slices, (count, MAX_MISTAKES, 5) float64, zero elsewhere; the sum over all processes has
         all rows.
         """
-        slices = torch.zeros(count, MAX_MISTAKES, 5, dtype=torch.float64)
+        slices = torch.zeros(process_count, MAX_MISTAKES, 5, dtype=torch.float64)
         for index, row in enumerate(self.rows):
-            slices[number, index] = torch.tensor([1.0, *row], dtype=torch.float64)
+            slices[rank, index] = torch.tensor([1.0, *row], dtype=torch.float64)
         return slices
 
-    def read(self, table: Tensor) -> None:
-        """Read the rows from such a sum."""
+    def read_table(self, table: Tensor) -> None:
+        """Take the worst rows from the sum of the tables of all processes."""
         rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
         self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
         self._sort()
@@ -68,19 +68,19 @@ class WorstMistakes:
     def to_json(self) -> list[dict[str, object]]:
         """Plain JSON data."""
         return [
-            {"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
-            for sure, sample, truth, guess in self.rows
+            {"sample": sample, "truth": truth, "answer": predicted, "probability": round(confidence, 6)}
+            for confidence, sample, truth, predicted in self.rows
         ]
 
 
 def write(run: Run, confusion: Mapping[str, Any]) -> None:
-    """Write the mistakes of an evaluation; a mistake that cannot be shown is only recorded as an event."""
+    """Write the mistakes of an evaluation to the run folder; an error is only recorded as an event."""
     try:
-        document = {
-            head: [_describe_mistake(run, one["classes"], row) for row in one.get("mistakes", [])]
-            for head, one in confusion.items()
+        mistakes_by_head = {
+            head: [_describe_mistake(run, record["classes"], row) for row in record.get("mistakes", [])]
+            for head, record in confusion.items()
         }
-        RunFiles(run.folder).write_json(FILE, document)
+        RunFiles(run.folder).write_json(FILE, mistakes_by_head)
     except Exception as error:
         # The run is done and its model is written; only a part of the report is missing.
         run.events.add("report", f"the worst misclassified samples were not saved: {error}", run.counters.step)
@@ -91,12 +91,12 @@ def _describe_mistake(run: Run, classes: list[str], row: dict[str, Any]) -> dict
     names = {key: classes[row[key]] for key in ("truth", "answer")}
     mistake = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
     if run.job.task.startswith("image"):
-        mistake["picture"] = picture(split, row["sample"])
+        mistake["picture"] = encode_picture(split, row["sample"])
     return mistake
 
 
-def picture(split: Split, sample: int) -> str:
-    """A validation image as a small PNG or JPEG, whichever is shorter, in base64."""
+def encode_picture(split: Split, sample: int) -> str:
+    """A validation image as a small PNG or JPEG, whichever has fewer bytes, in base64."""
     from PIL import Image
 
     pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()

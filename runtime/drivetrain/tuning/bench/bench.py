@@ -1,6 +1,6 @@
 """`drivetrain bench`: what each optimization of a job's plan gains here, on the job's network and batches.
 
-    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json, bench.png
+    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json, bench.svg
 
 Plain first, then each optimization added to the ones before, then all without each. Every variant is a process of its
 own under its own plan, so that threads, OpenMP runtime and allocator are measured, too. The parent does not load torch.
@@ -120,19 +120,21 @@ def describe_noise(ladder: Ablation) -> list[str]:
 def write_results(
     ladder: Ablation, plan: Plan, job: Job, machine: Hardware, options: BenchOptions, folder: Path
 ) -> None:
-    """Write bench.json and bench.png.
+    """Write bench.json and bench.svg
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import png
+    from drivetrain.report.render import picture_file
 
     try:
         write_json(folder / "bench.json", _data(ladder, plan, job, machine, options))
         bars = [
-            png.Bar(_name(rung), rung.pair.median, *rung.pair.middle(), rung.kind) for rung in ladder.rungs if rung.pair
+            picture_file.Bar(_name(rung), rung.pair.median, *rung.pair.middle(), rung.kind)
+            for rung in ladder.rungs
+            if rung.pair
         ]
-        png.draw_ablation(bars, f"{job.name}: {machine_line(machine)}", folder / "bench.png")
+        picture_file.draw_ablation(bars, f"{job.name}: {machine_line(machine)}", folder / "bench.svg")
     except OSError as error:
         raise storage_error(folder, error) from None
 

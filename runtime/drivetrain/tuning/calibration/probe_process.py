@@ -30,7 +30,7 @@ from drivetrain.optimizations import cpu_threads, precision
 from drivetrain.plan import evidence
 from drivetrain.system import cpu_starvation
 from drivetrain.system.files import read_json, write_json
-from drivetrain.training.phase_timer import since_start
+from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning.calibration import other_processes
 from drivetrain.tuning.calibration.comparisons import Comparison, comparisons, thread_comparisons
 from drivetrain.tuning.calibration.other_processes import OtherProcesses
@@ -54,7 +54,7 @@ def main() -> int:
         torch.set_num_threads(cpu_threads.threads_of(machine))
         other_processes.serve()
         return 0
-    start_seconds = since_start()
+    start_seconds = process_seconds()
     with other_processes.start_processes(machine, options.folder) as others_started:
         session = Session(
             machine, start_seconds, lambda found: write_json(options.folder / "calibration.json", asdict(found))

@@ -20,7 +20,7 @@ from drivetrain.job.values import interval
 from drivetrain.system import units
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training.agreement import HalfUpdated
-from drivetrain.training.evaluation.validation import usual_size
+from drivetrain.training.evaluation.validation import default_batch_size
 from drivetrain.training.run import Run
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_ladder import SizeLadder
@@ -123,7 +123,7 @@ class SizeSearch:
         sizes.largest, sizes.held = ladder.largest, ladder.base
         sizes.next_peak = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
         if sizes.largest == ladder.most:
-            most = min(usual_size(self.run), len(self.run.dataset.validation))
+            most = min(default_batch_size(self.run), len(self.run.dataset.validation))
             sizes.whole = ladder.base + (evaluated - ladder.base) * most / ladder.most <= ladder.ceiling
         return sizes
 

@@ -87,7 +87,7 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
     run.train_mode()
     for rate, ((epoch, number), batch) in zip(rates.tolist(), _batches(run), strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.own_parts(run.batches.size(number)))
+        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
         run.counters.step += 1
         run.signals.check()
         if not outcome.finite:
@@ -142,12 +142,12 @@ def steepest(x: Floats, y: Floats, width: int) -> float | None:
 
 
 def report(run: Run, swept: LrSweep, folder: Path) -> None:
-    """Print a table and the line for the spec; write find-lr.json and find-lr.png.
+    """Print a table and the line for the spec; write find-lr.json and find-lr.svg
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import png
+    from drivetrain.report.render import picture_file
 
     name = run.job.train.optimizer.name
     for line in _table(swept):
@@ -168,8 +168,8 @@ def report(run: Run, swept: LrSweep, folder: Path) -> None:
     ]
     try:
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": swept.suggested, "steps": rows})
-        png.draw_lr_range(
-            swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), swept.suggested, folder / "find-lr.png"
+        picture_file.draw_lr_range(
+            swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), swept.suggested, folder / "find-lr.svg"
         )
     except OSError as error:
         raise storage_error(folder, error) from None

@@ -88,25 +88,27 @@ def _beyond(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
 
 
 def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
-    """Print a table; write memory.json and memory.png.
+    """Print a table; write memory.json and memory.svg
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import png
+    from drivetrain.report.render import picture_file
 
     for line in _table(rows):
         say(line)
     say(f"{format_bytes(ceiling)} available")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
-        png.draw_memory_profile(
+        picture_file.draw_memory_profile(
             {
-                _name(on): [png.MemoryPoint(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
+                _name(on): [
+                    picture_file.MemoryPoint(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on
+                ]
                 for on in sorted({row.recomputed for row in rows})
             },
             ceiling,
-            folder / "memory.png",
+            folder / "memory.svg",
         )
     except OSError as error:
         raise storage_error(folder, error) from None
