@@ -104,7 +104,7 @@ def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[J
     job = load_stored_job(run)
     if any(custom_job.parts(job)):
         # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
-        user_code.at(job.folder, code_consent.digests_with_consent(trained.folder, consent=consent))
+        user_code.open_code(job.folder, code_consent.digests_with_consent(trained.folder, consent=consent))
     data = read_run_data(run, job)
     _check_same(data, trained)
     return job, data

@@ -64,7 +64,7 @@ class SpecSource:
             is_copied=self.copy is not None,
         )
         if self.code is not None or self.copy is not None:
-            user_code.at(job.folder, self.code, self.copy and self.copy / CODE)
+            user_code.open_code(job.folder, self.code, self.copy and self.copy / CODE)
         return job
 
     def read(self) -> SpecSource:
@@ -90,7 +90,7 @@ class SpecSource:
         code = user_code.Code(job.folder, self.code, self.copy and self.copy / CODE)
         for key, part, _ in parts(job):
             try:
-                code.take(part.file)
+                code.read_with_imports(part.file)
                 if not isinstance(part, CustomData):  # its arguments name the data
                     code.with_copies(part.arguments)
             except OSError as error:

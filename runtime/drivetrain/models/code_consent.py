@@ -72,7 +72,7 @@ def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False)
     """
     if not consent and not (_in_its_run(model, digests) and has_consent(model / CONFIG)):
         raise _refusal(model, digests)
-    return user_code.at(model / "code", dict(digests))
+    return user_code.open_code(model / "code", dict(digests))
 
 
 def _refusal(model: Path, digests: Mapping[str, str]) -> CheckpointError:

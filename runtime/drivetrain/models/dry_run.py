@@ -62,7 +62,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
         for output, head in _by_head(outputs, dataset.heads, name, refuse):
             _check_output(output, head, len(batch), name, refuse)
             if dataset.loss:
-                dataset.loss.tried(output.float(), batch.targets[head.name])
+                dataset.loss.check_call(output.float(), batch.targets[head.name])
                 dataset.loss.divide(output.float(), _trial_targets(dataset, head))
     _check_saved(before, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)

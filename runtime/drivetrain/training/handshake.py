@@ -108,7 +108,7 @@ def _own(folder: Path, job: Job) -> dict[str, Any]:
         "node": stores.node_name(),
         "processes": f"{os.environ[WORLD_SIZE]} on {os.environ.get(NODES, '1')}",
         "spec": job.dump(),
-        "code": user_code.at(job.folder).digests_of_copy(),
+        "code": user_code.open_code(job.folder).digests_of_copy(),
         "drivetrain": VERSION,
         "image": machine["image"] or "none",
         "torch": str(torch.__version__),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, total, try_division
+from drivetrain.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
@@ -200,8 +200,8 @@ class LoopLoss:
             return 1.0
         if self.division is None or self.division.count is None:
             return len(forms.present[0]) / len(batch)
-        part = total(self.division.count, forms.counted(forms.present, targets))
-        return float(part / total(self.division.count, forms.counted(batch.inputs, batch.targets)))
+        part = sum_counts(self.division.count, forms.counted(forms.present, targets))
+        return float(part / sum_counts(self.division.count, forms.counted(batch.inputs, batch.targets)))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """None: the size of the batch is known."""

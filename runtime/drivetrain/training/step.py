@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data import stateless_random
-from drivetrain.data.custom.loss_division import too_large
+from drivetrain.data.custom.loss_division import cannot_split_error
 from drivetrain.data.dataset import Batch
 from drivetrain.data.to_device import onto
 from drivetrain.distributed import batch_parts
@@ -386,7 +386,7 @@ class Step(StepForward):
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
         if obstacle := self.objective.indivisible:
-            raise too_large(f"out of memory with {tried} samples at once", obstacle) from None
+            raise cannot_split_error(f"out of memory with {tried} samples at once", obstacle) from None
         if tried <= self.options.least:
             raise torch_errors.out_of_memory_error(error, tried) from None
         self.use_micro_batch(max(self.options.least, tried // 2))

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from drivetrain.data import stateless_random
 from drivetrain.data.custom import code_files, user_code
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.user_errors import action, blame_user_code, describe_error, own_lines
+from drivetrain.data.custom.user_errors import blame_user_code, describe_error, list_user_lines, suggest_action
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
@@ -55,9 +55,9 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     # Reading the user's samples may have advanced the random state; seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     with blame_user_code(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
-        code = user_code.at(job.folder)
+        code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with code_files.note_opened() as opened:
+        with code_files.record_opened() as opened:
             module, every = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
@@ -75,7 +75,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
             ]
         )
     buffers.unshare(module)
-    with code_files.note_opened(nn.Module) as opened_later:
+    with code_files.record_opened(nn.Module) as opened_later:
         dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     code.keep_opened([*opened, *opened_later])
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
@@ -107,7 +107,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
         arguments = code.with_copies(origin["arguments"])
-        with code_files.note_opened() as opened:
+        with code_files.record_opened() as opened:
             module = code.call(origin["file"], origin["factory"], arguments)[0]
     code.check_opened(opened)
     if not isinstance(module, nn.Module):
@@ -148,12 +148,12 @@ def blame_job_code(job: Job) -> Iterator[None]:
     except DrivetrainError:
         raise
     except Exception as error:
-        lines = own_lines(error)
+        lines = list_user_lines(error)
         if torch_errors.is_out_of_memory(error) or not any(parts(job)) or not (lines or _inside(job, error)):
             raise
         key, part = _last(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
-        raise SpecError([job.problem((*key, "file"), description, "", action(error))]) from error
+        raise SpecError([job.problem((*key, "file"), description, "", suggest_action(error))]) from error
 
 
 def _inside(job: Job, error: BaseException) -> bool:
