@@ -28,7 +28,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job, extension
 from drivetrain.job.extension import Extension
 from drivetrain.job.train import Constant
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
 from drivetrain.models.build import Model
 from drivetrain.models.freeze import freeze, frozen_parts
@@ -210,7 +210,7 @@ class Run(AssembledRun):
         """Seconds until `max_time` of this attempt; infinite without one."""
         if self.job.train.max_time is None:
             return float("inf")
-        return duration_seconds(self.job.train.max_time) - self.clock.seconds
+        return parse_duration(self.job.train.max_time) - self.clock.seconds
 
 
 def assemble(

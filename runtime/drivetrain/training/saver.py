@@ -22,7 +22,7 @@ from drivetrain.distributed.sharded_tensor import is_sharded, local_state
 from drivetrain.errors import StorageError
 from drivetrain.hardware import cgroup
 from drivetrain.job.train import Adam, Optimizer, Sgd
-from drivetrain.job.values import interval
+from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.units import format_bytes
@@ -60,7 +60,7 @@ class Saver:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.folder = NamedFolder(run.folder)
-        self.kind, self.every = interval(run.job.checkpoint.every)
+        self.kind, self.every = parse_interval(run.job.checkpoint.every)
         self.thread: threading.Thread | None = None
         self.failed: StorageError | None = None
         self.unsaved_best: PendingCheckpoint | None = None

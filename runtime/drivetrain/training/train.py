@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drivetrain.errors import NumericsError, Stopped, UserCodeError
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.system.console import say
 from drivetrain.system.files import write_json
@@ -91,7 +91,7 @@ def _profiler(run: Run) -> Profiler:
 def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
     return Monitor(
         run.folder,
-        duration_seconds(run.job.monitor.every),
+        parse_duration(run.job.monitor.every),
         run.hardware.gpus,
         progress=since_last_sample(run),
         show=lambda values: metrics.board.put(run.counters.step, values),

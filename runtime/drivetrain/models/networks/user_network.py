@@ -33,7 +33,7 @@ from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
 from drivetrain.job import Job
-from drivetrain.job.custom import parts
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.model import CustomModel
 from drivetrain.job.user_files import UserFunction
 from drivetrain.models import buffers, dry_run
@@ -149,7 +149,11 @@ def blame_job_code(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = list_user_lines(error)
-        if torch_errors.is_out_of_memory(error) or not any(parts(job)) or not (lines or _inside(job, error)):
+        if (
+            torch_errors.is_out_of_memory(error)
+            or not any(list_user_functions(job))
+            or not (lines or _inside(job, error))
+        ):
             raise
         key, part = _last(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
@@ -168,5 +172,5 @@ def _inside(job: Job, error: BaseException) -> bool:
 
 def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
     """The job key and function whose file appears in the traceback; the network's if none does."""
-    every = [(key, part) for key, part, _ in parts(job)]
+    every = [(key, part) for key, part, _ in list_user_functions(job)]
     return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])
