@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.hardware.detect import detect
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan
 from drivetrain.system.files import write_json
@@ -104,7 +104,7 @@ def measure(model: str, every: str, pairs: int, seconds: float, folder: Path) ->
     print(
         f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.save_seconds:.0f} ms; it adds "
         f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "
-        f"at {every} {100 * wall / duration_seconds(every):.2f} %, at the default interval of {interval:.0f} s "
+        f"at {every} {100 * wall / parse_duration(every):.2f} %, at the default interval of {interval:.0f} s "
         f"{100 * wall / interval:.3f} %, processor {100 * used / interval:.3f} %",
         flush=True,
     )

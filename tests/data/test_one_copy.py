@@ -112,7 +112,7 @@ def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monke
 def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_file, "MIN_SHARED_BYTES", 1)
     one, two = (
-        arrays.arrays((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
+        arrays.build_array_split((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
         for _ in range(2)
     )
     assert shared([one], [two]) == 96 + 48

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import SpecError
-from drivetrain.job.user_files import find_misplacement, nearby, nearest_path
+from drivetrain.job.user_files import find_misplacement, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job_spec import load_job as job_spec
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import IMPORTS
@@ -259,9 +259,9 @@ def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
 
 def test_a_job_file_is_not_offered_as_data(tmp_path: Path) -> None:
     (tmp_path / "machines.yaml").write_text("")
-    assert nearest_path((tmp_path,), "machines.csv") == ""
+    assert suggest_nearest_path((tmp_path,), "machines.csv") == ""
     (tmp_path / "machine.csv").write_text("")
-    assert nearest_path((tmp_path,), "machines.csv") == 'did you mean "machine.csv"?'
+    assert suggest_nearest_path((tmp_path,), "machines.csv") == 'did you mean "machine.csv"?'
 
 
 def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> None:
@@ -273,4 +273,4 @@ def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> No
     expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
     found = find_misplacement(tmp_path / "second", "my_own_loss.py")
     assert found == ("'my_own_loss.py' does not exist", BESIDE, expected)
-    assert nearby((tmp_path / "second",), "another.py") == ""
+    assert suggest_nearby_file((tmp_path / "second",), "another.py") == ""

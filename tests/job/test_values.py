@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from drivetrain.job import values
-from drivetrain.job.values import duration_seconds, interval
+from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.system.units import parse_bytes
 
 
@@ -28,13 +28,13 @@ def test_invalid_sizes(text: str) -> None:
     ("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86400), ("0.5h", 1800), ("5 m", 300)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert duration_seconds(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "0s", "-5m", "5M", "5min", "2:30", "1h30m", "9" * 10 + "h", "infs"])
 def test_invalid_durations(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="a duration with its unit: 90s, 5m, 2h"):
-        duration_seconds(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_invalid_durations(text: str) -> None:
     ],
 )
 def test_intervals(text: str, meaning: tuple[str, float]) -> None:
-    assert interval(text) == meaning
+    assert parse_interval(text) == meaning
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_intervals(text: str, meaning: tuple[str, float]) -> None:
 )
 def test_invalid_intervals(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="epoch, steps such as 200 steps, or a duration such as 5m"):
-        interval(text)
+        parse_interval(text)
 
 
 @pytest.mark.parametrize(

@@ -298,9 +298,9 @@ def test_a_spec_error_holds_its_problems() -> None:
 def test_every_key_of_a_synonym_exists() -> None:
     """In the spec of one task at least, the values of `optimize:` among them."""
     from drivetrain.job import JOBS
-    from drivetrain.job_spec.validation_errors import _ELSEWHERE, _there
+    from drivetrain.job_spec.validation_errors import _NAMES_ELSEWHERE, _has_key
 
     kinds = [job_spec._add_optimization_types(kind) for kind in JOBS.values()]
-    assert [home for home in _ELSEWHERE if not any(_there(kind, home) for kind in kinds)] == []
-    words = [word for line in _ELSEWHERE.values() for word in line.split()]
+    assert [home for home in _NAMES_ELSEWHERE if not any(_has_key(kind, home) for kind in kinds)] == []
+    words = [word for line in _NAMES_ELSEWHERE.values() for word in line.split()]
     assert len(set(words)) == len(words)

@@ -117,7 +117,7 @@ def test_choices_can_be_files_and_sections(tmp_path: Path) -> None:
     space = "{train.optimizer.lr: {low: 1e-3, high: 1}, train.optimizer: [sgd, adam], data.train: [t.csv, u.csv]}"
     path = job(tmp_path, "train.seed: [1, 2]")
     made = load(path, [f"sweep.space={space}"])
-    assert sweep_space.choices(made) == [
+    assert sweep_space.list_choices(made) == [
         'train.optimizer="sgd"',
         'train.optimizer="adam"',
         'data.train="t.csv"',

@@ -163,7 +163,7 @@ def test_a_retry_after_an_edit_reads_the_copy_of_an_argument(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     network = stored(tmp_path, *CASES["argument"])
     (tmp_path / "cfg.json").write_text('{"slope": 7}')
-    user_code._codes.clear()
+    user_code._opened_codes.clear()
     job: Any = SpecSource(tmp_path / "job.yaml", copy=tmp_path / "run" / "job").load()
     x = -torch.ones(3, 4)
     assert torch.equal(build(job, load(job)).module(x), network(x))

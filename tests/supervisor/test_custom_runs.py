@@ -190,7 +190,7 @@ def test_a_child_runs_only_the_code_that_its_parent_names(run: Path, tmp_path: P
     for code in (digests, {}):
         source = SpecSource(run / "job.yaml", folder=tmp_path / "evil", code=code)
         with pytest.raises(CheckpointError, match="which is not recorded"):
-            user_code.at(source.load().folder).call("my_loss.py", "loss", {})
+            user_code.open_code(source.load().folder).call("my_loss.py", "loss", {})
     assert not (tmp_path / "exploded").exists()
 
 
@@ -285,15 +285,15 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
 
 def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
-    code = user_code.at(tmp_path)
+    code = user_code.open_code(tmp_path)
     assert code.call("a.py", "f", {}) == (1, {})
-    user_code.remember(tmp_path, code)
-    user_code.remember(tmp_path, code)
+    user_code.record_digests(tmp_path, code)
+    user_code.record_digests(tmp_path, code)
     (tmp_path / "a.py").write_text("def f():\n    return 2\n")
     again = user_code.Code(tmp_path)
     assert again.call("a.py", "f", {}) == (2, {})
     with pytest.raises(CheckpointError, match=r"is unfinished and was started with a different a\.py"):
-        user_code.remember(tmp_path, again)
+        user_code.record_digests(tmp_path, again)
 
 
 GRIDS = """

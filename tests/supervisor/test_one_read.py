@@ -61,7 +61,7 @@ def edit(spec: Path) -> None:
 def job_of(source: SpecSource) -> tuple[float, object, float]:
     """The rate, what the network is made of, and the loss of a job, as a trainer gets them."""
     job: Any = source.load()
-    network, _ = user_code.at(job.folder).call(job.model.file, job.model.factory, job.model.arguments)
+    network, _ = user_code.open_code(job.folder).call(job.model.file, job.model.factory, job.model.arguments)
     terms: Any = user_loss.load(job)
     return job.train.optimizer.lr, network, float(terms.function(torch.ones(2, 1), torch.ones(2)))
 
@@ -173,11 +173,13 @@ def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: P
     for name in ("run", "again"):
         (tmp_path / name).mkdir()
     job_of(first := source.copy_to(tmp_path / "run", source.load()))
-    user_code.remember(tmp_path, user_code.at(tmp_path, None, first.copy / spec_source.CODE if first.copy else None))
+    user_code.record_digests(
+        tmp_path, user_code.open_code(tmp_path, None, first.copy / spec_source.CODE if first.copy else None)
+    )
     (tmp_path / "scale.json").write_text("3")
     job_of(source.copy_to(tmp_path / "again", source.load()))
     with pytest.raises(CheckpointError, match=r"was started with a different scale\.json"):
-        user_code.remember(tmp_path, user_code.at(tmp_path))
+        user_code.record_digests(tmp_path, user_code.open_code(tmp_path))
 
 
 def test_a_node_with_other_code_is_refused(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

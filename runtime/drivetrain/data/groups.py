@@ -11,7 +11,7 @@ from drivetrain.data import stateless_random
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 from drivetrain.job.data import Data
-from drivetrain.job.values import fold_numbers
+from drivetrain.job.values import parse_fold
 
 Groups = npt.NDArray[np.int64]
 """The number of each sample's group, from 0; shape (N,)."""
@@ -25,7 +25,7 @@ def number_groups(names: Sequence[str | None]) -> Groups:
 
 def count_min_groups(data: Data) -> int:
     """The smallest number of groups that can be split: one for each fold, or one for each side."""
-    return fold_numbers(data.fold)[1] if data.fold else 2
+    return parse_fold(data.fold)[1] if data.fold else 2
 
 
 def divide_by_group(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
@@ -42,7 +42,7 @@ def divide_by_group(labels: npt.NDArray[np.int64], groups: Groups, data: Data, s
         DataError: if there are fewer groups than parts.
     """
     # Parts are numbered from 1. Without folds there are two: training is part 1, validation part 2.
-    validation_part, part_count = fold_numbers(data.fold) if data.fold else (2, 2)
+    validation_part, part_count = parse_fold(data.fold) if data.fold else (2, 2)
     assert not isinstance(data.validation, str)
     shares = [1 / part_count] * part_count if data.fold else [1 - data.validation, data.validation]
     group_count = int(groups.max()) + 1

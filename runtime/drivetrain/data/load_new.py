@@ -10,7 +10,7 @@ from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import csv_dialect, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import CheckpointError, DataError
-from drivetrain.job.user_files import nearest_path
+from drivetrain.job.user_files import suggest_nearest_path
 
 
 def read(
@@ -71,7 +71,7 @@ def _read_by_kind(
     """Check that the paths exist, and read them with the module of the model's kind of data."""
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
-        suggestions = [hint for path in missing if (hint := nearest_path([Path()], path))]
+        suggestions = [hint for path in missing if (hint := suggest_nearest_path([Path()], path))]
         raise DataError(
             f"{', '.join(missing[:5])}: not there",
             "files or folders that this process can access",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from drivetrain.data import stateless_random
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job.data import Data
-from drivetrain.job.values import fold_numbers
+from drivetrain.job.values import parse_fold
 
 
 def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
@@ -20,7 +20,7 @@ def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, I
         seed: the run's seed.
     """
     if data.fold:
-        return split_fold(labels, *fold_numbers(data.fold), seed)
+        return split_fold(labels, *parse_fold(data.fold), seed)
     assert not isinstance(data.validation, str)
     return hold_out(labels, data.validation, seed)
 

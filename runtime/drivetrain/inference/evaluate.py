@@ -102,9 +102,9 @@ def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[J
     from drivetrain.models import code_consent
 
     job = load_stored_job(run)
-    if any(custom_job.parts(job)):
+    if any(custom_job.list_user_functions(job)):
         # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
-        user_code.at(job.folder, code_consent.read_allowed_digests(trained.folder, consent=consent))
+        user_code.open_code(job.folder, code_consent.read_allowed_digests(trained.folder, consent=consent))
     data = read_run_data(run, job)
     _check_same(data, trained)
     return job, data

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from drivetrain.system.spelling import plain
 
 
-def different(names: tuple[str, ...]) -> tuple[str, ...]:
+def check_different(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no name occurs twice."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
@@ -56,5 +56,7 @@ class _Cells:
 
 
 Column = Annotated[str, Field(min_length=1), AfterValidator(plain)]
-OneOrMore = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()]
+OneOrMore = Annotated[
+    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_different), _OneOrMore()
+]
 Cells = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), _Cells()]

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from drivetrain.errors import Problem
 from drivetrain.job import user_files
-from drivetrain.job.column_names import Column, different
+from drivetrain.job.column_names import Column, check_different
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
 from drivetrain.job.model import CustomModel
@@ -39,8 +39,8 @@ class CustomData(Spec):
         description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
         "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
     )
-    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)] | None = Field(
-        None, description="names of the classes, labels or numbers, in the order of the network's outputs"
+    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_different)] | None = (
+        Field(None, description="names of the classes, labels or numbers, in the order of the network's outputs")
     )
     reader: str | None = Field(
         None,
@@ -66,7 +66,7 @@ class CustomLossSpec(Spec):
     )
 
 
-def _by_file(value: object) -> object:
+def _add_name(value: object) -> object:
     """Let `{file: my_loss.py}` do without a name."""
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 
@@ -77,7 +77,7 @@ AnyCustomLoss = Annotated[
         Field(discriminator="name"),
     ],
     accept_name(),
-    BeforeValidator(_by_file),
+    BeforeValidator(_add_name),
 ]
 
 
@@ -103,7 +103,7 @@ class CustomTask(Job):
         return getattr(self.train.loss, "name", "") == "own"
 
     def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Every metric that the job uses, with its key."""
+        """Yield every metric that the job uses for a decision, with its key."""
         yield ("checkpoint", "best"), self.best()
         if self.train.early_stopping:
             yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
@@ -130,8 +130,8 @@ class CustomJob(CustomTask):
     train: CustomTrain = Field(CustomTrain(), description="training settings")
 
 
-def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
-    """Each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
+def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
+    """Yield each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
     model: Any = getattr(job, "model", None)
     if isinstance(model, CustomModel):
         yield ("model",), model, OFFERED
@@ -141,20 +141,20 @@ def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, 
             yield ("train", "loss"), job.train.loss, ()
 
 
-def problems(job: Job) -> Iterator[Problem]:
-    """Problems of the user's files; none of them is run."""
-    for key, part, offered in parts(job):
-        yield from user_files.problems(job, key, part, offered)
+def find_problems(job: Job) -> Iterator[Problem]:
+    """Find problems of the user's files without running them."""
+    for key, part, offered in list_user_functions(job):
+        yield from user_files.find_problems(job, key, part, offered)
     if isinstance(job, CustomJob):
-        yield from _unknown(job, ("data", "reader"), job.data.file, job.data.reader)
+        yield from _check_function_name(job, ("data", "reader"), job.data.file, job.data.reader)
         if isinstance(loss := job.train.loss, CustomLossSpec):
-            yield from _unknown(job, ("train", "loss", "weight_of"), loss.file, loss.weight_of)
+            yield from _check_function_name(job, ("train", "loss", "weight_of"), loss.file, loss.weight_of)
 
 
-def _unknown(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:
+def _check_function_name(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:
     """The problem of a key that names a function which its file does not have."""
     if name is None:
         return
     functions = user_files.find_functions(job, key[:-1], file)
     if not isinstance(functions, Problem) and name not in functions and "*" not in functions:
-        yield user_files.unknown_function(job, key, name, file, functions)
+        yield user_files.unknown_function_problem(job, key, name, file, functions)

@@ -78,7 +78,7 @@ class EmbeddedOptimizer(Optimizer):
 
     @property
     def kind(self) -> str:
-        """What measurements of its speed hold for."""
+        """Key of measurements of its speed, which hold for the same class and settings."""
         return f"{self.function} {self.settings}"
 
 
@@ -136,7 +136,7 @@ class EmbeddedJob(CustomTask):
         return [*super().metrics(), *(f"validation/{name}" for name in self.own_metrics)]
 
     def problems(self) -> Iterator[Problem]:
-        """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""
+        """Also refuse settings that need a process of our own: the host program may use SIGUSR1 for something else."""
         yield from super().problems()
         gpus, processes = self.limits.gpus, self.limits.processes
         if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):

@@ -36,7 +36,7 @@ LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
 CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
 """Metrics of exclusive classes. Two classes have `auc` and `average_precision`, too, which only the data can say."""
 SCALED_RMSE = "scaled_rmse"
-"""RMSE of several columns of numbers, each divided by its deviation: the one of which no column's unit decides."""
+"""RMSE of several columns of numbers, each divided by its standard deviation, so that no unit dominates."""
 FOLDERS = ("transformers", "run")
 """Values of `model.source` whose name can be a folder."""
 
@@ -124,12 +124,12 @@ class Job(Spec):
         return self._pretrained_commit
 
     def fix_commit(self, commit: str) -> None:
-        """Take this commit of the pretrained network from now on."""
+        """Set the commit of the pretrained network."""
         self._pretrained_commit = commit
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found out about the data when the spec was loaded, for the user."""
+        """Notes for the user on the data, from when the spec was loaded."""
         return self._notes
 
     @property
@@ -190,7 +190,7 @@ class Job(Spec):
         return in_folder if os.path.exists(in_folder) or not os.path.exists(expanded) else expanded
 
     def _copy(self, path: str) -> Path | None:
-        """Where the copy of something in a store is, or of a part of it; None if there is none."""
+        """The local copy of an address in a store, or of a path below it; None if there is none."""
         for address, copied in self._copies.items():
             if path == address or path.startswith(f"{address}/"):
                 return copied / path.removeprefix(address).lstrip("/")
@@ -206,8 +206,8 @@ class Job(Spec):
         return paths
 
     def list_unfetched(self) -> list[tuple[tuple[str, ...], str]]:
-        """Addresses among `data_paths`, of the Hugging Face hub or a store, that are not in the cache, with their keys; nor
-        is what is streamed from there.
+        """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub, in a store,
+        or streamed from there.
         """
         return [(key, text) for key, text in self.data_paths() if not self._is_here(key, text)]
 
@@ -240,7 +240,7 @@ class Job(Spec):
         yield from ()
 
     def class_weights_refused(self) -> Iterator[Problem]:
-        """The problem of a task without classes whose job weights them."""
+        """The problem of class weights in a task without classes."""
         if self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"),

@@ -19,7 +19,7 @@ from drivetrain.job.formatting import format_value
 from drivetrain.job.job import Job
 
 KIND = "a Python file next to the job file"
-MOST_NAMES = 10_000
+MAX_COMPARED_NAMES = 10_000
 """Largest number of names in a folder among which the nearest is looked for."""
 
 
@@ -38,12 +38,12 @@ class UserFunction(Protocol):
 class Signature:
     """The keyword arguments that a function accepts."""
 
-    needed: tuple[str, ...]
-    known: tuple[str, ...]
-    """All parameters, required ones included."""
-    nameless: tuple[str, ...] = ()
+    required: tuple[str, ...]
+    parameters: tuple[str, ...]
+    """All parameters that can be passed by keyword, also the required ones."""
+    positional_only: tuple[str, ...] = ()
     """Required parameters that cannot be passed by keyword."""
-    any: bool = False
+    accepts_any: bool = False
     """Whether it accepts arbitrary keyword arguments."""
 
 
@@ -53,7 +53,7 @@ Functions = dict[str, Signature | None]
 
 
 def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
-    """Why `file` is no Python file in `folder`, in three parts; None if it is one."""
+    """Why `file` is no Python file in `folder`, as the three parts of a problem; None if it is one."""
     path = Path(file)
     if path.suffix != ".py":
         return f"is {format_value(file)}", KIND, "name a .py file"
@@ -65,7 +65,9 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
         )
     full = folder / path
     if wrong := find_trouble(full):
-        suggestion = wrong == _GONE and (nearest_path((folder,), file) or nearby((folder, Path.cwd()), file))
+        suggestion = wrong == _GONE and (
+            suggest_nearest_path((folder,), file) or suggest_nearby_file((folder, Path.cwd()), file)
+        )
         return f"{format_value(file)} {wrong}", KIND, suggestion or "check the spelling"
     if not full.is_file():
         return f"{format_value(file)} is not a file", KIND, "name a file"
@@ -87,10 +89,10 @@ def find_trouble(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 
 
-def nearest_path(folders: Sequence[Path], path: str) -> str:
+def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
     """`did you mean "x"?` for a path that does not exist below any of these folders; empty if nothing is close.
 
-    It is like the given one, except for the first part that does not exist.
+    The suggestion differs from `path` in the first part that does not exist.
     """
     parts = Path(path).parts
     for folder in folders:
@@ -101,7 +103,7 @@ def nearest_path(folders: Sequence[Path], path: str) -> str:
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
             names = [
                 entry.name
-                for entry in itertools.islice(entries, MOST_NAMES)
+                for entry in itertools.islice(entries, MAX_COMPARED_NAMES)
                 if entry.name.startswith(".") == parts[depth].startswith(".")
                 and not entry.name.endswith((".yaml", ".yml"))  # a job file is no data, however alike its name
             ]
@@ -112,29 +114,28 @@ def nearest_path(folders: Sequence[Path], path: str) -> str:
     return ""
 
 
-def nearby(folders: Sequence[Path], path: str) -> str:
-    """What to do if a file of the same name lies near these folders; empty if none does.
+def suggest_nearby_file(folders: Sequence[Path], path: str) -> str:
+    """A hint if a file of the same name is near these folders; empty if there is none.
 
-    It is looked for in the folders, in those that they contain or lie in: a job file that was copied has left its
-    files there.
+    The folders, their parents, and their subfolders are searched, where the files of a copied job file may have stayed.
     """
     name = Path(path).name
-    around = (near for folder in folders for near in (folder.resolve(), folder.resolve().parent))
-    for near in dict.fromkeys(around):
-        with contextlib.suppress(OSError, ValueError), os.scandir(near) as entries:
-            below = [entry.path for entry in itertools.islice(entries, MOST_NAMES) if entry.is_dir()]
-            for inside in (str(near), *sorted(below)):
-                if name and os.path.exists(candidate := os.path.join(inside, name)):
+    search_folders = (folder_near for folder in folders for folder_near in (folder.resolve(), folder.resolve().parent))
+    for folder_near in dict.fromkeys(search_folders):
+        with contextlib.suppress(OSError, ValueError), os.scandir(folder_near) as entries:
+            subfolders = [entry.path for entry in itertools.islice(entries, MAX_COMPARED_NAMES) if entry.is_dir()]
+            for candidate_folder in (str(folder_near), *sorted(subfolders)):
+                if name and os.path.exists(candidate := os.path.join(candidate_folder, name)):
                     return f"paths start from the folder of the job file; is it {candidate}? copy it there, or change the path"
     return ""
 
 
-def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:
-    """Problems of the file and the function of one part.
+def find_problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:
+    """Find problems of the file and the function of one part.
 
     Args:
         job: its folder contains the file.
-        key: of the part: `model`.
+        key: the key of the part, such as `model`.
         part: file, function and arguments.
         offered: names of arguments that the runtime passes if the function has them.
     """
@@ -143,9 +144,9 @@ def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequen
         yield functions
         return
     if part.factory not in functions and "*" not in functions:
-        yield unknown_function(job, (*key, "factory"), part.factory, part.file, functions)
+        yield unknown_function_problem(job, (*key, "factory"), part.factory, part.file, functions)
     elif signature := functions.get(part.factory):
-        yield from _arguments(job, key, part, signature, offered)
+        yield from _check_arguments(job, key, part, signature, offered)
 
 
 def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
@@ -171,7 +172,7 @@ def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Pro
         return job.problem(
             path, f"{file} cannot be read: {error}", "a text file with Python code", "save it again as text"
         )
-    return dict(_definitions(tree.body))
+    return dict(_list_definitions(tree.body))
 
 
 def describe_syntax_error(file: str, error: SyntaxError) -> str:
@@ -180,7 +181,7 @@ def describe_syntax_error(file: str, error: SyntaxError) -> str:
     return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
 
 
-def unknown_function(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
+def unknown_function_problem(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
     """A problem with the name of a function that the file does not have."""
     public = [function for function in functions if not function.startswith("_")]
     return job.problem(
@@ -191,83 +192,85 @@ def unknown_function(job: Job, path: tuple[str, ...], name: str, file: str, func
     )
 
 
-def _arguments(
+def _check_arguments(
     job: Job, key: tuple[str, ...], part: UserFunction, signature: Signature, offered: Sequence[str]
 ) -> Iterator[Problem]:
-    """Arguments that the function does not accept, and required ones that are missing."""
+    """Problems of arguments that the function does not accept, and of required ones that are missing."""
     name, path = part.factory, (*key, "arguments")
-    if signature.nameless:
+    if signature.positional_only:
         yield job.problem(
             (*key, "factory"),
-            f"{name}() has positional-only parameters: {', '.join(signature.nameless)}",
+            f"{name}() has positional-only parameters: {', '.join(signature.positional_only)}",
             "parameters that can be passed by name",
             "remove the `/` from its signature",
         )
     for argument in part.arguments:
-        if argument not in signature.known and not signature.any:
+        if argument not in signature.parameters and not signature.accepts_any:
             possible = (
-                f"arguments of {name}(): {', '.join(signature.known)}" if signature.known else f"{name}() has none"
+                f"arguments of {name}(): {', '.join(signature.parameters)}"
+                if signature.parameters
+                else f"{name}() has none"
             )
             yield job.problem(
                 (*path, argument),
                 f"{name}() in {part.file} has no such argument",
                 possible,
-                nearest(argument, signature.known) or "remove it",
+                nearest(argument, signature.parameters) or "remove it",
             )
-    lacking = [
+    missing = [
         parameter_name
-        for parameter_name in signature.needed
+        for parameter_name in signature.required
         if parameter_name not in part.arguments and parameter_name not in offered
     ]
-    if lacking:
-        given_by_us = f"; {', '.join(offered)} are set from the data" if offered else ""
+    if missing:
+        offered_text = f"; {', '.join(offered)} are set from the data" if offered else ""
         yield job.problem(
             path,
-            f"{name}() in {part.file} needs {', '.join(lacking)}",
-            f"a value for each argument without a default{given_by_us}",
-            f"add `arguments: {{{lacking[0]}: ...}}`, or give it a default",
+            f"{name}() in {part.file} needs {', '.join(missing)}",
+            f"a value for each argument without a default{offered_text}",
+            f"add `arguments: {{{missing[0]}: ...}}`, or give it a default",
         )
 
 
-def _definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature | None]]:
-    """Every name that the statements bind."""
+def _list_definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature | None]]:
+    """Yield every name that the statements bind, with its signature if it is known."""
     for node in body:
         match node:
             case ast.FunctionDef():
                 # A decorator can change the parameters of a function.
-                yield node.name, None if node.decorator_list else _signature(node.args)
+                yield node.name, None if node.decorator_list else _read_signature(node.args)
             case ast.ClassDef():
-                yield node.name, _constructor(node)
+                yield node.name, _read_constructor(node)
             case ast.Import() | ast.ImportFrom():
                 yield from ((alias.asname or alias.name.split(".")[0], None) for alias in node.names)
             case ast.Assign():
                 yield from ((target.id, None) for target in node.targets if isinstance(target, ast.Name))
             case ast.If() | ast.With():
-                yield from _definitions([*node.body, *getattr(node, "orelse", [])])
+                yield from _list_definitions([*node.body, *getattr(node, "orelse", [])])
             case ast.Try():
                 handlers = [statement for handler in node.handlers for statement in handler.body]
-                yield from _definitions([*node.body, *handlers, *node.orelse, *node.finalbody])
+                yield from _list_definitions([*node.body, *handlers, *node.orelse, *node.finalbody])
 
 
-def _constructor(node: ast.ClassDef) -> Signature | None:
+def _read_constructor(node: ast.ClassDef) -> Signature | None:
     constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     if not constructors or constructors[0].decorator_list or node.decorator_list or node.keywords:
         return None
-    return _signature(constructors[0].args, bound=1)
+    return _read_signature(constructors[0].args, bound_count=1)
 
 
-def _signature(arguments: ast.arguments, bound: int = 0) -> Signature:
-    """The parameters without the first `bound` ones."""
+def _read_signature(arguments: ast.arguments, bound_count: int = 0) -> Signature:
+    """Read the parameters without the first `bound_count`, such as `self`."""
     count = len(arguments.posonlyargs) + len(arguments.args)
-    free = count - len(arguments.defaults)
+    required_count = count - len(arguments.defaults)
     positional = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
-    nameless = positional[bound : min(len(arguments.posonlyargs), free)]
-    named = positional[max(bound, len(arguments.posonlyargs)) :]
-    by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    needed = [name for name in positional[bound:free] if name in named]
+    positional_only = positional[bound_count : min(len(arguments.posonlyargs), required_count)]
+    by_position_or_name = positional[max(bound_count, len(arguments.posonlyargs)) :]
+    keyword_only = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    required_names = [name for name in positional[bound_count:required_count] if name in by_position_or_name]
     return Signature(
-        needed=(*needed, *(parameter.arg for parameter, default in by_name if default is None)),
-        known=(*named, *(parameter.arg for parameter, _ in by_name)),
-        nameless=tuple(nameless),
-        any=arguments.kwarg is not None,
+        required=(*required_names, *(parameter.arg for parameter, default in keyword_only if default is None)),
+        parameters=(*by_position_or_name, *(parameter.arg for parameter, _ in keyword_only)),
+        positional_only=tuple(positional_only),
+        accepts_any=arguments.kwarg is not None,
     )

@@ -27,8 +27,8 @@ _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user name and password, because the spec is copied into every run folder.
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
-# The same addresses give credentials of the machine under other paths, so every path is named. A loopback address is for
-# a service of the machine's owner.
+# Under other paths the same addresses give credentials of the machine, so only these paths are allowed. A loopback
+# address is allowed for a service of the machine's owner.
 _NOTICE = re.compile(
     r"http://("
     r"(169\.254\.169\.254|\[fd00:ec2::254\])/latest/meta-data/"
@@ -89,11 +89,11 @@ class _Named:
             if self.default in own_names:
                 form["required"] = [key for key in form.get("required", []) if key != "name"]
             if form["properties"].get("source", {}).get("const") == "run":
-                short.append(_from(form))
+                short.append(_describe_from(form))
         return {"anyOf": [{"enum": names}, *short, long]}
 
 
-def _from(form: dict[str, Any]) -> dict[str, object]:
+def _describe_from(form: dict[str, Any]) -> dict[str, object]:
     """The schema of `from: FOLDER`, the short form of `source: run` and `name: FOLDER`."""
     properties = {"from": form["properties"]["name"], **form["properties"]}
     del properties["name"], properties["source"]
@@ -108,7 +108,7 @@ class _Checked:
     pattern: str
 
     def validate(self, value: object) -> Any:
-        # No check accepts empty text.
+        # A value that is no text is checked as empty text, which no check accepts.
         self.check(value if isinstance(value, str) else "")
         return value
 
@@ -127,7 +127,7 @@ def check_size(text: str) -> None:
         raise PydanticCustomError("size", "a size with its unit: 256m, 4g") from None
 
 
-def duration_seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds in `90s`, `5m`, `2h`, `1d`."""
     match = _DURATION.fullmatch(text)
     if not match:
@@ -135,19 +135,19 @@ def duration_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def interval(text: str) -> tuple[str, float]:
+def parse_interval(text: str) -> tuple[str, float]:
     """`epoch` -> ("epoch", 1), `200 steps` -> ("steps", 200), `5m` -> ("seconds", 300)."""
     if text == "epoch":
         return "epoch", 1
     if match := _STEPS.fullmatch(text):
         return "steps", int(match[1])
     try:
-        return "seconds", duration_seconds(text)
+        return "seconds", parse_duration(text)
     except PydanticCustomError:
         raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
 
 
-def fold_numbers(text: str) -> tuple[int, int]:
+def parse_fold(text: str) -> tuple[int, int]:
     """`2/5` -> (2, 5)."""
     match = _FOLD.fullmatch(text)
     if not match or int(match[1]) > int(match[2]):
@@ -155,7 +155,7 @@ def fold_numbers(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def gpu_choice(value: Any) -> object:
+def check_gpus(value: Any) -> object:
     """Check `limits.gpus`, with one message for all its forms."""
     numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
     if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
@@ -185,7 +185,7 @@ def check_revision(text: str) -> None:
         raise PydanticCustomError("revision", "a branch, a tag, or a commit of 40 digits")
 
 
-def fraction_or_path(value: Any) -> object:
+def check_fraction_or_path(value: Any) -> object:
     """Check a fraction of the training data, or the path of separate data."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value < 1 if number else isinstance(value, str) and value):
@@ -193,7 +193,7 @@ def fraction_or_path(value: Any) -> object:
     return value
 
 
-def share_or_size(value: Any) -> object:
+def check_share_or_size(value: Any) -> object:
     """Check a share or a size."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
@@ -201,7 +201,7 @@ def share_or_size(value: Any) -> object:
     return value
 
 
-def ascending(pair: tuple[float, float]) -> tuple[float, float]:
+def check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
     """Check that the first number is not larger than the second."""
     if pair[0] > pair[1]:
         raise PydanticCustomError("ascending", "two numbers, the smaller one first")
@@ -209,7 +209,7 @@ def ascending(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 def check_share(value: object) -> object:
-    """Check a number for a share of the samples, which is not taken for their count."""
+    """Check a share of the samples; the message says that a number is no count."""
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < 1:
         raise PydanticCustomError("share", "a share of the samples, from 0 to below 1, such as 0.05 for one in twenty")
     return value
@@ -249,9 +249,9 @@ Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
 VariableName = Annotated[str, _Checked(check_variable_name, _VARIABLE.pattern)]
 Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]
 Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
-Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
-Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
-Fold = Annotated[str, _Checked(fold_numbers, _FOLD.pattern)]
+Duration = Annotated[str, _Checked(parse_duration, _DURATION.pattern)]
+Interval = Annotated[str, _Checked(parse_interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
+Fold = Annotated[str, _Checked(parse_fold, _FOLD.pattern)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 DateFormat = Annotated[str, Field(min_length=2, pattern="%")]
 BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]
@@ -261,15 +261,15 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
 FilePath = Annotated[str, Field(min_length=1)]
-Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeValidator(fraction_or_path)]
+Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeValidator(check_fraction_or_path)]
 Share = Annotated[float, Field(gt=0, le=1)]
-GpuMemory = Annotated[Share | Size, BeforeValidator(share_or_size)]
-Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(ascending)]
-PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(ascending)]
+GpuMemory = Annotated[Share | Size, BeforeValidator(check_share_or_size)]
+Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(check_ascending)]
+PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(check_ascending)]
 Gpus = Annotated[
     Literal["auto", "all", "none"]
     | Annotated[
         list[Annotated[int, Field(ge=0, lt=256)]], Field(min_length=1, json_schema_extra={"uniqueItems": True})
     ],
-    BeforeValidator(gpu_choice),
+    BeforeValidator(check_gpus),
 ]

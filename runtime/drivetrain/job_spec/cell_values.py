@@ -24,18 +24,18 @@ _NUMBER = re.compile(
     re.I,
 )
 MAX_ODD_TEXTS = 2
-"""Different texts among numbers that are a row of units or of totals; more can be marks of missing values."""
+"""Up to this many distinct texts among numbers are taken for units or totals; more may be marks of missing values."""
 _TRUTH = {"true", "false"}
 
 
 @dataclass
 class FeatureCells:
-    """What the cells of a column hold, of which it depends whether it is a feature."""
+    """Counts of the cells of a column, which decide whether it can be a feature."""
 
     filled: int = 0
     numbers: int = 0
     texts: dict[str, int] = field(default_factory=dict)
-    """The row in which each different text is first, numbers left out."""
+    """The first row of each distinct text that is no number."""
 
     def add(self, cell: str, row: int) -> None:
         """Count a cell."""
@@ -55,16 +55,20 @@ class FeatureCells:
         """
         if not self.texts:
             return
-        lettered = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
-        if lettered and len(self.texts) <= MAX_ODD_TEXTS and self.numbers >= text_column.NUMBERS_SHARE * self.filled:
+        only_letters = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
+        if (
+            only_letters
+            and len(self.texts) <= MAX_ODD_TEXTS
+            and self.numbers >= text_column.NUMBERS_SHARE * self.filled
+        ):
             text, row = next(iter(self.texts.items()))
-            wrong = self.filled - self.numbers
+            text_count = self.filled - self.numbers
             raise text_column.mixed_numbers_error(
-                name, str(path), wrong, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
+                name, str(path), text_count, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
             )
         if self.numbers:
             return
-        if all(map(is_iso, self.texts)):
+        if all(map(is_iso_time, self.texts)):
             raise text_column.date_column_error(name, str(path), next(iter(self.texts)))
         text_column.check_distinct(list(self.texts), self.filled, name, str(path))
 
@@ -72,7 +76,7 @@ class FeatureCells:
 def is_date(cell: str, form: str | None) -> bool:
     """Whether a cell is empty or a date."""
     if form is None:
-        return cell in MISSING_NUMBERS or is_iso(cell)
+        return cell in MISSING_NUMBERS or is_iso_time(cell)
     try:
         datetime.strptime(cell, form)
     except ValueError:
@@ -80,7 +84,7 @@ def is_date(cell: str, form: str | None) -> bool:
     return True
 
 
-def is_iso(cell: str) -> bool:
+def is_iso_time(cell: str) -> bool:
     """Whether a cell is a time as 2024-05-31 08:30:00, with a time zone or without."""
     clock = _CLOCK.fullmatch(cell)
     try:
@@ -99,7 +103,7 @@ def is_number(cell: str) -> bool:
 
 
 def read_value(cell: str) -> float | None:
-    """The number or truth value of a cell; None if it is written in a form that takes more to read."""
+    """The number or truth value of a cell; None if it is written in another form."""
     if cell.lower() in _TRUTH:
         return float(cell.lower() == "true")
     try:

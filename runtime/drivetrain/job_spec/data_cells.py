@@ -1,6 +1,6 @@
 """Checks the cells of a job's CSV files before training, without numpy, pyarrow or torch.
 
-It finds what can be told row by row: rows that are too short or too long, empty targets and texts, cells that are no
+It finds what can be seen row by row: rows that are too short or too long, empty targets and texts, cells that are no
 numbers in columns of numbers, and classes that training does not have. The reader of the data checks all of it again.
 """
 
@@ -33,57 +33,57 @@ from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import spelling
 
 MAX_CHECKED_BYTES = 8 << 20
-"""Of a larger file only the header is checked, so that the command answers at once."""
+"""Largest file whose rows are checked; of a larger one only the header is, so that the command answers at once."""
 MAX_LISTED = 5
-"""Rows or classes that a message lists."""
+"""Largest number of rows or classes that a message lists."""
 
 
-def _none(name: str) -> bool:
+def _is_no_feature(name: str) -> bool:
     return False
 
 
 @dataclass
-class _Wanted:
-    """What the columns of a file must hold; several names in one entry of `filled` are alternatives."""
+class _ExpectedCells:
+    """What the cells of the columns of a file must be; of several names in an entry of `filled` one must have a cell."""
 
     filled: list[tuple[str, ...]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
-    truths: list[str] = field(default_factory=list)
+    zero_or_one: list[str] = field(default_factory=list)
     """Columns of 0 and 1."""
-    varied: list[str] = field(default_factory=list)
+    varying: list[str] = field(default_factory=list)
     """Columns of the training data that need two different numbers."""
     unique: tuple[str, ...] = ()
-    """Columns whose cells together are in one row alone."""
+    """Columns of which no two rows have the same cells."""
     dates: list[str] = field(default_factory=list)
     times: list[str] = field(default_factory=list)
     """Columns of dates or numbers."""
     form: str | None = None
-    """Of the dates, as in strptime; None if they are written as 2024-05-31."""
-    features: Callable[[str], bool] = _none
-    """Whether a column is a feature whose kind its cells decide."""
+    """Format of the dates, as in strptime; None if they are written as 2024-05-31."""
+    features: Callable[[str], bool] = _is_no_feature
+    """Whether a column is a feature of which the cells decide the kind."""
 
 
 @dataclass
 class _Columns:
-    """What the columns of a file hold that is compared between its rows."""
+    """What is collected from the columns of a file to compare its rows."""
 
     places: Mapping[str, int]
     """The position of each column in a row."""
     features: Mapping[str, FeatureCells]
     numbers: Mapping[str, set[float | str]]
-    """Up to two different values of each column that needs them."""
+    """Up to two different values of each column that must vary."""
     labels: Mapping[str, Counter[str]]
-    """How many rows each class has."""
+    """The number of rows of each class, by column."""
 
     @classmethod
-    def of(cls, names: Sequence[str], expected: _Wanted) -> _Columns:
+    def of(cls, names: Sequence[str], expected: _ExpectedCells) -> _Columns:
         """The columns of a file before its first row."""
         places = {name: position for position, name in enumerate(names)}
         return cls(
             places,
             {name: FeatureCells() for name in names if expected.features(name)},
-            {name: set() for name in expected.varied if name in places},
+            {name: set() for name in expected.varying if name in places},
             {name: Counter() for name in expected.classes if name in places},
         )
 
@@ -100,7 +100,7 @@ class _Columns:
 
 
 def check(job: Job) -> list[str]:
-    """Check the files, and tell what was checked and what was not.
+    """Check the files; returns lines on what was checked and what was not.
 
     Raises:
         DataError: if a file cannot be used, or if more rows than `data.bad_samples` allows cannot.
@@ -135,7 +135,7 @@ def check(job: Job) -> list[str]:
             location = f"{job.document.place(key)}: {label}"
             expected = _expected_cells(job)
             if key[-1] != "train":
-                expected = replace(expected, features=_none)
+                expected = replace(expected, features=_is_no_feature)
             count, notes = _check_file(job, path, location, expected, files, classes_of)
             report += [f"{label}: checked {count:,} rows of {text}", *notes]
             if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
@@ -145,52 +145,52 @@ def check(job: Job) -> list[str]:
     return report
 
 
-def _expected_cells(job: Job) -> _Wanted:
+def _expected_cells(job: Job) -> _ExpectedCells:
     if isinstance(job, ImageJob):
         path, columns = (job.data.path_column,), list(job.data.label_column)
         if not isinstance(job.data, ImageClassificationData):
-            return _Wanted([path, *((name,) for name in columns)], numbers=columns, varied=columns)
+            return _ExpectedCells([path, *((name,) for name in columns)], numbers=columns, varying=columns)
         if len(columns) > 1:
-            return _Wanted([path, *((name,) for name in columns)], truths=columns, varied=columns)
-        # Several labels in a cell can be none, and it takes all of them to find what separates them.
-        return _Wanted([path]) if job.data.several else _Wanted([path, (columns[0],)], classes=columns)
+            return _ExpectedCells([path, *((name,) for name in columns)], zero_or_one=columns, varying=columns)
+        # A cell with several labels may be empty, and their separator is found only from all cells.
+        return _ExpectedCells([path]) if job.data.several else _ExpectedCells([path, (columns[0],)], classes=columns)
     if isinstance(job, TextJob):
-        return _Wanted([job.data.text, tuple(job.data.labels)], classes=list(job.data.labels))
+        return _ExpectedCells([job.data.text, tuple(job.data.labels)], classes=list(job.data.labels))
     if isinstance(job, TableJob):
         numbers = list(job.data.numeric or ())
         regression = job.task.endswith("regression")
         targets = list(job.data.target)
         classes = targets if not regression and len(targets) == 1 else []
         data = job.data
-        with_roles = {*targets, *numbers, *(data.categorical or ()), *(data.ignore or ()), *data.dates, data.groups}
+        role_columns = {*targets, *numbers, *(data.categorical or ()), *(data.ignore or ()), *data.dates, data.groups}
 
-        def decides(name: str) -> bool:
-            return name not in with_roles and (data.features is None or name in data.features)
+        def is_feature(name: str) -> bool:
+            return name not in role_columns and (data.features is None or name in data.features)
 
-        return _Wanted(
+        return _ExpectedCells(
             filled=[(name,) for name in targets],
             numbers=numbers + (targets if regression else []),
             classes=classes,
-            truths=[] if regression or classes else targets,
-            varied=[] if classes else targets,
+            zero_or_one=[] if regression or classes else targets,
+            varying=[] if classes else targets,
             dates=list(data.dates),
             form=data.date_format,
-            features=decides,
+            features=is_feature,
         )
     if isinstance(job, SeriesJob):
         names = tuple(name for name in (job.data.time, job.data.group) if name)
-        return _Wanted(
+        return _ExpectedCells(
             filled=[(name,) for name in names],
             numbers=list(job.data.features or ()),
             times=[job.data.time] if job.data.time else [],
             unique=names,
             form=job.data.date_format,
         )
-    return _Wanted()
+    return _ExpectedCells()
 
 
 def _check_file(
-    job: Job, path: Path, key: str, expected: _Wanted, files: CsvFiles, classes_of: dict[str, set[str]]
+    job: Job, path: Path, key: str, expected: _ExpectedCells, files: CsvFiles, classes_of: dict[str, set[str]]
 ) -> tuple[int, list[str]]:
     """Check the rows of a file; returns their number, and notes on those that are left out.
 
@@ -201,37 +201,37 @@ def _check_file(
     columns = _Columns.of(layout.names, expected)
     places = columns.places
     bad: dict[int, list[str]] = {}
-    wrong: list[str] = []
+    wrong_lengths: list[str] = []
     images: dict[int, str] = {}
-    moments: dict[tuple[str, ...], int] = {}
+    row_of_time: dict[tuple[str, ...], int] = {}
     count = 0
-    for count, row in enumerate(_cells(path, layout), start=1):
+    for count, row in enumerate(_read_rows(path, layout), start=1):
         cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
-        # Its cells may stand in other columns, so nothing more can be said about this row.
+        # The cells of such a row may belong to other columns, so nothing else is checked in it.
         if len(cells) != len(layout.names) + layout.blank:
-            wrong.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
+            wrong_lengths.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
             continue
-        if reasons := list(_reasons(cells, places, expected)):
+        if reasons := list(_find_reasons(cells, places, expected)):
             bad[count] = reasons
         columns.add(cells, count)
         if isinstance(job, ImageJob) and job.data.path_column in places:
             images[count] = cells[places[job.data.path_column]].strip()
-        # A row that is left out repeats no other.
+        # Rows that are left out do not count as repetitions.
         if expected.unique and count not in bad:
-            _check_moment(moments, [cells[places[name]].strip() for name in expected.unique], count, path, key)
-    _check_lengths(wrong, path, key, len(layout.names))
+            _check_time(row_of_time, [cells[places[name]].strip() for name in expected.unique], count, path, key)
+    _check_lengths(wrong_lengths, path, key, len(layout.names))
     for name, kind in columns.features.items():
         kind.check(name, path)
-    _check_varied(columns.numbers, count, path, key, classes_of)
+    _check_varying(columns.numbers, count, path, key, classes_of)
     must_have_labels = isinstance(job, TextJob) and not key.endswith("data.test")
     _check_labels(columns.labels, count, path, key, classes_of, must_have_labels=must_have_labels)
     notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
-    named = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
+    bad_rows = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
-    return count, [*notes, *bad_samples.check(named, count, job.data.bad_samples, key)]
+    return count, [*notes, *bad_samples.check(bad_rows, count, job.data.bad_samples, key)]
 
 
-def _check_varied(
+def _check_varying(
     numbers: Mapping[str, set[float | str]], count: int, path: Path, key: str, classes_of: dict[str, set[str]]
 ) -> None:
     """Check that columns of numbers differ between the rows of the first file.
@@ -240,8 +240,8 @@ def _check_varied(
         DataError: for one that does not.
     """
     for name, values in numbers.items():
-        if name not in classes_of and count > 1 and len(values) == 1 and isinstance(only := values.pop(), float):
-            description = f"{key}: {name} is {only:g} in all rows of {path}"
+        if name not in classes_of and count > 1 and len(values) == 1 and isinstance(value := values.pop(), float):
+            description = f"{key}: {name} is {value:g} in all rows of {path}"
             raise DataError(description, "a number that differs between rows", f"remove {name}, or add rows")
         classes_of.setdefault(name, set())
 
@@ -278,7 +278,7 @@ def _check_labels(
 def _check_images(
     cells: Mapping[int, str], manifest: Path, column: str, key: str, bad: dict[int, list[str]]
 ) -> list[str]:
-    """Check that the images of a manifest are there, and say how their paths are read; `bad` gets the rows of the others."""
+    """Check that the images of a manifest exist; adds rows without one to `bad`, returns notes on how paths are read."""
     paths, notes = image_paths.find(manifest.parent, list(cells.values()), column, key)
     for row, path in zip(cells, paths, strict=True):
         if path and not os.path.lexists(manifest.parent / path):
@@ -286,8 +286,8 @@ def _check_images(
     return notes
 
 
-def _cells(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
-    """The rows below the header; empty ones, and those of separators at the end, are no rows."""
+def _read_rows(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
+    """Yield the rows below the header, without empty ones, and without those of only separators at the end."""
     encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
     with path.open(encoding=encoding, newline="") as file:
         for _ in range(layout.skipped):
@@ -308,7 +308,7 @@ def _cells(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
                 empty.append(cells)
 
 
-def _reasons(cells: list[str], places: Mapping[str, int], expected: _Wanted) -> Iterator[str]:
+def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _ExpectedCells) -> Iterator[str]:
     for names in expected.filled:
         if not any(cells[places[name]].strip() for name in names if name in places):
             yield f"{' and '.join(names)} is empty"
@@ -316,7 +316,7 @@ def _reasons(cells: list[str], places: Mapping[str, int], expected: _Wanted) -> 
         cell = cells[places[name]].strip() if name in places else ""
         if not is_number(cell):
             yield f"{name} is `{printable(cell, 40)}`, not a number"
-    for name in expected.truths:
+    for name in expected.zero_or_one:
         cell = cells[places[name]].strip() if name in places else ""
         if cell and read_value(cell) not in (0, 1) and (read_value(cell) is not None or not is_number(cell)):
             yield f"{name} is `{printable(cell, 40)}`, not 0 or 1"
@@ -326,13 +326,13 @@ def _reasons(cells: list[str], places: Mapping[str, int], expected: _Wanted) -> 
             yield f"{name} is `{printable(cell, 40)}`, no {'date' if name in expected.dates else 'time'}"
 
 
-def _check_moment(moments: dict[tuple[str, ...], int], cells: list[str], row: int, path: Path, key: str) -> None:
-    """Add the time, and the series, of a row to those before it.
+def _check_time(row_of_time: dict[tuple[str, ...], int], cells: list[str], row: int, path: Path, key: str) -> None:
+    """Record the time, and the series, of a row.
 
     Raises:
-        DataError: if another row has both.
+        DataError: if an earlier row has both.
     """
-    first = moments.setdefault(tuple(cells), row)
+    first = row_of_time.setdefault(tuple(cells), row)
     if first != row and cells[0] not in MISSING_NUMBERS:
         raise DataError(
             f"{key}: {row_lines.place(path, first)} and {row_lines.place(path, row)} of {path} have the same time "
@@ -342,12 +342,12 @@ def _check_moment(moments: dict[tuple[str, ...], int], cells: list[str], row: in
         )
 
 
-def _check_lengths(wrong: list[str], path: Path, key: str, columns: int) -> None:
-    if wrong:
-        remainder = [f"and {len(wrong) - MAX_LISTED:,} more"] if len(wrong) > MAX_LISTED else []
-        head = f"{key}: {path} has {columns} columns; rows of another length: {len(wrong):,}"
+def _check_lengths(wrong_lengths: list[str], path: Path, key: str, columns: int) -> None:
+    if wrong_lengths:
+        remainder = [f"and {len(wrong_lengths) - MAX_LISTED:,} more"] if len(wrong_lengths) > MAX_LISTED else []
+        head = f"{key}: {path} has {columns} columns; rows of another length: {len(wrong_lengths):,}"
         raise DataError(
-            "\n    ".join([head, *wrong[:MAX_LISTED], *remainder]),
+            "\n    ".join([head, *wrong_lengths[:MAX_LISTED], *remainder]),
             "as many cells in each row as in the header",
             "put quotes around cells that contain a separator, and add missing cells",
         )

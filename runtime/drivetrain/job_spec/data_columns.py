@@ -37,8 +37,8 @@ class Missing:
     path: Path
     names: list[str]
 
-    def line(self, job: Job) -> str:
-        """What is wrong, with the place of the key that names the column."""
+    def describe(self, job: Job) -> str:
+        """The message about the column, with the position of the key that names it."""
         return f'{job.document.place(self.key)}: {dot_key(self.key)}: {self.path} has no column "{self.name}"'
 
 
@@ -49,8 +49,8 @@ def check(job: Job) -> None:
         SpecError: if it names columns of data that has none.
         DataError: if a file is no table, if its separator or encoding is not clear, or if it lacks columns; names all of them.
     """
-    if idle := list(_idle(job)):
-        raise SpecError(idle)
+    if idle_keys := list(_find_idle_keys(job)):
+        raise SpecError(idle_keys)
     missing: list[Missing] = []
     files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
     for key, text in readable_paths(job):
@@ -71,13 +71,17 @@ def check(job: Job) -> None:
                 f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
             )
         if names := csv_layout.read_names(path, label, files):
-            missing += [Missing(*named, path, names) for named in _required_columns(job, key) if named[1] not in names]
+            missing += [
+                Missing(*key_and_name, path, names)
+                for key_and_name in _required_columns(job, key)
+                if key_and_name[1] not in names
+            ]
     if missing:
-        raise _error(job, missing)
+        raise _missing_columns_error(job, missing)
 
 
-def _idle(job: Job) -> Iterator[Problem]:
-    """Keys that name columns of images whose files have none: arrays, and class folders."""
+def _find_idle_keys(job: Job) -> Iterator[Problem]:
+    """Problems of keys that name columns although the images are in arrays or class folders, which have none."""
     paths = [text for _, text in job.data_paths()]
     if not isinstance(job, ImageJob) or job.data.stream:
         return
@@ -94,52 +98,53 @@ def _idle(job: Job) -> Iterator[Problem]:
             )
 
 
-def _error(job: Job, missing: list[Missing]) -> DataError:
+def _missing_columns_error(job: Job, missing: list[Missing]) -> DataError:
     possible = {
-        (f"{one.path}: " if len({other.path for other in missing}) > 1 else "") + list_names(one.names): None
-        for one in missing
+        (f"{column.path}: " if len({other_column.path for other_column in missing}) > 1 else "")
+        + list_names(column.names): None
+        for column in missing
     }
-    suggestions = dict.fromkeys(nearest(one.name, one.names) for one in missing)
+    suggestions = dict.fromkeys(nearest(column.name, column.names) for column in missing)
     return DataError(
-        "\n".join(one.line(job) for one in missing),
+        "\n".join(column.describe(job) for column in missing),
         f"its columns: {'; '.join(possible)}",
         " ".join(filter(None, suggestions)) or "use one of its columns",
     )
 
 
-def list_names(names: Sequence[str], most: int = MAX_LISTED_COLUMNS) -> str:
-    """`a, b, c` and how many more."""
-    unlisted = len(names) - most
-    return ", ".join(names[:most]) + (f" and {unlisted} more" if unlisted > 0 else "")
+def list_names(names: Sequence[str], max_listed: int = MAX_LISTED_COLUMNS) -> str:
+    """List the first names, and say how many there are more: `a, b, c and 7 more`."""
+    unlisted = len(names) - max_listed
+    return ", ".join(names[:max_listed]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
 def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     """The columns that a file of this job must have, each with the key that names it."""
-    trained = file == ("data", "train")
+    is_training = file == ("data", "train")
     if isinstance(job, ImageJob):
         yield ("data", "path_column"), job.data.path_column
         yield from ((("data", "label_column"), name) for name in job.data.label_column)
-        if trained and job.data.groups:
+        if is_training and job.data.groups:
             yield ("data", "groups"), job.data.groups
     elif isinstance(job, TextJob):
         yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)
-        if trained and job.data.groups:
+        if is_training and job.data.groups:
             yield ("data", "groups"), job.data.groups
     elif isinstance(job, TableJob):
-        options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))
+        options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if is_training else ()))
         for option in options:
             yield from ((("data", option), name) for name in getattr(job.data, option) or ())
-        if trained and job.data.groups:
+        if is_training and job.data.groups:
             yield ("data", "groups"), job.data.groups
     elif isinstance(job, SeriesJob):
-        for option in ("time", "features", "label", "group", *(("groups",) if trained else ())):
+        for option in ("time", "features", "label", "group", *(("groups",) if is_training else ())):
             value = getattr(job.data, option)
             yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))
 
 
 MAX_SHOWN_NAMES = 8
-"""Columns that a message about an earlier run names."""
+"""Largest number of columns that a message about an earlier run names."""
 
 
 def check_earlier_run(earlier: EarlierModel) -> None:
@@ -158,7 +163,7 @@ def check_earlier_run(earlier: EarlierModel) -> None:
 
 
 def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
-    """The way images become square, and channels; and the size, unless the network takes any."""
+    """Check channels and `fit` of images, and their size unless the network takes any."""
     fixed = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
     for key, usual in fixed.items():
         value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, usual)
@@ -168,30 +173,30 @@ def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
 
 
 def _check_series(job: SeriesJob, earlier: EarlierModel) -> None:
-    """No feature is predicted, or the time or group; those that are named are the same."""
-    theirs, data = earlier.preprocessing.get("features") or (), job.data
+    """Check that features stay the same, and that none of them is a label, the time or the group."""
+    trained_columns, data = earlier.preprocessing.get("features") or (), job.data
     for option, names in {"label": data.label or (), "time": (data.time,), "group": (data.group,)}.items():
-        _refuse_known(earlier, option, names, theirs, "a column that it did not see", "use another run")
-    if theirs and data.features and list(data.features) != list(theirs):
-        description = f"is {', '.join(data.features)}, and the earlier run was trained on {', '.join(theirs)}"
+        _refuse_features(earlier, option, names, trained_columns, "a column that it did not see", "use another run")
+    if trained_columns and data.features and list(data.features) != list(trained_columns):
+        description = f"is {', '.join(data.features)}, and the earlier run was trained on {', '.join(trained_columns)}"
         earlier.refuse(description, "the same columns in the same order", "leave features out", ("data", "features"))
 
 
 def _check_table(job: TableJob, earlier: EarlierModel) -> None:
-    """No feature is predicted or ignored; those that are named are the same, and of the same kind."""
+    """Check that features stay the same, also in kind, and that none of them is a target or ignored."""
     data, kinds = job.data, {kind: _known_names(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
     dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})
     from_dates = {f"{name}.{part}" for name, parts in dates.items() for part in parts}
-    theirs = [*(name for names in kinds.values() for name in names if name not in from_dates), *dates]
+    trained_columns = [*(name for names in kinds.values() for name in names if name not in from_dates), *dates]
     for key, earlier_value in (("dates", dates), ("date_format", earlier.preprocessing.get("date_format"))):
         if key in job.data.model_fields_set and job.data.model_dump(mode="json")[key] not in (earlier_value, None, {}):
             description = f"differs from the earlier run, in which it is {earlier_value or 'absent'}"
             earlier.refuse(description, "the same", f"leave data.{key} out", ("data", key))
-    _refuse_known(earlier, "target", data.target, theirs, "a column that it did not see", "use another run")
+    _refuse_features(earlier, "target", data.target, trained_columns, "a column that it did not see", "use another run")
     action = "remove it from data.ignore, or use another run"
-    _refuse_known(earlier, "ignore", data.ignore or (), theirs, "columns that it did not see", action)
-    if data.features and set(data.features) != set(theirs):
-        description = f"is {list_names(data.features, MAX_SHOWN_NAMES)}, and the earlier run was trained on {list_names(theirs, MAX_SHOWN_NAMES)}"
+    _refuse_features(earlier, "ignore", data.ignore or (), trained_columns, "columns that it did not see", action)
+    if data.features and set(data.features) != set(trained_columns):
+        description = f"is {list_names(data.features, MAX_SHOWN_NAMES)}, and the earlier run was trained on {list_names(trained_columns, MAX_SHOWN_NAMES)}"
         earlier.refuse(description, "the same columns", "leave data.features out", ("data", "features"))
     for kind, names in kinds.items():
         if unknown := [name for name in getattr(data, kind) or () if name not in names]:
@@ -200,11 +205,16 @@ def _check_table(job: TableJob, earlier: EarlierModel) -> None:
             earlier.refuse(description, possible, f"leave data.{kind} out", ("data", kind))
 
 
-def _refuse_known(
-    earlier: EarlierModel, option: str, names: Sequence[str | None], theirs: Sequence[str], possible: str, action: str
+def _refuse_features(
+    earlier: EarlierModel,
+    option: str,
+    names: Sequence[str | None],
+    trained_columns: Sequence[str],
+    possible: str,
+    action: str,
 ) -> None:
-    if both := [name for name in names if name in theirs]:
-        earlier.refuse(f"has {both[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
+    if shared := [name for name in names if name in trained_columns]:
+        earlier.refuse(f"has {shared[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
 
 
 def _known_names(preprocessing: Mapping[str, Any], kind: str) -> list[str]:

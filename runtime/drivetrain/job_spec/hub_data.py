@@ -30,11 +30,11 @@ USES = {"train": "for training", "validation": "for validation", "test": "for th
 
 
 def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[HubData]]:
-    """The job with the files of its data sets, and what was found.
+    """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
         job: as written.
-        say: takes lines about a download; None: only the cache is looked at, and what it lacks stays as it is.
+        say: reports downloads; None to look in the cache only and keep the addresses of what is not there.
         update: ask the hub which commit a branch is now.
 
     Raises:
@@ -42,22 +42,22 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
         StorageError: if the cache cannot be written.
     """
     located: list[HubData] = []
-    named = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
-    if named and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
-        key, text = named[0]
+    keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
+    if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
+        key, text = keys_and_texts[0]
         _refuse(
             job, key, f"is {text!r}", "a local path: data of your own code is not looked up on the hub", "change it"
         )
-    for key, text in named:
+    for key, text in keys_and_texts:
         address = parse(text)
         if address is None:
             _refuse(job, key, f"is {text!r}", FORM, "correct it; a revision with a slash is written with %2F")
         try:
-            one = _data(job, key, address, say, update=update)
-            if one is None:
+            hub_data = _find_files(job, key, address, say, update=update)
+            if hub_data is None:
                 continue
-            located.append(one)
-            job = _name_files(job, key, address, one)
+            located.append(hub_data)
+            job = _name_files(job, key, address, hub_data)
         except HubError as error:
             action = error.action
             if error.offline:
@@ -70,18 +70,18 @@ def _refuse(job: Job, key: Key, description: str, possible: str, action: str) ->
     raise SpecError([job.problem(key, description, possible, action)])
 
 
-def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> HubData | None:
-    """The files of one address; None if they are not in the cache, and nobody may download."""
+def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> HubData | None:
+    """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
-        used = _select_used(job, key, _splits(job, address, paths, readme))
+        used = _select_used(job, key, _list_splits(job, address, paths, readme))
         for split, files in used.items():
             if job.streams(("data", split or key[-1])):
                 continue
-            one = _representative(split, files, address)
-            yield from files if "" not in used else shards.siblings(one, paths)
-            if isinstance(job, ImageJob) and one.endswith(MANIFESTS):
-                folder = os.path.dirname(one)
+            first_path = _choose_path(split, files, address)
+            yield from files if "" not in used else shards.siblings(first_path, paths)
+            if isinstance(job, ImageJob) and first_path.endswith(MANIFESTS):
+                folder = os.path.dirname(first_path)
                 yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
 
     def choose_listed(paths: Sequence[str], readme: str) -> Sequence[str]:
@@ -92,7 +92,7 @@ def _data(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: b
     return hub_dataset.fetch(address.name, address.revision, choose_listed, say, update=update and not address.is_fixed)
 
 
-def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
+def _list_splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
     if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
         return {"": [address.path]}
     dataset = DatasetName(address.name, address.revision, address.path)
@@ -101,8 +101,8 @@ def _splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) ->
 
 def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
     """Whether a folder of a dataset has shards that are no tables, such as tar: all in the folder are one split."""
-    inside = (path.lower() for path in paths if os.path.dirname(path) == folder)
-    return any(shard.kind(path) and not path.endswith(TABLES) for path in inside)
+    folder_paths = (path.lower() for path in paths if os.path.dirname(path) == folder)
+    return any(shard.kind(path) and not path.endswith(TABLES) for path in folder_paths)
 
 
 def _select_used(job: Job, key: Key, files: Files) -> Files:
@@ -127,49 +127,51 @@ def _select_used(job: Job, key: Key, files: Files) -> Files:
 
 
 def _is_free(job: Job, split: str) -> bool:
-    """Whether the job leaves it to its training data what is used for a split."""
-    decided = "fold" if split == "validation" and getattr(job.data, "fold", None) else split
-    return split in SPLITS and decided not in job.data.model_fields_set
+    """Whether the job does not set a split itself, so that it is taken from the training data."""
+    deciding_key = "fold" if split == "validation" and getattr(job.data, "fold", None) else split
+    return split in SPLITS and deciding_key not in job.data.model_fields_set
 
 
 def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Job:
     """The job with the files of an address at their commit."""
-    every = _splits(job, address, located.paths, located.readme)
-    used = _select_used(job, key, every)
+    all_splits = _list_splits(job, address, located.paths, located.readme)
+    used = _select_used(job, key, all_splits)
     fixed = address.at(located.commit)
-    update, uses = {}, []
+    update, use_notes = {}, []
     for split, files in used.items():
-        path = _representative(split, files, address)
+        path = _choose_path(split, files, address)
         update[split or key[-1]] = str(fixed.below(path))
         if split:
-            uses.append(f"{path or 'all'} {USES[split]}")
-    uses += [
+            use_notes.append(f"{path or 'all'} {USES[split]}")
+    use_notes += [
         f"{split} is not used, since the job says what is" if split in SPLITS else f"{split} is not used"
-        for split in every
+        for split in all_splits
         if split not in used
     ]
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
         name += f", {address.revision} is commit {located.commit[:12]}"
-    note = ": ".join(filter(None, [name, ", ".join(uses), located.note]))
+    note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
     named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
     named_job._notes = (*job.notes, note)
     return named_job
 
 
-def _representative(split: str, files: Sequence[str], address: HubAddress) -> str:
-    """The path that stands for the files of a split: a folder of images, a table, or the first part of one.
+def _choose_path(split: str, files: Sequence[str], address: HubAddress) -> str:
+    """Choose the path that names the files of a split: a folder of images, a table, or the first part of one.
 
     Raises:
         HubError: if they are several tables.
     """
     first = sorted(files)[0]
     if not first.lower().endswith(TABLES) and split:
-        return _image_folder(split, files)
+        return _find_image_folder(split, files)
     unrelated = set(files) - set(shards.siblings(first, files))
     if unrelated:
-        example = f"data.{split}: {address.below(first) if address.revision != MAIN else _plain(address, first)}"
+        example = (
+            f"data.{split}: {address.below(first) if address.revision != MAIN else _format_address(address, first)}"
+        )
         raise HubError(
             f"has {len(files)} files {USES.get(split, '')}: {', '.join(sorted(files)[:4])}",
             "one table for each split, or its parts numbered as in train-00000-of-00002.parquet and 0000.parquet",
@@ -178,12 +180,12 @@ def _representative(split: str, files: Sequence[str], address: HubAddress) -> st
     return first
 
 
-def _plain(address: HubAddress, path: str) -> str:
+def _format_address(address: HubAddress, path: str) -> str:
     return f"hf://datasets/{address.name}/{path}"
 
 
-def _image_folder(split: str, files: Sequence[str]) -> str:
-    """The folder of a split: the one whose name says it, or the one that all images lie in, by class."""
+def _find_image_folder(split: str, files: Sequence[str]) -> str:
+    """Find the folder of a split: the one with its name, or the one that contains the class folders of all images."""
     parts = files[0].split("/")[:-1]
     for depth, name in enumerate(parts, start=1):
         prefix = "/".join(parts[:depth])
@@ -193,6 +195,6 @@ def _image_folder(split: str, files: Sequence[str]) -> str:
 
 
 def pin(text: str, commit: str) -> str:
-    """An address at a commit."""
+    """Fix an address to a commit; other texts stay unchanged."""
     address = parse(text)
     return str(address.at(commit)) if address else text

@@ -16,12 +16,12 @@ from drivetrain.job import JOBS, Document, Job, dot_key, remote_data
 from drivetrain.job import custom as custom_job
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.user_files import find_trouble, nearby, nearest_path
+from drivetrain.job.user_files import find_trouble, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
 from drivetrain.job_spec.combinations import combination_problems
 from drivetrain.job_spec.spec_file import read_spec
-from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
+from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_values, list_problems
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
 
@@ -43,9 +43,9 @@ def load(
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
         batch_size: the measured number in place of `train.batch_size: auto`.
-        locate: finds what a job names on the Hugging Face hub, in stores and on the web; None: it is looked for in the
-            caches alone, and what is not there is not checked.
-        content: of the file as it was read before; None to read it now.
+        locate: finds what a job names on the Hugging Face hub, in stores and on the web; None to look in the caches
+            only, and not to check what is missing there.
+        content: the bytes of the file, if they were read before; None to read them now.
         is_copied: whether the user's code runs from a copy, which was checked when it was made.
 
     Raises:
@@ -60,7 +60,7 @@ def load(
         document.data["train"] = {**train, "batch_size": batch_size}
     job = _build_checked(document, folder or path.parent, locate, is_copied=is_copied)
     if job.sweep:
-        job._parameters = sweep_space.parameters(
+        job._parameters = sweep_space.check_space(
             job, lambda other: _build_checked(other, job.folder, is_copied=is_copied)
         )
     return job
@@ -74,19 +74,19 @@ def _build_checked(
     job._folder = folder
     job = _locate_data(job, locate)
     job = named_splits.name_splits(job)
-    if not is_copied and (problems := list(custom_job.problems(job))):
-        raise SpecError(sorted(problems, key=_line))
+    if not is_copied and (problems := list(custom_job.find_problems(job))):
+        raise SpecError(sorted(problems, key=_sort_key))
     _check_paths(job)
     named_splits.check_test(job)
-    away = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
-    if not away and (earlier := earlier_run.find(job)):
+    weights_are_remote = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
+    if not weights_are_remote and (earlier := earlier_run.find(job)):
         data_columns.check_earlier_run(earlier)
     data_columns.check(job)
     return job
 
 
 def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
-    """The job with its data on the hub and in stores. Only such jobs need the code of these."""
+    """The job with its data on the hub and in stores located; the code for both is imported only if needed."""
     on_hub = any(is_on_hub(text) for _, text in job.data_paths())
     if not on_hub and not remote_data.whole_paths(job):
         return job
@@ -98,12 +98,12 @@ def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
 
 
 def load_unseen(path: Path, assignments: Sequence[str] = (), *, content: bytes | None = None) -> Job:
-    """Read and check a job file whose data is on other machines: what its paths lead to is not looked at.
+    """Read and check a job file whose data is on other machines: the files that its paths name are not checked.
 
     Args:
         path: the YAML file.
         assignments: `key.path=value` texts, applied over the file.
-        content: of the file as it was read before; None to read it now.
+        content: the bytes of the file, if they were read before; None to read them now.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key.
@@ -123,29 +123,31 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     Raises:
         SpecError: with all problems.
     """
-    problems_in_spec = [*document.problems, *([] if kind else _task_problems(document))]
-    data, kind = dict(document.data), kind or _kind(document)
+    problems_in_spec = [*document.problems, *([] if kind else _check_task(document))]
+    data, kind = dict(document.data), kind or _find_task_class(document)
     job: Job | None = None
     try:
         _add_optimization_types(kind).model_validate(data)
         job = kind.model_validate(data)
     except ValidationError as error:
-        problems_in_spec += _news(
-            problems(error, _add_optimization_types(kind), document), document, known_task=kind is not Job
+        problems_in_spec += _drop_consequences(
+            list_problems(error, _add_optimization_types(kind), document), document, known_task=kind is not Job
         )
-        problems_in_spec += _of_the_rest(kind, without_errors(data, error, document), document, problems_in_spec)
+        problems_in_spec += _find_combination_problems(
+            kind, drop_invalid_values(data, error, document), document, problems_in_spec
+        )
     if job is not None and kind is not Job:
         job._document = document
         problems_in_spec += [*combination_problems(job, document), *job.problems()]
     if problems_in_spec or job is None:
-        raise SpecError(sorted(problems_in_spec, key=_line))
+        raise SpecError(sorted(problems_in_spec, key=_sort_key))
     return job
 
 
-def _of_the_rest(
+def _find_combination_problems(
     kind: type[Job], data: dict[str, object], document: Document, problems: list[Problem]
 ) -> list[Problem]:
-    """Problems of the remaining values in combination, so that all problems are reported at once."""
+    """Problems of the combination of the valid values, so that all problems are reported at once."""
     # Task and `data:` determine which metrics and losses exist, so both must be valid.
     if kind is Job or any(problem.key.startswith("data") for problem in problems):
         return []
@@ -156,37 +158,37 @@ def _of_the_rest(
     return list(combination_problems(job, document))
 
 
-def _kind(document: Document) -> type[Job]:
+def _find_task_class(document: Document) -> type[Job]:
     """The class of the task; Job, which has the common keys, if the task is unknown."""
     task = document.data.get("task")
     return JOBS.get(task, Job) if isinstance(task, str) else Job
 
 
-def _news(problems: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
-    """Problems that do not just follow from an unreadable value or an unknown task."""
-    blamed = [dot_key(path) for path in document.unread]
+def _drop_consequences(problems: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
+    """Leave out problems that merely follow from an unreadable value or an unknown task."""
+    unread_keys = [dot_key(path) for path in document.unread]
     for problem in problems:
-        after = any(
+        is_consequence = any(
             problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
-            for key in blamed
+            for key in unread_keys
         )
         # Without the task, the keys of `model:` and `data:` are unknown.
-        open_ = problem.key == "model" or problem.key.startswith("data.")
-        task = problem.key == "task" or (open_ and problem.given == UNKNOWN_KEY)
-        if not after and (known_task or not task):
+        depends_on_task = problem.key == "model" or problem.key.startswith("data.")
+        is_about_task = problem.key == "task" or (depends_on_task and problem.given == UNKNOWN_KEY)
+        if not is_consequence and (known_task or not is_about_task):
             yield problem
 
 
-def _line(problem: Problem) -> tuple[int, int]:
+def _sort_key(problem: Problem) -> tuple[int, int]:
     line, column = problem.place.rsplit(":", 2)[1:]
     return int(line), int(column)
 
 
-def _task_problems(document: Document) -> Iterator[Problem]:
+def _check_task(document: Document) -> Iterator[Problem]:
     tasks = ", ".join(JOBS)
     if "task" not in document.data:
         yield Problem(document.place(()), "task", "is missing", f"one of {tasks}", "add `task:`")
-    elif _kind(document) is Job and ("task",) not in document.unread:
+    elif _find_task_class(document) is Job and ("task",) not in document.unread:
         task = document.data["task"]
         yield Problem(
             document.place(("task",)),
@@ -223,14 +225,18 @@ def _add_optimization_types(kind: type[Job]) -> type[Job]:
 
 
 def _check_paths(job: Job) -> None:
-    absent = job.list_unfetched()
+    unfetched = job.list_unfetched()
     weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
-    paths = [*(named for named in job.data_paths() if named not in absent and not is_remote(named[1])), *weights]
+    paths = [*(named for named in job.data_paths() if named not in unfetched and not is_remote(named[1])), *weights]
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
-        recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
-        suggestion = " ".join(filter(None, (nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing)))
-        elsewhere = next(filter(None, (nearby((job.folder, Path.cwd()), path) for _, path, _ in missing)), "")
+        sample_command = next(filter(None, (command(path) for _, path, _ in missing)), None)
+        suggestion = " ".join(
+            filter(None, (suggest_nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing))
+        )
+        nearby_hint = next(
+            filter(None, (suggest_nearby_file((job.folder, Path.cwd()), path) for _, path, _ in missing)), ""
+        )
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(
@@ -238,10 +244,10 @@ def _check_paths(job: Job) -> None:
                 for key, path, wrong in missing
             ),
             f"a path relative to {' or to '.join(folders)}",
-            f"make the data: {recipe}"
-            if recipe
+            f"make the data: {sample_command}"
+            if sample_command
             else suggestion
-            or elsewhere
+            or nearby_hint
             or "check the spelling; a container can access only the project and mounted folders",
         )
 

@@ -22,31 +22,31 @@ TABLES = (TableJob, TextJob, SeriesJob)
 
 
 def name_splits(job: Job) -> Job:
-    """Replace folders in the job by the splits or tables in them; what the spec itself names stays.
+    """Replace folders in the job by the splits or tables in them; splits that the spec names itself are kept.
 
     Raises:
-        DataError: if it is not clear whether folders are splits or classes.
+        DataError: if folders could be splits as well as classes.
     """
     if getattr(job.data, "stream", None):
         # Streamed: file names may name splits; otherwise all files of a folder are shards of one split.
-        job = _tables(job, _has_train)
+        job = _replace_folders(job, _has_train)
     elif isinstance(job, TABLES):
         # A table, texts or series in a folder: its files are the splits.
-        return _tables(job, os.path.isdir)
+        return _replace_folders(job, os.path.isdir)
     if not isinstance(job, ImageJob):
         return job
     if not job.data.stream:
         # Images can lie in tables, too (Parquet of the hub).
-        job = _tables(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
+        job = _replace_folders(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
     if is_on_hub(job.data.train) or ("data", "train") not in dict(readable_paths(job)):
         return job
     # Images in folders: train/, val/ and test/ with class folders each.
     location = job.document.place(("data", "train"))
-    splits_found = split_folders.find(job.resolve(job.data.train), f"{location}: data.train")
-    if not splits_found:
+    folders = split_folders.find(job.resolve(job.data.train), f"{location}: data.train")
+    if not folders:
         return job
-    splits = {"train": splits_found.train, "validation": splits_found.validation, "test": splits_found.test}
-    return _with(job, splits, splits_found.unused)
+    splits = {"train": folders.train, "validation": folders.validation, "test": folders.test}
+    return _set_splits(job, splits, folders.unused)
 
 
 def _has_train(path: Path) -> bool:
@@ -57,8 +57,8 @@ def _has_train(path: Path) -> bool:
         return False
 
 
-def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
-    """Replace each folder that the job names by the table in it, where `holds(path)` is true."""
+def _replace_folders(job: Job, holds: Callable[[Path], bool]) -> Job:
+    """Replace each folder that the job names, and for which `holds(path)` is true, by the table in it."""
     update: dict[str, str] = {}
     for key, text in readable_paths(job):
         path = job.resolve(text)
@@ -67,7 +67,7 @@ def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
         label = f"{job.document.place(key)}: {dot_key(key)}"
         tables = table_paths.find_splits(path, label)
         if key[-1] == "train" and "train" in tables:
-            job = _with(job, tables)
+            job = _set_splits(job, tables)
         else:
             update[key[-1]] = os.path.join(text, table_paths.find_table(path, label).relative_to(path))
     if not update:
@@ -77,20 +77,20 @@ def _tables(job: Job, holds: Callable[[Path], bool]) -> Job:
     return with_tables
 
 
-def _with(job: Job, splits: Mapping[str, str | None], unused: Sequence[str] = ()) -> Job:
-    """Set the splits found in the training folder, but those that the spec sets; `unused` are folders without classes."""
+def _set_splits(job: Job, splits: Mapping[str, str | None], unused: Sequence[str] = ()) -> Job:
+    """Set the splits found in the training folder that the spec does not set; `unused` are folders without classes."""
     root, keys_set = job.data.train, job.data.model_fields_set
     update = {"train": os.path.join(root, splits["train"] or "")}
     notes = [f"{root} has the splits of a data set: {splits['train']} for training"]
     for key, use in (("validation", "for validation"), ("test", "for the final test")):
         name = splits.get(key)
-        decided = "fold" if key == "validation" and job.data.fold else key
-        if name and decided not in keys_set:
+        deciding_key = "fold" if key == "validation" and job.data.fold else key
+        if name and deciding_key not in keys_set:
             check_groups(job, key, root)
             update[key] = os.path.join(root, name)
             notes.append(f"{name} {use}")
         elif name:
-            notes.append(f"{name} is not used, since data.{decided} is {getattr(job.data, decided)!r}")
+            notes.append(f"{name} is not used, since data.{deciding_key} is {getattr(job.data, deciding_key)!r}")
     notes += [f"{name} is not used, since it has no class folders" for name in unused]
     with_splits = job.model_copy(update={"data": job.data.model_copy(update=update)})
     with_splits._notes = (*job.notes, ", ".join(notes))

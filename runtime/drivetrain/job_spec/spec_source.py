@@ -1,4 +1,4 @@
-"""Where a spec comes from, so that a child process loads the same job, whatever becomes of the files of the user."""
+"""Describes where a spec comes from, so that a child process loads the same job even if the user's files change."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 from drivetrain.data.custom import user_code
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.job.custom import CustomData, parts
+from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_file import read_content
 from drivetrain.system.console import say
 from drivetrain.system.files import read_json, storage_error
 
 COPY = "job"
-"""The folder for the files of a job as they were when they were read first."""
+"""Name of the folder with copies of the files of a job, as they were when they were first read."""
 SPEC, CODE = "job.yaml", "code"
-"""The job file in it, and the folder for the user's code."""
+"""Names of the job file and of the folder for the user's code in that folder."""
 COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
-"""For a `drivetrain train` that another command starts: the copy to train from."""
+"""Environment variable by which another command tells `drivetrain train` which copy to train from."""
 
 
 @dataclass(frozen=True)
 class SpecSource:
-    """A job file, and what goes over it."""
+    """A job file, and the settings that override it."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -59,16 +59,16 @@ class SpecSource:
             self.assignments,
             folder=self.folder,
             batch_size=self.batch_size,
-            locate=_at_hand if self.is_child else fetch,
+            locate=_use_fetched if self.is_child else fetch,
             content=self.read().content,
             is_copied=self.copy is not None,
         )
         if self.code is not None or self.copy is not None:
-            user_code.at(job.folder, self.code, self.copy and self.copy / CODE)
+            user_code.open_code(job.folder, self.code, self.copy and self.copy / CODE)
         return job
 
     def read(self) -> SpecSource:
-        """The same with the content of the job file, which is then not read again.
+        """Read the job file, unless that was done; returns the source with its content.
 
         Raises:
             SpecError: if it cannot be read.
@@ -88,9 +88,9 @@ class SpecSource:
             CheckpointError: if a file of the user's code is another one than may run.
         """
         code = user_code.Code(job.folder, self.code, self.copy and self.copy / CODE)
-        for key, part, _ in parts(job):
+        for key, part, _ in list_user_functions(job):
             try:
-                code.take(part.file)
+                code.read_with_imports(part.file)
                 if not isinstance(part, CustomData):  # its arguments name the data
                     code.with_copies(part.arguments)
             except OSError as error:
@@ -138,7 +138,7 @@ class SpecSource:
 
 
 def original_folder(run: Path) -> Path:
-    """Where relative paths of a run's job.yaml start, as the run folder says; what lies there may be anybody's."""
+    """The folder where relative paths of a run's job.yaml start, as recorded in the run; it may have changed since."""
     state = read_json(run / "state.json")
     source = state.get("source") if isinstance(state, dict) else None
     return Path(source if isinstance(source, str) else "").parent
@@ -151,8 +151,8 @@ def fetch(job: Job) -> Job:
     return stored_data.fetch_copies(hub_data.locate(job, say)[0], say)[0]
 
 
-def _at_hand(job: Job) -> Job:
-    """The same without asking a store again: all processes of a run read one version."""
+def _use_fetched(job: Job) -> Job:
+    """Like `fetch`, but stores are not asked again, so that all processes of a run read the same version."""
     from drivetrain.job_spec import hub_data, stored_data
 
     return stored_data.use_cached_copies(hub_data.locate(job, say)[0])

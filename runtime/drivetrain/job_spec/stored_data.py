@@ -1,6 +1,6 @@
-"""Finds what a job reads whole from a store or a web server: in the cache of this machine, or by downloading it.
+"""Finds the files that a job reads from a store or a web server: in the cache of this machine, or by downloading them.
 
-What is streamed is not looked at: its shards are fetched while the job trains.
+Streamed data is left out: its shards are fetched while the job trains.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def use_cached_copies(job: Job) -> Job:
 
 @contextlib.contextmanager
 def _located_errors(job: Job, key: Key) -> Iterator[None]:
-    """Put the place of a key before the errors about it."""
+    """Add the position of a key to errors raised in the block."""
     try:
         yield
     except DrivetrainError as error:
@@ -83,7 +83,7 @@ def _add_copy(job: Job, key: Key, text: str, copy: StoredCopy) -> Job:
 
 
 def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
-    """Refuse a file that is nothing without others, which are not fetched with it.
+    """Refuse a file that needs others, which are not fetched with it.
 
     Raises:
         DataError: for a part of a table, or a table that names images.
@@ -96,7 +96,7 @@ def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
 
 
 def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
-    """Which files of a folder are needed: of a run its model, not its checkpoints.
+    """A function that says which files of a folder are needed: of a run all but its checkpoints.
 
     Tar shards are refused before they are downloaded: only streaming reads them.
     """
@@ -116,7 +116,7 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
 
 
 def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
-    """The same error with the place in the spec before it."""
+    """Add the position of a key in the spec to the error, which is returned."""
     description = error.given.removeprefix(f"{dot_key(key)}: ")
     error.given = f"{job.document.place(key)}: {dot_key(key)}: {description}"
     error.args = ("\n".join(error.lines()),)

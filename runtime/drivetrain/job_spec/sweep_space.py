@@ -16,14 +16,14 @@ from drivetrain.job_spec.validation_errors import UNKNOWN_KEY
 from drivetrain.job_spec.yaml_file import put_value
 
 FIXED = ("name", "task", "limits", "environment", "monitor", "checkpoint", "baselines", "sweep")
-"""Sections that no trial changes: they decide nothing about the weights, or how all trials are compared."""
+"""Sections that no trial may change: they do not affect the weights, or they decide how trials are compared."""
 STEP_TOLERANCE = 1e-9
 """Share of a step by which a range may miss a multiple of it, as 0.1 + 0.2 misses 0.3."""
 Check = Callable[[Document], Job]
 
 
-def parameters(job: Job, check: Check) -> tuple[Parameter, ...]:
-    """The keys of the space.
+def check_space(job: Job, check: Check) -> tuple[Parameter, ...]:
+    """Check the search space; returns its keys as parameters.
 
     Args:
         job: a valid job with a sweep.
@@ -34,18 +34,18 @@ def parameters(job: Job, check: Check) -> tuple[Parameter, ...]:
         DataError: if a choice names a path that does not exist.
     """
     assert job.sweep is not None
-    problems, located, missing = list(_metric(job)), list[Parameter](), list[DataError]()
+    problems, located, missing = list(_check_metric(job)), list[Parameter](), list[DataError]()
     for key, values in job.sweep.space.items():
-        wrong = list(_of_key(job, key, values))
-        if not wrong:
-            for path, value in _ends(key, values):
+        key_problems = list(_check_key(job, key, values))
+        if not key_problems:
+            for path, value in _list_tried_values(key, values):
                 try:
-                    wrong += _list_refusals(job, check, key, job.document.place(path), value)
+                    key_problems += _list_refusals(job, check, key, job.document.place(path), value)
                 except DataError as error:
                     missing.append(error)
-        problems += wrong
-        if not wrong and not missing:
-            located.append(_parameter(job, check, key, values))
+        problems += key_problems
+        if not key_problems and not missing:
+            located.append(_build_parameter(job, check, key, values))
     if problems:
         raise SpecError(dict.fromkeys(problems))
     if missing:
@@ -53,7 +53,7 @@ def parameters(job: Job, check: Check) -> tuple[Parameter, ...]:
     return tuple(located)
 
 
-def choices(job: Job) -> list[str]:
+def list_choices(job: Job) -> list[str]:
     """Every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
     return [
         assignment
@@ -64,7 +64,7 @@ def choices(job: Job) -> list[str]:
     ]
 
 
-def _metric(job: Job) -> Iterator[Problem]:
+def _check_metric(job: Job) -> Iterator[Problem]:
     metric = job.sweep.metric if job.sweep else None
     if metric is not None and metric not in job.metrics():
         metrics = ", ".join(job.metrics())
@@ -76,8 +76,8 @@ def _metric(job: Job) -> Iterator[Problem]:
         )
 
 
-def _of_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterator[Problem]:
-    """What is wrong with a key or its values, whatever the job says about them."""
+def _check_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterator[Problem]:
+    """Problems of a key and its values that do not depend on the rest of the job."""
     key_path = ("sweep", "space", key)
     first = key.partition(".")[0]
     if first in FIXED:
@@ -96,10 +96,10 @@ def _of_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterat
             if value in values[:index]:
                 yield job.problem(key_path, f"has {format_value(value)} twice", "different values", "remove one")
     else:
-        yield from _of_range(job, key_path, values)
+        yield from _check_range(job, key_path, values)
 
 
-def _of_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> Iterator[Problem]:
+def _check_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> Iterator[Problem]:
     low, high, step = values.low, values.high, values.step
     if low >= high:
         yield job.problem(
@@ -129,8 +129,10 @@ def _of_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> Itera
         )
 
 
-def _ends(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tuple[tuple[str | int, ...], JsonValue]]:
-    """The values to try, each with its path in the spec."""
+def _list_tried_values(
+    key: str, values: SearchRange | list[JsonValue]
+) -> Iterator[tuple[tuple[str | int, ...], JsonValue]]:
+    """Yield the values to check, each with its path in the spec: all choices, or both ends of a range."""
     key_path = ("sweep", "space", key)
     if isinstance(values, list):
         yield from (((*key_path, index), value) for index, value in enumerate(values))
@@ -139,33 +141,35 @@ def _ends(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tuple[tup
 
 
 def _list_refusals(job: Job, check: Check, key: str, location: str, value: JsonValue) -> Iterator[Problem]:
-    """Why the job does not take a value.
+    """Problems of the job with this value.
 
     Raises:
         DataError: if it is a path that does not exist.
     """
     try:
-        _try(job, check, key, value, location)
+        _build_with(job, check, key, value, location)
     except SpecError as error:
         for problem in error.problems or [Problem(location, key, error.given, error.possible, error.action)]:
             # Another key can be what no longer fits, such as momentum beside the choice adamw.
-            about = problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
+            is_about_key = problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
             if problem.key == key and problem.given == UNKNOWN_KEY:
                 yield replace(problem, place=job.document.place(("sweep", "space", key)))
             else:
                 yield (
-                    problem if about else replace(problem, given=f"{problem.given}, if {key} is {format_value(value)}")
+                    problem
+                    if is_about_key
+                    else replace(problem, given=f"{problem.given}, if {key} is {format_value(value)}")
                 )
 
 
-def _try(job: Job, check: Check, key: str, value: JsonValue, location: str) -> None:
+def _build_with(job: Job, check: Check, key: str, value: JsonValue, location: str) -> None:
     document = copy.deepcopy(job.document)
     del document.data["sweep"]
     put_value(document, tuple(key.split(".")), value, location)
     check(document)
 
 
-def _parameter(job: Job, check: Check, key: str, values: SearchRange | list[JsonValue]) -> Parameter:
+def _build_parameter(job: Job, check: Check, key: str, values: SearchRange | list[JsonValue]) -> Parameter:
     if isinstance(values, list):
         return Parameter(key, choices=tuple(values))
     numbers = (values.low, values.high, values.step or 0)
@@ -173,7 +177,7 @@ def _parameter(job: Job, check: Check, key: str, values: SearchRange | list[Json
     if is_integer and values.step is None:
         # `dropout: {low: 0, high: 1}` means all numbers in between, `model.width: {low: 8, high: 64}` cannot.
         try:
-            _try(job, check, key, values.low + 0.5, job.document.place(("sweep", "space", key)))
+            _build_with(job, check, key, values.low + 0.5, job.document.place(("sweep", "space", key)))
             is_integer = False
         except (SpecError, DataError):
             pass

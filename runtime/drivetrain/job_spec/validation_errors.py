@@ -32,7 +32,7 @@ _BOUNDS = {
 _BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
 
 UNKNOWN_KEY = "unknown key"
-_ELSEWHERE = {
+_NAMES_ELSEWHERE = {
     "train.optimizer.lr": "learning_rate lr lrate learningrate base_lr max_lr peak_lr init_lr initial_lr",
     "train.optimizer.weight_decay": "weight_decay wd l2 l2_reg decay",
     "train.optimizer.name": "optim opt optimiser",
@@ -63,41 +63,41 @@ _ELSEWHERE = {
     "checkpoint.every": "save_every save_steps save_freq save_interval",
     "checkpoint.keep": "save_total_limit save_top_k",
 }
-"""Our keys, and their names in other frameworks."""
-_SYNONYMS = {word: home for home, words in _ELSEWHERE.items() for word in words.split()}
+"""Keys of the spec, and the names that they have in other frameworks."""
+_KEY_OF_NAME = {word: home for home, words in _NAMES_ELSEWHERE.items() for word in words.split()}
 
 Alternative = tuple[type[BaseModel], tuple[str, ...]]
 """A class that a value can have, and its name in pydantic's locations."""
 
 
-def problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
+def list_problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
     """All errors of a validation; those for alternatives of one value are merged."""
     items_by_path: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
-        items_by_path.setdefault(_path(item, document), []).append(item)
-    return [_problem(path, items, model, document) for path, items in items_by_path.items()]
+        items_by_path.setdefault(_locate(item, document), []).append(item)
+    return [_build_problem(path, items, model, document) for path, items in items_by_path.items()]
 
 
-def without_errors(data: Mapping[str, object], error: ValidationError, document: Document) -> dict[str, object]:
+def drop_invalid_values(data: Mapping[str, object], error: ValidationError, document: Document) -> dict[str, object]:
     """The data without invalid values; a mapping that lacks a key is dropped as a whole."""
-    wrong = set()
+    invalid_paths = set()
     for item in error.errors(include_url=False):
-        path = _path(item, document)
+        path = _locate(item, document)
         while path and (path not in document.places or isinstance(path[-1], int)):
             path = path[:-1]
-        wrong.add(path)
+        invalid_paths.add(path)
 
     def drop_invalid(mapping: Mapping[str, object], path: Path) -> dict[str, object]:
         return {
             key: drop_invalid(value, (*path, key)) if isinstance(value, dict) else value
             for key, value in mapping.items()
-            if (*path, key) not in wrong
+            if (*path, key) not in invalid_paths
         }
 
     return drop_invalid(data, ())
 
 
-def _path(item: Any, document: Document) -> Path:
+def _locate(item: Any, document: Document) -> Path:
     """The part of a pydantic location that exists in the document; the rest are names of union members."""
     path: Path = ()
     for part in item["loc"]:
@@ -108,13 +108,13 @@ def _path(item: Any, document: Document) -> Path:
     return path
 
 
-def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Document) -> Problem:
+def _build_problem(path: Path, items: list[Any], model: type[BaseModel], document: Document) -> Problem:
     item = items[0]
     match item["type"]:
         case "extra_forbidden":
-            parts = advise_on_earlier_run(path, document) or _unknown(path, item["loc"], model)
+            parts = advise_on_earlier_run(path, document) or _explain_unknown(path, item["loc"], model)
         case "missing" if isinstance(item["loc"][-1], str):
-            parts = _missing(path, item["loc"], model)
+            parts = _explain_missing(path, item["loc"], model)
         case "union_tag_not_found" | "union_tag_invalid":
             path, parts = _explain_untagged(path, item, model, document)
         case "missing":
@@ -126,29 +126,35 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
             ]
         case _:
             expected = list(dict.fromkeys(option for issue in items for option in _list_expected(issue)))
-            hint = hint_at_earlier_run(path, item["input"]) or _hint(item["input"], expected)
+            hint = hint_at_earlier_run(path, item["input"]) or _suggest(item["input"], expected)
             parts = [f"is {format_value(item['input'])}", _list_options(expected), hint]
     return Problem(document.place(path), dot_key(path), *parts)
 
 
-def _unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
-    wrong, (owners, every) = str(path[-1]), _owners(model, loc)
+def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
+    key, (owners, alternatives) = str(path[-1]), _find_owners(model, loc)
     names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
-    elsewhere = [tags[0] for owner, tags in every if owner not in owners and wrong in owner.model_fields and tags]
-    homes = [home for home in _homes(model, wrong) if home != path]
-    home = "" if homes else _SYNONYMS.get(wrong.lower().replace("-", "_"), "")
-    is_sibling = home.rpartition(".")[0] == dot_key(path[:-1])
-    if elsewhere:
-        hint = f"remove it: it is a setting of {_list_options(elsewhere)}"
-    elif home and _there(model, home):
-        hint = f'did you mean "{home.rpartition(".")[2] if is_sibling else home}"?'
-    elif not (hint := nearest(wrong, names, likeness=0.8 if homes else 0.5)):
-        hint = f'move it: it is known as "{dot_key(homes[0])}"' if homes else "remove it, or see `drivetrain schema`"
+    tags_with_key = [
+        tags[0] for owner, tags in alternatives if owner not in owners and key in owner.model_fields and tags
+    ]
+    other_paths = [own_key for own_key in _find_paths_of_key(model, key) if own_key != path]
+    own_key = "" if other_paths else _KEY_OF_NAME.get(key.lower().replace("-", "_"), "")
+    is_sibling = own_key.rpartition(".")[0] == dot_key(path[:-1])
+    if tags_with_key:
+        hint = f"remove it: it is a setting of {_list_options(tags_with_key)}"
+    elif own_key and _has_key(model, own_key):
+        hint = f'did you mean "{own_key.rpartition(".")[2] if is_sibling else own_key}"?'
+    elif not (hint := nearest(key, names, likeness=0.8 if other_paths else 0.5)):
+        hint = (
+            f'move it: it is known as "{dot_key(other_paths[0])}"'
+            if other_paths
+            else "remove it, or see `drivetrain schema`"
+        )
     return [UNKNOWN_KEY, f"known keys: {', '.join(names)}", hint]
 
 
-def _missing(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
-    fields = [owner.model_fields[loc[-1]] for owner in _owners(model, loc)[0] if loc[-1] in owner.model_fields]
+def _explain_missing(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
+    fields = [owner.model_fields[loc[-1]] for owner in _find_owners(model, loc)[0] if loc[-1] in owner.model_fields]
     names = [word for field in fields for word in get_args(field.annotation) if isinstance(word, str)]
     meaning = [f": {field.description}" for field in fields if field.description]
     return [
@@ -164,7 +170,7 @@ def _explain_untagged(path: Path, item: Any, model: type[BaseModel], document: D
     # pydantic quotes the discriminator if it is a field; else it is a function, which looks at `source`.
     tag = discriminator.strip("'") if discriminator.startswith("'") else "source"
     possible_tags = [
-        word for owner, tags in _owners(model, (*item["loc"], ""))[1] for word in tags if tag in owner.model_fields
+        word for owner, tags in _find_owners(model, (*item["loc"], ""))[1] for word in tags if tag in owner.model_fields
     ]
     possible = f"one of {', '.join(possible_tags)}" if possible_tags else f"no `{tag}:` for this task"
     if tag not in item["input"]:
@@ -196,7 +202,7 @@ def _list_expected(item: Any) -> Iterator[str]:
         yield _TYPES.get(kind.split("_")[0], item["msg"])
 
 
-def _hint(value: object, expected: list[str]) -> str:
+def _suggest(value: object, expected: list[str]) -> str:
     text = str(value).strip()
     if value is None:
         return "give a value, or leave the key out"
@@ -217,45 +223,45 @@ def _list_options(options: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _owners(model: type[BaseModel], loc: tuple[object, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
-    """The classes that can have the last part of a location, and all their alternatives."""
-    every: list[Alternative] = [(model, ())]
+def _find_owners(model: type[BaseModel], loc: tuple[object, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
+    """Find the classes that can have the last part of a location, and all classes possible there."""
+    alternatives: list[Alternative] = [(model, ())]
     owners = [model]
     for part in loc[:-1]:
         fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
         if fields:
-            every = [alternative for field in fields for alternative in _alternatives(field.annotation)]
-            owners = [owner for owner, _ in every]
+            alternatives = [alternative for field in fields for alternative in _list_alternatives(field.annotation)]
+            owners = [owner for owner, _ in alternatives]
         else:
-            owners = [owner for owner, tags in every if part in (*tags, owner.__name__)] or owners
-    return owners, every
+            owners = [owner for owner, tags in alternatives if part in (*tags, owner.__name__)] or owners
+    return owners, alternatives
 
 
-def _alternatives(annotation: Any) -> Iterator[Alternative]:
+def _list_alternatives(annotation: Any) -> Iterator[Alternative]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         name = annotation.model_fields.get("name")
         yield annotation, tuple(word for word in get_args(name.annotation) if isinstance(word, str)) if name else ()
     elif get_origin(annotation) is Annotated:
         tags = tuple(mark.tag for mark in annotation.__metadata__ if isinstance(mark, Tag))
-        for owner, owner_tags in _alternatives(get_args(annotation)[0]):
+        for owner, owner_tags in _list_alternatives(get_args(annotation)[0]):
             yield owner, tags or owner_tags
     else:
         for argument in get_args(annotation):
-            yield from _alternatives(argument)
+            yield from _list_alternatives(argument)
 
 
-def _homes(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]:
-    """All paths of the spec at which a key of this name exists."""
+def _find_paths_of_key(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]:
+    """Yield all paths of the spec at which a key of this name exists."""
     for name, field in model.model_fields.items():
         if name == word:
             yield (*path, name)
-        for owner, _ in _alternatives(field.annotation):
-            yield from _homes(owner, word, (*path, name))
+        for owner, _ in _list_alternatives(field.annotation):
+            yield from _find_paths_of_key(owner, word, (*path, name))
 
 
-def _there(model: type[BaseModel], home: str) -> bool:
+def _has_key(model: type[BaseModel], key: str) -> bool:
     """Whether the spec of this task has the key."""
-    return any(dot_key(path) == home for path in _homes(model, home.rsplit(".", 1)[-1]))
+    return any(dot_key(path) == key for path in _find_paths_of_key(model, key.rsplit(".", 1)[-1]))
 
 
 FROM_KEY = ("model", "from")
@@ -267,16 +273,16 @@ def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
     """The three parts of an error about an unknown key below `model`; None if no run is named.
 
     Args:
-        path: of the unknown key.
+        path: path of the unknown key.
         document: the spec as written.
     """
     if path[:1] != FROM_KEY[:1] or len(path) != len(FROM_KEY) or not document.has(FROM_KEY):
         return None
     model: dict[str, Any] = document.data["model"]
     run = format_value(model["from"]).strip("'")
-    named = [key for key in _NETWORKS if key in model]
+    network_keys = [key for key in _NETWORKS if key in model]
     if path != FROM_KEY:
-        if named:
+        if network_keys:
             return None  # the error about `from` explains it
         return [
             "is a setting of a network, and `from` takes that of the earlier run",
@@ -289,18 +295,18 @@ def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
             "its weights, for the same network",
             f"write `weights: {run}/model/model.safetensors` instead",
         ]
-    if not named:
+    if not network_keys:
         return None
     replace = f"--set 'model={{from: {run}}}'"
     by_set = document.place(FROM_KEY).startswith("--set")
     return [
-        f"names a run, and model.{named[0]} names a network",
+        f"names a run, and model.{network_keys[0]} names a network",
         "the network of the run: from, freeze and unfreeze, and no other key",
         f"write {replace}, which replaces all of `model`" if by_set else f"write `model: {{from: {run}}}`",
     ]
 
 
 def hint_at_earlier_run(path: Path, value: object) -> str:
-    """What to do about a value of `model` that looks like a run folder; empty if it does not."""
+    """A hint for a value of `model` that looks like a run folder; empty for others."""
     is_run = path == FROM_KEY[:1] and isinstance(value, str) and "/" in value
     return f"to start from a run: `model: {{from: {value}}}`" if is_run else ""

@@ -12,8 +12,8 @@ from drivetrain.job.document import Document
 from drivetrain.job.formatting import Path, dot_key, format_value, printable
 from drivetrain.job_spec.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS, CoreLoader, compose
 
-# No setting needs more; a hexadecimal number of a million digits could be read, but not printed.
-_MAX_NUMBER = 100
+# Characters of a number; a hexadecimal number of a million digits could be read, but not printed.
+_MAX_NUMBER_CHARACTERS = 100
 
 
 class _UnreadableNode(Exception):
@@ -32,7 +32,7 @@ class YamlNodeReader:
         self.problems: list[Problem] = []
         self.unread: list[Path] = []
         self._nodes = 0
-        self._open: set[int] = set()
+        self._ancestors: set[int] = set()
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         """The value of a node; None, with a problem recorded, if it cannot be read.
@@ -41,10 +41,10 @@ class YamlNodeReader:
             SpecError: if aliases make the document explode.
         """
         self._nodes += 1
-        self.places.setdefault(path, self._where(node))
+        self.places.setdefault(path, self._position(node))
         try:
             if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
-                self._explode(node, path)
+                self._refuse_expansion(node, path)
             if isinstance(node, yaml.ScalarNode):
                 return self._scalar(node, path)
             return self._collection(node, path)
@@ -53,25 +53,25 @@ class YamlNodeReader:
             self.unread.append(path)
             return None
 
-    def _where(self, node: yaml.Node) -> str:
+    def _position(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
     def _problem(self, node: yaml.Node, path: Path, description: str, possible: str, action: str) -> _UnreadableNode:
-        return _UnreadableNode(Problem(self._where(node), dot_key(path), description, possible, action))
+        return _UnreadableNode(Problem(self._position(node), dot_key(path), description, possible, action))
 
-    def _explode(self, node: yaml.Node, path: Path) -> NoReturn:
-        much = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
+    def _refuse_expansion(self, node: yaml.Node, path: Path) -> NoReturn:
+        excess = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
         unreadable = self._problem(
             node,
             path,
-            f"{much} once aliases are expanded",
+            f"{excess} once aliases are expanded",
             "a smaller file",
             "write the values out instead of nested aliases",
         )
         raise SpecError([*self.problems, unreadable.problem])
 
     def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
-        if id(node) in self._open:
+        if id(node) in self._ancestors:
             raise self._problem(
                 node,
                 path,
@@ -79,14 +79,14 @@ class YamlNodeReader:
                 "values without cycles",
                 "write the value out",
             )
-        self._open.add(id(node))
+        self._ancestors.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode) and node.tag == PREFIX + "seq":
                 return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
         finally:
-            self._open.remove(id(node))
+            self._ancestors.remove(id(node))
         raise self._bad_tag(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
@@ -97,7 +97,7 @@ class YamlNodeReader:
             except _UnreadableNode as error:
                 self.problems.append(error.problem)
                 continue
-            self.places[*path, key] = self._where(key_node)
+            self.places[*path, key] = self._position(key_node)
             data[key] = self.read(value_node, (*path, key))
         return data
 
@@ -109,7 +109,7 @@ class YamlNodeReader:
         if not isinstance(key := self._scalar(node, child), str):
             action = f'write it in quotes: "{printable(node.value)}":'
             self.problems.append(self._problem(node, child, "a key that is not text", "text as keys", action).problem)
-            # Taken for text, so that what has the key is not blamed for lacking it.
+            # The key is read as text, so that it is not reported as missing, too.
             self.unread.append(child)
             key = str(node.value)
         if node.tag == MERGE:
@@ -155,12 +155,12 @@ class YamlNodeReader:
         return text
 
     def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
-        if len(text) > _MAX_NUMBER:
+        if len(text) > _MAX_NUMBER_CHARACTERS:
             raise self._problem(
                 node,
                 path,
                 f"a number of {len(text)} characters",
-                f"numbers of at most {_MAX_NUMBER} characters",
+                f"numbers of at most {_MAX_NUMBER_CHARACTERS} characters",
                 "write a shorter number",
             )
         if kind == "int":
@@ -241,7 +241,7 @@ def set_value(document: Document, assignment: str) -> None:
     value = reader.read(root, parts) if root else None
     if reader.problems:
         raise SpecError(reader.problems)
-    node = _mapping(document, parts, f"{origin}:1:1")
+    node = _find_mapping(document, parts, f"{origin}:1:1")
     for path in [path for path in document.places if path[: len(parts)] == parts]:
         del document.places[path]
     node[parts[-1]] = value
@@ -254,22 +254,22 @@ def put_value(document: Document, parts: tuple[str, ...], value: Any, location: 
     Raises:
         SpecError: if its path leads through a value that is not a mapping.
     """
-    node = _mapping(document, parts, location)
+    node = _find_mapping(document, parts, location)
     for path in [path for path in document.places if path[: len(parts)] == parts]:
         del document.places[path]
     node[parts[-1]] = value
-    document.places |= _places(parts, value, location)
+    document.places |= _place_values(parts, value, location)
 
 
-def _places(path: Path, value: object, location: str) -> dict[Path, str]:
+def _place_values(path: Path, value: object, location: str) -> dict[Path, str]:
     locations = {path: location}
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
-        locations |= _places((*path, key), item, location)
+        locations |= _place_values((*path, key), item, location)
     return locations
 
 
-def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
+def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
     """The mapping that contains the last of `parts`; missing mappings are created."""
     node: dict[str, Any] = document.data
     for depth, part in enumerate(parts[:-1], start=1):

@@ -65,7 +65,7 @@ class LaunchRequest:
 
     def load_jobs(self, job: Job) -> list[Job]:
         """Load the job, and for a sweep also one job per choice: each can name other data or another network."""
-        choices = sweep_space.choices(job) if self.command == "sweep" else ()
+        choices = sweep_space.list_choices(job) if self.command == "sweep" else ()
         return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", choice)) for choice in choices)]
 
 

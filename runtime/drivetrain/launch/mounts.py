@@ -97,7 +97,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
             # The container must find the images, whose paths start from the folder of the table.
             origin, target = f"{origin}: {text} names files in its folder", target.parent
         named_paths.append((origin, target))
-    for key, part, _ in custom_job.parts(job):
+    for key, part, _ in custom_job.list_user_functions(job):
         folder = Path(os.path.abspath(job.folder / part.file)).parent
         origin = f"{job.document.place((*key, 'file'))}: {dot_key((*key, 'file'))}: {part.file!r} may import files next to it"
         named_paths.append((origin, folder))

@@ -34,5 +34,5 @@ def decide(job: Job, *, requested: bool = False) -> tuple[bool, str]:
         return True, f"network: on, for {need_text}"
     if requested:
         return True, "network: on (--network)"
-    hint = "; --network turns it on for your own code" if any(custom_job.parts(job)) else ""
+    hint = "; --network turns it on for your own code" if any(custom_job.list_user_functions(job)) else ""
     return False, f"network: off, the job needs no download{hint}"

@@ -109,7 +109,7 @@ def _build_network(job: Job, dataset: Dataset) -> Model:
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, CustomModel):
         module, arguments = user_network.build(job, spec, dataset)
-        return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
+        return Model(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
     if isinstance(job, ImageJob):
         return _build_image_network(job, dataset)
     if isinstance(job, TextJob):

@@ -72,7 +72,7 @@ def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False)
     """
     if not consent and not (_is_in_its_run(model, digests) and has_consent(model / CONFIG)):
         raise _refusal_error(model, digests)
-    return user_code.at(model / "code", dict(digests))
+    return user_code.open_code(model / "code", dict(digests))
 
 
 def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:

@@ -62,7 +62,7 @@ def check_network(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse
         for output, head in _pair_with_heads(outputs, dataset.heads, name, refuse):
             _check_output(output, head, len(batch), name, refuse)
             if dataset.loss:
-                dataset.loss.tried(output.float(), batch.targets[head.name])
+                dataset.loss.check_call(output.float(), batch.targets[head.name])
                 dataset.loss.divide(output.float(), _gather_trial_targets(dataset, head))
     _check_same_shapes(before, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)

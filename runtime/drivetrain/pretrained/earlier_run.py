@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.model import EarlierRun, Freeze
-from drivetrain.job.user_files import nearest_path
+from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import families
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import run_files
@@ -131,7 +131,7 @@ def _find_folder(job: Job, name: str) -> Path:
             job,
             f"{path} does not exist",
             POSSIBLE,
-            nearest_path((job.folder, Path.cwd()), name)
+            suggest_nearest_path((job.folder, Path.cwd()), name)
             or "correct the path; it is relative to the job's folder, then to the working folder",
         )
     if (path / "state.json").exists():

@@ -155,8 +155,8 @@ def train(
     callbacks = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
         sources = (
-            data_sources.source(train_data, "train_data"),
-            data_sources.source(validation_data, "validation_data"),
+            data_sources.unwrap_source(train_data, "train_data"),
+            data_sources.unwrap_source(validation_data, "validation_data"),
         )
         collected = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, callbacks, refuse)
         spec_keys = {

@@ -188,15 +188,15 @@ def _open_data(call: TrainCall, terms: CustomTerms | None) -> Dataset:
     train, validation = call.sources
     seed = job.train.seed
     opened = (
-        data_sources.training(train, seed, job.train.batch, call.epoch_steps),
-        data_sources.validation(validation, seed),
+        data_sources.open_training(train, seed, job.train.batch, call.epoch_steps),
+        data_sources.open_validation(validation, seed),
     )
     collates = (train.collate, validation.collate)
     names = ("train_data", "validation_data")
-    dataset = custom.dataset(job, opened, names, job.data.targets, job.data.names, terms, collates=collates)
-    dataset.order = data_sources.order(train, seed)
+    dataset = custom.build_dataset(job, opened, names, job.data.targets, job.data.names, terms, collates=collates)
+    dataset.order = data_sources.build_order(train, seed)
     dataset.drop_last = train.drop_last
-    dataset.notes += data_sources.notes(train, validation, dataset.order)
+    dataset.notes += data_sources.describe_use(train, validation, dataset.order)
     if train.drop_last and len(dataset.train) < job.train.batch:
         raise DataError(
             f"train_data: has {len(dataset.train):,} samples, and drop_last leaves out batches below {job.train.batch}",

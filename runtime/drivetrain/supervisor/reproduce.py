@@ -11,7 +11,7 @@ from typing import Any
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware.detect import detect
 from drivetrain.job import Job, extension
-from drivetrain.job.custom import parts
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import fetch, original_folder
 from drivetrain.models import code_consent
@@ -46,7 +46,11 @@ def reproduce(request: ReproduceRequest) -> int:
     job = job_spec.load(run / JOB_FILE, folder=folder, locate=fetch)
     # The folder that the run names may be anybody's: only the code that is in the run, after the same question as of
     # `evaluate`, runs from there.
-    digests = code_consent.read_allowed_digests(run / "model", consent=request.run_code) if any(parts(job)) else None
+    digests = (
+        code_consent.read_allowed_digests(run / "model", consent=request.run_code)
+        if any(list_user_functions(job))
+        else None
+    )
     if digests is not None:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
     _check_inputs(run, job)

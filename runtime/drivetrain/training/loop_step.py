@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, total, try_division
+from drivetrain.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
@@ -206,7 +206,9 @@ class LoopLoss:
             return len(user_batches.micro_batch_inputs[0]) / len(batch)
         micro_batch_values = user_batches.weighted_values(user_batches.micro_batch_inputs, targets)
         batch_values = user_batches.weighted_values(batch.inputs, batch.targets)
-        return float(total(self.division.count, micro_batch_values) / total(self.division.count, batch_values))
+        return float(
+            sum_counts(self.division.count, micro_batch_values) / sum_counts(self.division.count, batch_values)
+        )
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """Empty: the size of the batch is known."""

@@ -27,7 +27,7 @@ from drivetrain.distributed import world
 from drivetrain.distributed.world import LOCAL_RANK, NODES
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError
 from drivetrain.job import Job
-from drivetrain.job.custom import parts
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job.extension import describe_unfinished
 from drivetrain.job.formatting import dot_key
@@ -271,7 +271,7 @@ def _find_paths(job: Job) -> dict[str, Path]:
         paths["model.name"] = earlier.folder
     if getattr(model, "weights", None):
         paths["model.weights"] = job.resolve(model.weights)
-    for key, part, _ in parts(job):
+    for key, part, _ in list_user_functions(job):
         paths |= {
             dot_key(key_path): job.resolve(text)
             for key_path, text in _list_strings(part.arguments, (*key, "arguments"))

@@ -27,7 +27,7 @@ from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job, extension
 from drivetrain.job.extension import Extension
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
 from drivetrain.models.build import Model
 from drivetrain.models.freeze import find_frozen_parts, freeze
@@ -208,7 +208,7 @@ class Run(AssembledRun):
         """Seconds until `max_time` of this attempt; infinite without one."""
         if self.job.train.max_time is None:
             return float("inf")
-        return duration_seconds(self.job.train.max_time) - self.clock.seconds
+        return parse_duration(self.job.train.max_time) - self.clock.seconds
 
 
 def assemble(

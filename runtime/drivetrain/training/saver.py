@@ -22,7 +22,7 @@ from drivetrain.distributed.sharded_tensor import get_local_state, is_sharded
 from drivetrain.errors import StorageError
 from drivetrain.hardware import cgroup
 from drivetrain.job.train import Adam, Optimizer, Sgd
-from drivetrain.job.values import interval
+from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.units import format_bytes
@@ -60,7 +60,7 @@ class Saver:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.folder = NamedFolder(run.folder)
-        self.kind, self.interval = interval(run.job.checkpoint.every)
+        self.kind, self.interval = parse_interval(run.job.checkpoint.every)
         self.background_save: threading.Thread | None = None
         self.last_error: StorageError | None = None
         self.unsaved_best: PendingCheckpoint | None = None

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data import stateless_random
-from drivetrain.data.custom.loss_division import too_large
 from drivetrain.data.dataset import Batch
 from drivetrain.data.to_device import onto
 from drivetrain.distributed import batch_parts
@@ -390,7 +389,7 @@ class Step(StepForward):
     def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
         samples = min(self.micro_batch or largest_part, largest_part)
         if obstacle := self.objective.split_obstacle:
-            raise too_large(f"out of memory with {samples} samples at once", obstacle) from None
+            raise cannot_split_error(f"out of memory with {samples} samples at once", obstacle) from None
         if samples <= self.options.min_samples:
             raise torch_errors.out_of_memory_error(error, samples) from None
         self.use_micro_batch(max(self.options.min_samples, samples // 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.errors import NumericsError, Stopped, UserCodeError
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.system.console import say
 from drivetrain.system.files import write_json
@@ -96,7 +96,7 @@ def _build_profiler(run: Run) -> Profiler:
 def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
     return Monitor(
         run.folder,
-        duration_seconds(run.job.monitor.every),
+        parse_duration(run.job.monitor.every),
         run.hardware.gpus,
         progress=measure_since_last_call(run),
         show=lambda values: metrics.board.put(run.counters.step, values),

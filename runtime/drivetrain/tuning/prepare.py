@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivetrain.data import notes
 from drivetrain.data.custom import user_code
-from drivetrain.data.custom.loss_division import too_large
+from drivetrain.data.custom.loss_division import cannot_split_error
 from drivetrain.distributed import world
 from drivetrain.errors import Replanned
 from drivetrain.hardware import device_check
@@ -96,7 +96,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     if dataset.loss and (text := dataset.loss.note()):
         say(notes.format_note(text, "loss"))
     if network.code is not None:
-        user_code.remember(folder, network.code)
+        user_code.record_digests(folder, network.code)
     with clock.phase("model"):
         facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
@@ -104,5 +104,5 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
             facts = meter.count_activations(facts, network.module, dataset)
     plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
-        raise too_large(plan.row("micro_batch").reason, facts.indivisible)
+        raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

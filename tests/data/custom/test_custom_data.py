@@ -53,7 +53,7 @@ def test_items_and_arrays_are_the_same_batches() -> None:
     two = open_split((x, torch.arange(37.0), y), "b", 0)
     assert isinstance(one, ItemSplit)
     assert isinstance(two, ArraySplit)
-    two.settle(Tensor.long, 1)
+    two.set_target_form(Tensor.long, 1)
     for first, second in zip(Batches(one, 8, 0).epoch(0), Batches(two, 8, 0).epoch(0), strict=True):
         assert all(torch.equal(a.float(), b) for a, b in zip(first.inputs, second.inputs, strict=True))
         assert torch.equal(first.targets[""], second.targets[""])
@@ -251,6 +251,6 @@ def test_a_csv_without_a_reader_is_refused_in_plain_words(tmp_path: Path) -> Non
     """It printed numpy's words about pickled data."""
     (tmp_path / "new.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError) as caught:
-        custom._npz(tmp_path / "new.csv", ["inputs"])
+        custom._read_npz(tmp_path / "new.csv", ["inputs"])
     assert caught.value.given.endswith("new.csv is no .npz, and the run was trained without a `reader`")
     assert "pickle" not in str(caught.value)

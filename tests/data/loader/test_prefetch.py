@@ -42,7 +42,7 @@ def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: py
 
     monkeypatch.setattr(Batch, "pin_memory", lambda self: self)
     split = open_split(Noise(), "noise", 0)
-    split.settle(lambda targets: targets, None)
+    split.set_target_form(lambda targets: targets, None)
     given = Batches(split, 5, 0)
     plain = list(given.epoch(0))
     given.pin = True

@@ -16,9 +16,10 @@ from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
+# The forms of data, for messages.
 FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
 HASHED_BYTES = 1 << 24
-"""Bytes that are hashed at a time."""
+"""Number of bytes that are hashed at a time."""
 
 
 @dataclass
@@ -28,7 +29,7 @@ class ArraySplit:
     name: str
     """Name for messages."""
     inputs: Inputs
-    raw: Tensor | None
+    raw_targets: Tensor | None
     """Targets as the user gave them; None for new samples without targets."""
     rows: Tensor | None = None
     """Indices of the samples in this split; None for all."""
@@ -46,7 +47,7 @@ class ArraySplit:
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Replace the arrays in memory."""
         self.inputs = tuple(map(change, self.inputs))
-        self.raw = None if self.raw is None else change(self.raw)
+        self.raw_targets = None if self.raw_targets is None else change(self.raw_targets)
         self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
@@ -55,8 +56,8 @@ class ArraySplit:
 
     def first_targets(self) -> Tensor:
         """Targets as the user gave them; here all of them."""
-        assert self.raw is not None
-        return self.raw if self.rows is None else self.raw[self.rows]
+        assert self.raw_targets is not None
+        return self.raw_targets if self.rows is None else self.raw_targets[self.rows]
 
     def all_targets(self) -> Tensor:
         """All targets as the user gave them."""
@@ -65,7 +66,7 @@ class ArraySplit:
     def digest(self) -> str:
         """SHA-256 of the samples, inputs and targets, in order."""
         sha256 = hashlib.sha256()
-        for tensor in (*self.inputs, *([] if self.raw is None else [self.raw])):
+        for tensor in (*self.inputs, *([] if self.raw_targets is None else [self.raw_targets])):
             sha256.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
             step = max(1, HASHED_BYTES // max(1, tensor[0].nbytes))
             for start in range(0, len(self), step):
@@ -73,13 +74,18 @@ class ArraySplit:
                 sha256.update(tensor[rows].contiguous().flatten().view(torch.uint8).numpy().data)
         return sha256.hexdigest()
 
-    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
+    def set_target_form(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
         """Set how targets are converted, and the highest valid class index."""
-        self.targets = {} if self.raw is None else {"": convert(self.first_targets())}
+        self.targets = {} if self.raw_targets is None else {"": convert(self.first_targets())}
 
 
-def arrays(values: tuple[object, ...], name: str, inputs: int | None, rows: Tensor | None) -> ArraySplit:
-    tensors = [_tensor(value, f"{name}: array {i}") for i, value in enumerate(values)]
+def build_array_split(values: tuple[object, ...], name: str, inputs: int | None, rows: Tensor | None) -> ArraySplit:
+    """Build a split of arrays, of which the last has the targets; without targets there are `inputs` of them.
+
+    Raises:
+        DataError: if they are no arrays of numbers with the same number of samples, or there is no sample.
+    """
+    tensors = [_to_tensor(value, f"{name}: array {i}") for i, value in enumerate(values)]
     if len(tensors) < 2 and inputs is None:
         raise DataError(f"{name}: is a tuple of {len(tensors)}", FORMS, "return inputs and targets")
     if len({len(x) for x in tensors}) > 1:
@@ -89,14 +95,16 @@ def arrays(values: tuple[object, ...], name: str, inputs: int | None, rows: Tens
             "correct the lengths",
         )
     if not len(tensors[0] if rows is None else rows):
-        raise empty(name)
-    bare = inputs is not None and len(tensors) == inputs
-    return ArraySplit(name, tuple(tensors if bare else tensors[:-1]), None if bare else tensors[-1], rows)
+        raise no_samples_error(name)
+    without_targets = inputs is not None and len(tensors) == inputs
+    return ArraySplit(
+        name, tuple(tensors if without_targets else tensors[:-1]), None if without_targets else tensors[-1], rows
+    )
 
 
-def _tensor(value: object, name: str) -> Tensor:
-    """A tensor that shares memory with any kind of array; checks for NaN and infinite values."""
-    tensor = value.detach().cpu() if isinstance(value, Tensor) else _convert(value, name)
+def _to_tensor(value: object, name: str) -> Tensor:
+    """Convert an array to a tensor, in the same memory if possible; refuses NaN and infinite values."""
+    tensor = value.detach().cpu() if isinstance(value, Tensor) else _convert_array(value, name)
     if tensor.is_complex():
         raise DataError(
             f"{name}: holds complex numbers", "real numbers", "pass the real and imaginary parts as two numbers"
@@ -104,16 +112,17 @@ def _tensor(value: object, name: str) -> Tensor:
     if tensor.ndim == 0:
         raise DataError(f"{name}: is a single number", "one entry for each sample", "give an array")
     if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
-        bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+        is_bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
         raise DataError(
-            f"{name}: sample {int(bad.nonzero()[0])} has NaN or infinite values",
+            f"{name}: sample {int(is_bad.nonzero()[0])} has NaN or infinite values",
             "finite numbers",
             "remove these samples, or fill in the values",
         )
     return tensor
 
 
-def _convert(value: object, name: str) -> Tensor:
+def _convert_array(value: object, name: str) -> Tensor:
+    """Convert anything that NumPy takes for an array of numbers."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -126,13 +135,16 @@ def _convert(value: object, name: str) -> Tensor:
         # torch warns about read-only memory maps; nothing here writes.
         warnings.simplefilter("ignore")
         # torch has no negative strides, as those of `array[::-1]`.
-        backward = any(stride < 0 for stride in array.strides)
+        has_negative_strides = any(stride < 0 for stride in array.strides)
         return torch.from_numpy(
-            array.astype(array.dtype.newbyteorder("="), order="C" if backward else "K", copy=backward)
+            array.astype(
+                array.dtype.newbyteorder("="), order="C" if has_negative_strides else "K", copy=has_negative_strides
+            )
         )
 
 
-def empty(name: str) -> DataError:
+def no_samples_error(name: str) -> DataError:
+    """The error for data without a sample."""
     return DataError(f"{name}: has no samples", "at least one sample", "check how the samples are selected")
 
 

@@ -1,4 +1,4 @@
-"""Files that a user's code needs: what it imports, what its arguments name, and what it opens; they are copied with it."""
+"""Finds the files that a user's code needs: those it imports, names in arguments, and opens; they are copied with it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from urllib.parse import quote, unquote
 from drivetrain.errors import CheckpointError
 
 MAX_COPY_BYTES = 16 << 20
-"""Bytes of a file, or of a folder, that is copied; larger ones are data or weights."""
+"""Largest file or folder, in bytes, that is copied; larger ones are taken for data or weights."""
 MAX_FOLDER_FILES = 100
-"""Files of a folder that is copied."""
+"""Largest number of files in a folder that is copied."""
 MAX_NAME_LETTERS = 240
-"""Letters of a file name."""
+"""Longest name of a copy, in letters."""
 OUTSIDE = "_outside/"
-"""Begins the names of copies of files that are not in the folder of the job."""
+"""Prefix of the names of copies of files that are outside the folder of the job."""
 _open_lists: list[tuple[list[str], type | None, int]] = []
-"""The lists that are being filled, each with the class of which a method must be running, and its thread."""
+"""The lists to which paths are added, each with the class of which a method must be running, and the thread."""
 
 
 def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
-    """Read a Python file, the files beside it that it imports anywhere in its code, and those that they import; none runs.
+    """Read a Python file and, recursively, the files of its folder that it imports anywhere in its code, without running any.
 
     Args:
         first: the file; its folder is where absolute imports are looked up.
@@ -38,23 +38,23 @@ def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
     Raises:
         OSError: if the first file cannot be read.
     """
-    waiting, known_files = [first], {first}
-    while waiting:
-        path = waiting.pop()
+    pending, known_files = [first], {first}
+    while pending:
+        path = pending.pop()
         try:
             content = read(path)
         except (OSError, CheckpointError):
             if path == first:
                 raise
-            continue  # perhaps it is never imported; if it is, Python reports it
+            continue  # it may never be imported; if it is, Python reports the error
         for imported in _list_imported(content, path, first.parent):
             if imported not in known_files:
                 known_files.add(imported)
-                waiting.append(imported)
+                pending.append(imported)
 
 
 def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
-    """Files that a source imports: modules, and the packages that they are in."""
+    """Yield the files that a source imports: modules, and the packages that contain them."""
     tree: ast.AST = ast.Module([], [])
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -62,16 +62,16 @@ def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _module_files(top, alias.name.split("."))
+                yield from _find_module_files(top, alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
             base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else top
             module = node.module.split(".") if node.module else []
-            yield from _module_files(base, module)
+            yield from _find_module_files(base, module)
             for alias in node.names:
-                yield from _module_files(base, [*module, alias.name])
+                yield from _find_module_files(base, [*module, alias.name])
 
 
-def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
+def _find_module_files(base: Path, parts: list[str]) -> Iterator[Path]:
     """Yield the files of a module and of the packages around it that are below a folder."""
     for count in range(1, len(parts) + 1):
         folder = base.joinpath(*parts[:count])
@@ -98,7 +98,7 @@ def list_copies(target: Path, name: str) -> list[str]:
         return [name] if os.path.getsize(target) <= MAX_COPY_BYTES else []
     if name == "." or not os.path.isdir(target):
         return []
-    # No more is listed than needed to see that it is too much.
+    # Listing stops once there are clearly too many files.
     paths = [
         Path(folder, file)
         for folder, _, files in islice(os.walk(target), MAX_FOLDER_FILES)
@@ -112,9 +112,12 @@ def list_copies(target: Path, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def note_opened(within: type | None = None) -> Iterator[list[str]]:
-    """The paths that are opened meanwhile, as they are given; with a class, only those opened below a method of it."""
-    _install()
+def record_opened(within: type | None = None) -> Iterator[list[str]]:
+    """Yield a list to which each path is added that this thread opens for reading in the block.
+
+    With a class, only paths opened by its methods, or by functions that they call, are added.
+    """
+    _install_hook()
     paths: list[str] = []
     entry = (paths, within, threading.get_ident())
     _open_lists.append(entry)
@@ -125,11 +128,13 @@ def note_opened(within: type | None = None) -> Iterator[list[str]]:
 
 
 @functools.cache
-def _install() -> None:
-    sys.addaudithook(_note_event)  # it cannot be removed
+def _install_hook() -> None:
+    """Add the audit hook once; Python cannot remove it."""
+    sys.addaudithook(_record_opened)
 
 
-def _note_event(event: str, arguments: tuple[object, ...]) -> None:
+def _record_opened(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: add the path of a file that is opened for reading to the lists that ask for it."""
     if not _open_lists or event != "open":
         return
     path, flags = arguments[0], arguments[2]

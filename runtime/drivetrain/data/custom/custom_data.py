@@ -1,4 +1,4 @@
-"""User data: samples from a function of the user, or passed in by a Python program."""
+"""Builds datasets from user data: from a function of the user, or from what a Python program passes in."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def load(job: CustomJob) -> Dataset:
     """
     data = job.data
     name = f"data.file: {data.factory}() in {data.file}"
-    with blame_user_code(lambda told, do: DataError(f"{name} raised {told}", "", do)):
-        code = user_code.at(job.folder)
+    with blame_user_code(lambda error, action: DataError(f"{name} raised {error}", "", action)):
+        code = user_code.open_code(job.folder)
         returned, _ = code.call(data.file, data.factory, data.arguments)
-        if data.reader:  # files that it reads, such as a vocabulary, are stored with the model
-            code.with_copies(code.accepted(data.file, data.reader, data.arguments))
+        if data.reader:  # files that the reader needs, such as a vocabulary, are stored with the model
+            code.with_copies(code.select_arguments(data.file, data.reader, data.arguments))
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise DataError(
             f"{name} returned {describe(returned)}",
@@ -46,16 +46,18 @@ def load(job: CustomJob) -> Dataset:
         )
     reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
     labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
-    built = dataset(job, (returned[0], returned[1]), labels, data.targets, data.names, user_loss.load(job), reader)
+    built = build_dataset(
+        job, (returned[0], returned[1]), labels, data.targets, data.names, user_loss.load(job), reader
+    )
     if len(returned) == 3:
         label = f"data.file: test data of {data.factory}() in {data.file}"
         test = open_split(returned[2], label, job.train.seed, len(built.preprocessing["inputs"]))
-        built.test = _like_training(test, label, built.preprocessing, built.heads, labelled=True)
+        built.test = _check_like_training(test, label, built.preprocessing, built.heads, labelled=True)
         built.notes.append(f"{len(test):,} samples for the final test")
     return built
 
 
-def dataset(
+def build_dataset(
     job: CustomTask,
     parts: tuple[Any, Any],
     labels: Sequence[str],
@@ -72,10 +74,10 @@ def dataset(
         parts: training and validation data as the user gave them.
         labels: names of the two in messages.
         targets: kind of the targets: auto, classes, labels, numbers or other.
-        names: names of the classes, labels or numbers.
+        names: names of the classes, labels or numbers; None to number them.
         loss: the user's loss.
         reader: file, function and arguments that read new samples.
-        collates: make batches of the items of the two.
+        collates: functions that make batches of the items of the two.
 
     Raises:
         DataError: if the data cannot be used.
@@ -85,13 +87,13 @@ def dataset(
         open_split(part, label, job.train.seed, collate=collate)
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
-    head, kind = target_kinds.settle(job, train, validation, targets, names)
-    stored = {"kind": "own", "inputs": _shapes(train), "targets": kind, "reader": reader}
+    head, kind = target_kinds.determine_head(job, train, validation, targets, names)
+    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": kind, "reader": reader}
     notes = [
         f"{len(train):,} training and {len(validation):,} validation samples",
-        _goal(head, kind),
-        *_way(train, names, kind),
-        *target_kinds.unseen(train, head),
+        _describe_targets(head, kind),
+        *_note_reading(train, names, kind),
+        *target_kinds.note_missing_classes(train, head),
     ]
     return Dataset(
         train,
@@ -103,18 +105,18 @@ def dataset(
         decoded=isinstance(train, ArraySplit),
         notes=notes,
         loss=loss,
-        content=partial(_digests, {"training": train, "validation": validation}),
+        content=partial(_digest_arrays, {"training": train, "validation": validation}),
     )
 
 
-def _shapes(train: Items) -> list[dict[str, Any]]:
+def _describe_inputs(train: Items) -> list[dict[str, Any]]:
     """Shape and type of each input of a sample."""
     inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
     return [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
 
 
-def _digests(parts: Mapping[str, Items]) -> dict[str, str]:
-    """The hashes of those parts whose samples are all in memory."""
+def _digest_arrays(parts: Mapping[str, Items]) -> dict[str, str]:
+    """The digests of those parts whose samples are arrays."""
     return {name: part.digest() for name, part in parts.items() if isinstance(part, ArraySplit)}
 
 
@@ -123,7 +125,8 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
     return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
 
 
-def _goal(head: Head, kind: str) -> str:
+def _describe_targets(head: Head, kind: str) -> str:
+    """A note on the number and kind of the targets."""
     description = (
         f"{head.outputs} {kind}"
         if kind != "other"
@@ -132,7 +135,8 @@ def _goal(head: Head, kind: str) -> str:
     return f"targets: {description}"
 
 
-def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+def _note_reading(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+    """Notes on a dataset that is read item by item."""
     if isinstance(train, ArraySplit | StreamSplit):
         return []
     notes = ["the dataset returns one sample at a time; batches are collated while training"]
@@ -157,78 +161,81 @@ def read(
         CheckpointError: if the model's code may not be run.
     """
     count, reader = len(preprocessing["inputs"]), preprocessing["reader"]
-    data = _call_reader(reader, paths, preprocessing) if reader else _arrays(paths, count, labelled)
+    data = _call_reader(reader, paths, preprocessing) if reader else _concatenate_files(paths, count, labelled)
     name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])
-    return _like_training(open_split(data, name, 0, count), name, preprocessing, heads, labelled=labelled)
+    return _check_like_training(open_split(data, name, 0, count), name, preprocessing, heads, labelled=labelled)
 
 
-def _like_training(
+def _check_like_training(
     split: Items, name: str, preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """Samples that are checked and converted like those of the training."""
-    shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
-    if labelled and _bare(split):
+    """Check that samples have the shapes and targets of the training, and set the form of their targets."""
+    trained_shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
+    if labelled and _lacks_targets(split):
         raise DataError(f"{name}: the samples have no targets", "samples with targets", "add targets, or use `predict`")
-    own_shapes = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
-    if [len(shape) for shape in own_shapes] != [len(shape) for shape in shapes]:
+    sample_shapes = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
+    if [len(shape) for shape in sample_shapes] != [len(shape) for shape in trained_shapes]:
         raise DataError(
-            f"{name}: inputs have the shapes {_list_shapes(own_shapes)}",
-            f"as in training: {_list_shapes(shapes)}",
+            f"{name}: inputs have the shapes {_list_shapes(sample_shapes)}",
+            f"as in training: {_list_shapes(trained_shapes)}",
             "use inputs of the shape that the network was trained on",
         )
     kind = preprocessing["targets"]
-    most = target_kinds.highest(kind, len(heads[""].classes))
-    if labelled and most is not None and isinstance(split, ArraySplit):
-        _check_targets(split, most)
-    split.settle(partial(target_kinds.convert, kind), most)
+    max_target = target_kinds.max_target(kind, len(heads[""].classes))
+    if labelled and max_target is not None and isinstance(split, ArraySplit):
+        _check_targets(split, max_target)
+    split.set_target_form(partial(target_kinds.convert, kind), max_target)
     return NewSamples(split, as_float32)
 
 
 def _call_reader(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
-    name, code = f"{reader['function']}() in {reader['file']}", user_code.find_allowed(Path(preprocessing["code"]))
-    with blame_user_code(lambda told, do: DataError(f"{name} raised {told}", "", do)):
+    name, code = f"{reader['function']}() in {reader['file']}", user_code.find_opened(Path(preprocessing["code"]))
+    with blame_user_code(lambda error, action: DataError(f"{name} raised {error}", "", action)):
         arguments = code.with_copies(reader["arguments"])
         return code.call(reader["file"], reader["function"], {}, arguments, [list(paths)])[0]
 
 
-def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:
-    """The arrays of all files, concatenated."""
-    keys = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
-    keys += ["targets"] if labelled else []
-    parts = [_npz(path, keys) for path in paths]
-    return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
+def _concatenate_files(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:
+    """Read the arrays of all files and concatenate them."""
+    array_names = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
+    array_names += ["targets"] if labelled else []
+    parts = [_read_npz(path, array_names) for path in paths]
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-def _npz(path: Path, keys: Sequence[str]) -> list[object]:
+def _read_npz(path: Path, array_names: Sequence[str]) -> list[object]:
+    """Read arrays of an .npz, in the order of their names."""
     if path.suffix.lower() != ".npz":
         raise DataError(
             f"{path} is no .npz, and the run was trained without a `reader`",
-            f"an .npz with {', '.join(keys)}",
+            f"an .npz with {', '.join(array_names)}",
             "write it with numpy.savez; or name a `reader` under data: and train again, then any file can be read",
         )
-    form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
+    possible = f"an .npz with {', '.join(array_names)}; or your own `reader` under data:, set before training"
     try:
         with npz_file.open_npz(path) as content:
-            missing = [key for key in keys if key not in content]
+            missing = [key for key in array_names if key not in content]
             if missing:
                 raise DataError(
-                    f"{path} has no {', '.join(missing)}, it has {', '.join(content)}", form, "rename the arrays"
+                    f"{path} has no {', '.join(missing)}, it has {', '.join(content)}", possible, "rename the arrays"
                 )
-            return [npz_file.member(content, key, path, "") for key in keys]
+            return [npz_file.member(content, key, path, "") for key in array_names]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
+        raise DataError(f"{path} cannot be read: {error}", possible, "write it with numpy.savez") from None
 
 
-def _bare(split: Items) -> bool:
-    return split.raw is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
+def _lacks_targets(split: Items) -> bool:
+    """Whether the samples have no targets; of a dataset the first one is read."""
+    return split.raw_targets is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
 
 
-def _check_targets(split: ArraySplit, most: int) -> None:
+def _check_targets(split: ArraySplit, max_target: int) -> None:
+    """Refuse class indices that training did not have."""
     targets = split.all_targets()
-    if targets.min() < 0 or targets.max() > most:
+    if targets.min() < 0 or targets.max() > max_target:
         raise DataError(
             f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
-            f"targets from 0 to {most}, as in training",
+            f"targets from 0 to {max_target}, as in training",
             "remove samples of other classes",
         )
 

@@ -1,4 +1,4 @@
-"""What a Python program passes as data: arrays, datasets, iterables and torch's DataLoader, in one form."""
+"""Brings what a Python program passes as data (arrays, datasets, iterables, torch's DataLoaders) into one form."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.loader.orders import Order, SamplerOrder, SequentialOrder, WeightedOrder
 from drivetrain.errors import DataError
 
-LEFT = "workers and pinned memory are decided by the plan"
+PLAN_DECIDES_NOTE = "workers and pinned memory are decided by the plan"
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """One of the two data arguments, before it is opened."""
+    """One of the arguments `train_data` and `validation_data`, before it is opened."""
 
     name: str
-    """Of the argument."""
+    """Name of the argument."""
     data: Any
-    """What lies below a DataLoader."""
+    """The data itself; that of its dataset for a DataLoader."""
     collate: Collate = default_collate
     batch_size: int | None = None
-    """Of the DataLoader; None without one."""
+    """Samples of a batch of the DataLoader; None without one."""
     drop_last: bool = False
+    """Whether the DataLoader leaves out a smaller last batch."""
     sampler: Any = None
-    """Of the DataLoader; None for a shuffle of all samples."""
+    """The DataLoader's sampler; None to shuffle all samples."""
     loader: Any = None
+    """The DataLoader; None without one."""
 
     @property
     def streams(self) -> bool:
@@ -60,8 +62,8 @@ class DataSource:
         return "shuffled" if self.sampler is None else type(self.sampler).__name__
 
 
-def source(value: object, name: str) -> DataSource:
-    """The form of a data argument.
+def unwrap_source(value: object, name: str) -> DataSource:
+    """Take a data argument apart: data, and the settings of a DataLoader.
 
     Raises:
         DataError: if it can be read only once, or is a DataLoader whose batches are not made of samples.
@@ -88,11 +90,11 @@ def source(value: object, name: str) -> DataSource:
         )
     collate: Any = value.collate_fn
     data_source = DataSource(name, value.dataset, collate, value.batch_size, value.drop_last, loader=value)
-    return data_source if data_source.streams else _with_sampler(data_source, value.sampler)
+    return data_source if data_source.streams else _apply_sampler(data_source, value.sampler)
 
 
-def _with_sampler(data_source: DataSource, sampler: Any) -> DataSource:
-    """The source with the order of a sampler; a plain shuffle becomes ours."""
+def _apply_sampler(data_source: DataSource, sampler: Any) -> DataSource:
+    """Add the order of a sampler to the source; torch's own shuffles are replaced by the shuffle of this package."""
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data_source.data):
         return data_source
     if type(sampler) is SubsetRandomSampler:
@@ -100,8 +102,8 @@ def _with_sampler(data_source: DataSource, sampler: Any) -> DataSource:
     return replace(data_source, sampler=sampler)
 
 
-def order(data_source: DataSource, seed: int) -> Order | None:
-    """The order of the training samples; None for a shuffle by (seed, epoch).
+def build_order(data_source: DataSource, seed: int) -> Order | None:
+    """Build the order of the training samples; None to shuffle them by (seed, epoch).
 
     Raises:
         DataError: if the sampler does not yield indices.
@@ -113,17 +115,19 @@ def order(data_source: DataSource, seed: int) -> Order | None:
         return SequentialOrder(len(data_source.data))
     if type(sampler) is WeightedRandomSampler:
         return WeightedOrder(sampler.weights, sampler.num_samples, sampler.replacement, seed)
-    with blame_user_code(lambda told, do: DataError(f"{data_source.name}: its sampler raised {told}", "", do)):
+    with blame_user_code(
+        lambda error, action: DataError(f"{data_source.name}: its sampler raised {error}", "", action)
+    ):
         return SamplerOrder(sampler, len(data_source.data), seed, data_source.name)
 
 
-def training(data_source: DataSource, seed: int, batch: int, epoch_steps: int | None) -> Any:
-    """The training data in a form that `map_dataset.opened` takes.
+def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_steps: int | None) -> Any:
+    """Bring the training data into a form that `map_dataset.open_split` takes.
 
     Args:
         data_source: the source.
         seed: of the run.
-        batch: samples of a batch.
+        batch_size: samples of a batch.
         epoch_steps: batches of an epoch of an iterable; None if it has a length.
 
     Raises:
@@ -138,7 +142,7 @@ def training(data_source: DataSource, seed: int, batch: int, epoch_steps: int | 
             )
         return data_source.data
     if epoch_steps is not None:
-        return StreamSplit(data_source.name, data_source.data, seed, epoch_steps * batch, data_source.collate)
+        return StreamSplit(data_source.name, data_source.data, seed, epoch_steps * batch_size, data_source.collate)
     try:
         size = len(data_source.data)
     except TypeError:
@@ -150,23 +154,25 @@ def training(data_source: DataSource, seed: int, batch: int, epoch_steps: int | 
     return StreamSplit(data_source.name, data_source.data, seed, size, data_source.collate)
 
 
-def validation(data_source: DataSource, seed: int) -> Any:
-    """The validation data in a form that `map_dataset.opened` takes: an iterable is read into memory once."""
+def open_validation(data_source: DataSource, seed: int) -> Any:
+    """Bring the validation data into a form that `map_dataset.open_split` takes; an iterable is read into memory."""
     if data_source.streams:
-        with blame_user_code(lambda told, do: DataError(f"{data_source.name}: raised {told}", "", do)):
+        with blame_user_code(lambda error, action: DataError(f"{data_source.name}: raised {error}", "", action)):
             return list(data_source.data)
     if data_source.sampler is None or type(data_source.sampler) is SequentialSampler:
         return data_source.data
-    sample_order = order(data_source, seed)
+    sample_order = build_order(data_source, seed)
     assert sample_order is not None
     return Subset(data_source.data, sample_order(0).tolist())
 
 
-def notes(train: DataSource, validation_source: DataSource, sample_order: Order | None) -> list[str]:
-    """What the user should know about how DataLoaders and iterables are used."""
+def describe_use(train: DataSource, validation_source: DataSource, sample_order: Order | None) -> list[str]:
+    """Notes on how DataLoaders and iterables are used."""
     lines = []
     if train.loader is not None:
-        lines.append(f"train_data: {_words(train, sample_order)}; {LEFT}{_describe_unused(train)}")
+        lines.append(
+            f"train_data: {_describe_order(train, sample_order)}; {PLAN_DECIDES_NOTE}{_describe_unused(train)}"
+        )
     if train.streams:
         lines.append("train_data: an iterable is read by this process; a resumed epoch reads it again up to its batch")
     if isinstance(sample_order, SamplerOrder) and not sample_order.is_repeatable:
@@ -176,29 +182,30 @@ def notes(train: DataSource, validation_source: DataSource, sample_order: Order 
         )
     if validation_source.loader is not None:
         lines.append(
-            f"validation_data: every sample once, in batches that the runtime chooses; {LEFT}{_describe_unused(validation_source)}"
+            f"validation_data: every sample once, in batches that the runtime chooses; {PLAN_DECIDES_NOTE}{_describe_unused(validation_source)}"
         )
     if validation_source.streams:
         lines.append("validation_data: the iterable was read into memory")
     return lines
 
 
-def _words(data_source: DataSource, sample_order: Order | None) -> str:
-    how = "in the order of the iterable"
+def _describe_order(data_source: DataSource, sample_order: Order | None) -> str:
+    """Describe the batches of a DataLoader and the order of their samples."""
+    order_text = "in the order of the iterable"
     if isinstance(sample_order, SequentialOrder):
-        how = "in their order, since it does not shuffle"
+        order_text = "in their order, since it does not shuffle"
     elif isinstance(sample_order, WeightedOrder):
-        how = f"{sample_order.count:,} of them drawn by weight, from seed and epoch"
+        order_text = f"{sample_order.count:,} of them drawn by weight, from seed and epoch"
     elif sample_order is not None:
-        how = f"in the order of its {data_source.order}"
+        order_text = f"in the order of its {data_source.order}"
     elif not data_source.streams:
-        how = "shuffled by seed and epoch"
+        order_text = "shuffled by seed and epoch"
     without_last = ", without a smaller last one" if data_source.drop_last else ""
-    return f"samples of the DataLoader in batches of {data_source.batch_size}{without_last}, {how}"
+    return f"samples of the DataLoader in batches of {data_source.batch_size}{without_last}, {order_text}"
 
 
 def _describe_unused(data_source: DataSource) -> str:
-    """Settings of a DataLoader that have no effect here, as a clause."""
+    """Describe the settings of a DataLoader that have no effect here, as clauses."""
     parts = []
     if data_source.loader.num_workers:
         parts.append(f'its {data_source.loader.num_workers} workers with optimize={{"loader_workers": N}}')

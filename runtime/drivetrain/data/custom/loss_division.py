@@ -1,4 +1,4 @@
-"""How the loss of a batch follows from those of its parts: known for torch's own losses, tried out for all others.
+"""Finds out how the loss of a batch follows from those of its parts: by a table for torch's losses, by trial for others.
 
 loss of a batch = sum over its parts of (what the part counts * its loss) / what the batch counts
 """
@@ -20,12 +20,12 @@ from drivetrain.data.to_device import onto
 from drivetrain.errors import OutOfMemory, SpecError
 
 TOLERANCE = 2e-5
-"""Relative difference of float32 sums in another order; a loss that is put together wrongly differs by more."""
+"""Relative difference that the order of float32 sums explains; a loss that is combined wrongly differs by more."""
 MIN_TRIAL_SAMPLES = 8
-"""Samples of a trial, at least: parts of several sizes."""
+"""Smallest number of samples in a trial, so that its parts have several sizes."""
 MAX_TRIAL_NUMBERS = 2**22
-"""Numbers in the outputs of a trial, at most."""
-DIVIDING: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
+"""Largest number of elements in the outputs of a trial."""
+WEIGHTED_MEANS: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
     (nn.CrossEntropyLoss.forward, F.cross_entropy),
     (nn.NLLLoss.forward, F.nll_loss),
     (F.cross_entropy, F.cross_entropy),
@@ -33,26 +33,26 @@ DIVIDING: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
 )
 """Losses of torch whose mean divides by the weights of the labels that count; all others divide by the samples."""
 KEYWORDS = ("weight", "ignore_index", "label_smoothing", "reduction")
-"""Of these losses; their older ones are left alone."""
+"""Keywords of these losses; a loss with one of torch's older keywords is tried out instead."""
 SPLITTABLE = "to split batches, return one value for each sample, or give weight_of(targets): what the loss divides by"
 Refuse = Callable[[str, str, str], SpecError]
-"""(given, possible, do) -> the error."""
+"""Makes the error from what is wrong, what is possible, and what to do."""
 Count = Callable[[Any], Tensor]
-"""(targets of N samples) -> what they count: a number, or one for each sample, shape (N,)."""
-Trial = Callable[[slice], Sequence[Tensor]]
-"""Numbers of some samples that follow from those of parts as the loss does: the loss itself, its gradient."""
+"""Computes the weight of N samples from their targets: one number for all, or one for each sample, shape (N,)."""
+ComputeLoss = Callable[[slice], Sequence[Tensor]]
+"""Computes the loss of some samples, its gradient, or other tensors that combine as the loss does."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the loss of a batch is put together."""
+    """How the loss of a batch is combined from those of its parts."""
 
     count: Count | None = None
-    """What a part counts; None for its samples."""
+    """Computes the weight of a part; None if it is the number of its samples."""
     summed: bool = False
-    """Whether the loss is the sum of those of its parts."""
+    """Whether the loss is the sum of the losses of the parts, not their mean."""
     obstacle: str = ""
-    """Why it cannot be put together, if it cannot."""
+    """Why the loss cannot be combined from parts; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class TorchMean:
 
     @classmethod
     def of(cls, function: Any) -> TorchMean | None:
-        """The loss that a module or a function is; None if it is none of these, or no mean."""
-        computes, settings = function, dict[str, Any]()
+        """Recognize such a loss in a module or a function; None if it is none, or no mean."""
+        implementation, settings = function, dict[str, Any]()
         if isinstance(function, partial) and not function.args:
-            computes, settings = function.func, dict(function.keywords)
+            implementation, settings = function.func, dict(function.keywords)
         elif isinstance(function, nn.Module):
-            computes = type(function).forward
+            implementation = type(function).forward
             settings = {name: getattr(function, name) for name in KEYWORDS if hasattr(function, name)}
-        loss = next((loss for named, loss in DIVIDING if named is computes), None)
+        loss = next((loss for known, loss in WEIGHTED_MEANS if known is implementation), None)
         if loss is None or not set(settings) <= set(KEYWORDS) or settings.pop("reduction", "mean") != "mean":
             return None
         return cls(loss, settings)
@@ -85,69 +85,77 @@ class TorchMean:
         return self.loss(outputs, targets, **settings, reduction="none").reshape(len(targets), -1).sum(dim=1)
 
     def weights(self, targets: Tensor) -> Tensor:
-        """What each sample counts; shape (N,). Probabilities of classes have no weights, as in torch."""
+        """The weight of each sample, shape (N,). As in torch, class probabilities as targets have no weights."""
         labels = targets.reshape(len(targets), -1)
         if targets.is_floating_point():
             return torch.full((len(targets),), targets[:1, 0].numel(), dtype=torch.float64, device=targets.device)
         counts = labels.ne(self.settings.get("ignore_index", -100))
-        table: Tensor | None = self.settings.get("weight")
-        if table is None:
+        class_weights: Tensor | None = self.settings.get("weight")
+        if class_weights is None:
             return counts.sum(dim=1, dtype=torch.float64)
-        weights = onto(targets.device, table.detach()).double()[labels.clamp(0, len(table) - 1)]
+        weights = onto(targets.device, class_weights.detach()).double()[labels.clamp(0, len(class_weights) - 1)]
         return torch.where(counts, weights, 0.0).sum(dim=1)
 
 
-def total(count: Count, targets: Any) -> Tensor:
-    """What some samples count together, in float64."""
+def sum_counts(count: Count, targets: Any) -> Tensor:
+    """The weight of some samples together, in float64."""
     return torch.as_tensor(count(targets)).double().sum()
 
 
 def try_division(
-    trial: Trial,
+    compute_loss: ComputeLoss,
     samples: int,
     name: str,
     refuse: Refuse,
     weight_of: Count | None,
-    counted: Callable[[slice], Any],
+    targets_of: Callable[[slice], Any],
     tolerance: float = TOLERANCE,
 ) -> Division | None:
-    """How a loss is put together, judged by one batch and parts of it of several sizes; None if the batch has no loss.
+    """Try how a loss is combined, on one batch and parts of it of several sizes; None if the batch has no loss.
 
     Args:
-        trial: computes the loss of some samples.
-        samples: of the batch, two or more.
+        compute_loss: computes the loss of some samples.
+        samples: number of samples of the batch, two or more.
         name: of the loss.
         refuse: makes the error.
-        weight_of: the user's; None to try the number of samples, and the sum.
-        counted: what `weight_of` gets of some samples.
+        weight_of: the user's function; None to try the number of samples as weights, and the sum.
+        targets_of: gives what `weight_of` gets for some samples.
         tolerance: relative difference that rounding explains.
 
     Raises:
         SpecError: if `weight_of` raises, or is not what the loss divides by.
     """
+    # The whole batch, then parts that together are the batch.
     slices = [slice(0, samples), *(slice(*ends) for ends in pairwise(sorted({0, 1, 1 + samples // 3, samples})))]
-    ways = [
+    # Each possible division, with the weights that it gives to the slices.
+    candidates = [
         (Division(), [float(part.stop - part.start) for part in slices]),
         (Division(summed=True), [1.0] * len(slices)),
     ]
     if weight_of is not None:
-        with blame_user_code(lambda told, do: refuse(f"weight_of raised {told}", "", do)):
-            ways = [(Division(weight_of), [float(total(weight_of, counted(part))) for part in slices])]
+        with blame_user_code(lambda error, action: refuse(f"weight_of raised {error}", "", action)):
+            candidates = [(Division(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
     try:
-        of_batch = [value.double() for value in trial(slices[0])]
+        batch_values = [value.double() for value in compute_loss(slices[0])]
     except Exception:  # the user's code may raise anything
         return None
-    if not all(bool(value.isfinite().all()) for value in of_batch):
+    if not all(bool(value.isfinite().all()) for value in batch_values):
         return None
     try:
-        parts = [[value.double() for value in trial(part)] for part in slices[1:]]
-    except Exception as error:  # the same
+        part_values = [[value.double() for value in compute_loss(part)] for part in slices[1:]]
+    except Exception as error:  # as above
         return Division(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
-    for division, (weight, *weights) in ways:
-        # A part that counts nothing may have no loss: 0 / 0.
-        terms = [[value * values for values in part] for value, part in zip(weights, parts, strict=True) if value]
-        pairs = zip(of_batch, zip(*terms, strict=True), strict=True) if terms else ()
-        if terms and all(_equal(weight * values, of_parts, tolerance) for values, of_parts in pairs):
+    for division, (batch_weight, *part_weights) in candidates:
+        # A part of weight 0 is left out: it may have no loss (0 / 0).
+        weighted_parts = [
+            [weight * value for value in values]
+            for weight, values in zip(part_weights, part_values, strict=True)
+            if weight
+        ]
+        if weighted_parts and all(
+            _are_equal(batch_weight * batch_value, terms, tolerance)
+            for batch_value, terms in zip(batch_values, zip(*weighted_parts, strict=True), strict=True)
+        ):
             return division
     if weight_of is not None:
         raise refuse(
@@ -158,20 +166,22 @@ def try_division(
     return Division(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
 
 
-def _equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
+def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether a value is the sum of the terms, up to rounding relative to the sizes of the terms."""
     parts = torch.stack(list(terms))
     return bool((value - parts.sum(dim=0)).abs().max() <= tolerance * parts.abs().sum(dim=0).max())
 
 
-def too_large(description: str, obstacle: str) -> OutOfMemory:
-    """The error of a batch that does not fit into memory and cannot be split."""
+def cannot_split_error(description: str, obstacle: str) -> OutOfMemory:
+    """The error for a batch that does not fit into memory and cannot be split."""
     action = f"lower train.batch_size; {SPLITTABLE}"
     return OutOfMemory(f"{description}, and {obstacle}", "smaller batches, or a loss that can be split", action)
 
 
 def invent_outputs(outputs: Tensor, samples: int) -> Iterator[Tensor]:
-    """Outputs of so many samples, different for each, between those of a network: with noise; then without, in their
-    range, for losses that take probabilities.
+    """Yield two sets of outputs of `samples` samples, all different, in the range of the outputs of a network.
+
+    The first set has noise added; the second has none, for losses that take probabilities.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (samples, *[1] * (outputs.ndim - 1))

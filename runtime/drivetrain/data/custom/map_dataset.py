@@ -1,4 +1,4 @@
-"""Splits of user data given as a map-style dataset, read item by item."""
+"""Provides the samples of a user's map-style dataset, which is read item by item."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from drivetrain.data import stateless_random
-from drivetrain.data.custom.arrays import FORMS, ArraySplit, arrays, describe, empty
+from drivetrain.data.custom.arrays import FORMS, ArraySplit, build_array_split, describe, no_samples_error
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
+# The form of an item, for messages.
 ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
-
-
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of a list of items."""
 
 
-def as_given(targets: Tensor) -> Tensor:
+def keep_targets(targets: Tensor) -> Tensor:
     """Return the targets unchanged."""
     return targets
 
@@ -34,8 +33,8 @@ class ItemSplit:
     """Samples of a map-style dataset, collated per batch.
 
     Random numbers that the dataset takes from torch, NumPy or `random` depend only on the run's seed, the epoch and the
-    sample, so neither the batch size nor the number of processes, workers or resumes changes them. Samples for
-    validation have the same ones each time.
+    sample, so neither the batch size nor the number of processes, workers or resumes changes them. Validation
+    samples get the same random numbers in every epoch.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class ItemSplit:
         """
         self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
         self.epoch = -1
-        """Of the random numbers, from 0; -1 if it is no sample of the training."""
-        self.convert: Callable[[Tensor], Tensor] = as_given
+        """Epoch of the random numbers, from 0; -1 if the samples are not for training."""
+        self.convert: Callable[[Tensor], Tensor] = keep_targets
         self.highest: int | None = None
         self._targets: Targets | None = None
 
@@ -79,10 +78,10 @@ class ItemSplit:
         Raises:
             DataError: if the dataset raises, or its items cannot be collated.
         """
-        return self.checked(*self._collate(ids))
+        return self.convert_batch(*self._collate(ids))
 
-    def checked(self, inputs: Inputs, raw: Tensor | None) -> tuple[Inputs, Targets]:
-        """Inputs and converted targets of a collated batch."""
+    def convert_batch(self, inputs: Inputs, raw: Tensor | None) -> tuple[Inputs, Targets]:
+        """Check the targets of a collated batch and convert them; returns inputs and targets."""
         if raw is None:
             return inputs, {}
         if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
@@ -119,27 +118,28 @@ class ItemSplit:
         groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
         return torch.cat([targets for ids in groups if (targets := self._collate(ids)[1]) is not None])
 
-    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
+    def set_target_form(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
         """Set how targets are converted, and the highest valid class index."""
         self.convert, self.highest = convert, highest
 
     def _read_targets_attribute(self) -> Tensor | None:
         """The `targets` attribute, as in torchvision's datasets, if it agrees with the items."""
         try:
-            listed = torch.as_tensor(self.dataset.targets)
+            all_targets = torch.as_tensor(self.dataset.targets)
         except (AttributeError, TypeError, ValueError, RuntimeError):
             return None
         ids = np.unique(np.array([0, len(self) // 2, len(self) - 1]))
-        of_items = self._collate(ids)[1]
+        item_targets = self._collate(ids)[1]
         if (
-            of_items is None
-            or len(listed) != len(self)
-            or not torch.equal(listed[torch.from_numpy(ids)].to(of_items), of_items)
+            item_targets is None
+            or len(all_targets) != len(self)
+            or not torch.equal(all_targets[torch.from_numpy(ids)].to(item_targets), item_targets)
         ):
             return None
-        return listed
+        return all_targets
 
     def _collate(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
+        """Inputs and raw targets of these samples; ids of repetitions are beyond the size."""
         return self.collate_items(self.items(ids), ids % len(self))
 
     def items(self, ids: Ids) -> list[Any]:
@@ -148,17 +148,19 @@ class ItemSplit:
         Raises:
             DataError: if the dataset raises.
         """
-        at = 0
+        index = 0
 
         def item(number: int) -> Any:
-            nonlocal at
-            repetition, at = divmod(number, len(self))
-            # What is no sample of the training is drawn alike in every run, so that `evaluate` sees what the run saw.
+            nonlocal index
+            repetition, index = divmod(number, len(self))
+            # Samples that are not for training have the same random numbers in every run, so `evaluate` sees what the run saw.
             key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
-            stateless_random.seed_globally(stateless_random.derive_key(*key, at, repetition))
-            return self.dataset[at]
+            stateless_random.seed_globally(stateless_random.derive_key(*key, index, repetition))
+            return self.dataset[index]
 
-        with blame_user_code(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
+        with blame_user_code(
+            lambda error, action: DataError(f"{self.name}: sample {index} raised {error}", "", action)
+        ):
             return [item(number) for number in ids.tolist()]
 
     def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
@@ -167,19 +169,19 @@ class ItemSplit:
         Raises:
             DataError: if they cannot be put into a batch.
         """
-        batch = self._batch(items, ids)
-        if self._bare(items[0]):
+        batch = self._call_collate(items, ids)
+        if self._lacks_target(items[0]):
             batch = (batch, None)
         elif not isinstance(batch, tuple | list) or len(batch) != 2:
             if self.collate is not default_collate:
                 raise DataError(f"{self.name}: collate_fn gives {describe(batch)}", ITEM, "return such a pair")
-            raise self._wrong(items, ids, "no pair")
+            raise self._collate_error(items, ids, "no pair")
         inputs = tuple(batch[0]) if isinstance(batch[0], tuple | list) else (batch[0],)
-        other = next((x for x in (*inputs, batch[1]) if x is not None and not isinstance(x, Tensor)), None)
-        if other is not None and self.collate is not default_collate:
-            raise DataError(f"{self.name}: collate_fn gives {describe(other)}", ITEM, "return tensors")
-        if other is not None:
-            raise self._wrong(items, ids, "no numbers")
+        not_tensor = next((x for x in (*inputs, batch[1]) if x is not None and not isinstance(x, Tensor)), None)
+        if not_tensor is not None and self.collate is not default_collate:
+            raise DataError(f"{self.name}: collate_fn gives {describe(not_tensor)}", ITEM, "return tensors")
+        if not_tensor is not None:
+            raise self._collate_error(items, ids, "no numbers")
         sizes = {len(value) if value.ndim else 0 for value in (*inputs, batch[1]) if value is not None}
         if self.collate is not default_collate and sizes != {len(items)}:
             raise DataError(
@@ -189,25 +191,32 @@ class ItemSplit:
             )
         return inputs, batch[1]
 
-    def _batch(self, items: list[Any], ids: Ids) -> Any:
+    def _call_collate(self, items: list[Any], ids: Ids) -> Any:
+        """Make a batch of the items, by the user's collate function or that of torch."""
         if self.collate is not default_collate:
-            with blame_user_code(lambda told, do: DataError(f"{self.name}: collate_fn raised {told}", "", do)):
+            with blame_user_code(
+                lambda error, action: DataError(f"{self.name}: collate_fn raised {error}", "", action)
+            ):
                 return self.collate(items)
         try:
             return default_collate(items)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
-            raise self._wrong(items, ids, str(error)) from error
+            raise self._collate_error(items, ids, str(error)) from error
 
-    def _bare(self, item: Any) -> bool:
+    def _lacks_target(self, item: Any) -> bool:
         """Whether an item has no target."""
-        pair = isinstance(item, tuple | list) and len(item) == 2
-        return self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list)))
+        if self.inputs is None:
+            return False
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            return True
+        # Two values are two inputs if the network takes two, unless the first holds both.
+        return self.inputs == 2 and not isinstance(item[0], tuple | list)
 
-    def _wrong(self, items: list[Any], ids: Ids, reason: str) -> DataError:
-        """The error for items that cannot be collated."""
+    def _collate_error(self, items: list[Any], ids: Ids, reason: str) -> DataError:
+        """The error for items that cannot be collated; it names the first item that is wrong or differs from the others."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
-            pair = (item, 0) if self._bare(item) else item
+            pair = (item, 0) if self._lacks_target(item) else item
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 return DataError(f"{self.name}: sample {index} is {describe(item)}", ITEM, "return such a pair")
             parts.append([*pair[0], pair[1]] if isinstance(pair[0], tuple | list) else [*pair])
@@ -220,11 +229,11 @@ class ItemSplit:
                         "convert it in the dataset",
                     )
         shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
-        other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
-        if other is None:
+        differing = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if differing is None:
             return DataError(f"{self.name}: samples cannot be put into a batch: {reason}", ITEM, "fix the dataset")
         return DataError(
-            f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
+            f"{self.name}: samples {ids[0]} and {ids[differing]} differ in shape: {shapes[0]} and {shapes[differing]}",
             "inputs and targets of one shape",
             "pad or crop them in the dataset",
         )
@@ -243,7 +252,7 @@ def open_split(
         name: for messages.
         seed: of the run.
         inputs: number of inputs if samples may have no target, else None.
-        collate: makes a batch of a list of items; another than torch's keeps arrays from being indexed directly.
+        collate: makes a batch of a list of items; with any but torch's, a TensorDataset is read item by item.
 
     Raises:
         DataError: if it has none of the forms, or is empty.
@@ -252,26 +261,26 @@ def open_split(
         return value
     unwrapped, rows = _unwrap(value)
     if isinstance(unwrapped, TensorDataset) and collate is default_collate:
-        return arrays(unwrapped.tensors, name, inputs, rows)
+        return build_array_split(unwrapped.tensors, name, inputs, rows)
     if isinstance(value, Tensor | np.ndarray) and inputs == 1:
         value = (value,)
     if isinstance(value, tuple):
         flat = (*value[0], *value[1:]) if value and isinstance(value[0], tuple | list) else value
-        return arrays(flat, name, inputs, None)
+        return build_array_split(flat, name, inputs, None)
     if isinstance(value, IterableDataset | DataLoader) or not (
         hasattr(value, "__getitem__") and hasattr(value, "__len__")
     ):
         hint = "pass its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
         raise DataError(f"{name}: is {describe(value)}, which has no __getitem__ or no __len__", FORMS, hint)
-    with blame_user_code(lambda told, do: DataError(f"{name}: len() raised {told}", FORMS, do)):
+    with blame_user_code(lambda error, action: DataError(f"{name}: len() raised {error}", FORMS, action)):
         size = len(value)
     if not size:
-        raise empty(name)
+        raise no_samples_error(name)
     return ItemSplit(name, value, seed, inputs, collate)
 
 
 def _unwrap(value: object) -> tuple[Any, Tensor | None]:
-    """The dataset below torch's Subset, as `random_split` makes it, and the indices of the subset."""
+    """The dataset inside of torch's Subsets, as `random_split` makes them, and the indices of its samples."""
     rows = None
     while isinstance(value, Subset):
         subset_rows = torch.as_tensor(value.indices, dtype=torch.int64)

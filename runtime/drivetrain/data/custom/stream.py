@@ -1,4 +1,4 @@
-"""Iterables of the user: their samples, and batches of them in their order, read by this process."""
+"""Reads the samples of a user's iterable in its order, in this process, and makes batches of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.errors import DataError
 
 
 class StreamSplit(ItemSplit):
-    """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again what it had passed.
+    """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again the batches it had trained.
 
     Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
     (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
@@ -38,21 +38,21 @@ class StreamSplit(ItemSplit):
     def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
         super().__init__(name, dataset, seed, None, collate)
         self.count = samples
-        self.head: list[Any] = []
-        """The first samples of the first epoch, as far as they were looked at."""
+        self.first_items: list[Any] = []
+        """The first samples of the first epoch, which checks and measurements have read."""
 
     def __len__(self) -> int:
         return self.count
 
     def items(self, ids: Ids) -> list[Any]:
         """The first items, for checks and measurements before the first step."""
-        most = int(ids.max()) + 1
-        if most > len(self.head):
-            self.head = self._take(self._begin(0), 0, 0, np.arange(most))
-        return [self.head[index] for index in ids.tolist()]
+        needed_count = int(ids.max()) + 1
+        if needed_count > len(self.first_items):
+            self.first_items = self._take_batch(self._start_epoch(0), 0, 0, np.arange(needed_count))
+        return [self.first_items[index] for index in ids.tolist()]
 
     def all_targets(self) -> Tensor:
-        """Not known before the training.
+        """Raise an error: the targets of an iterable are not known before the training.
 
         Raises:
             DataError: always.
@@ -64,47 +64,52 @@ class StreamSplit(ItemSplit):
         )
 
     def read(self, epoch: int, groups: Sequence[Ids], start: int, report: Callable[[str], None]) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on.
+        """Yield the batches of an epoch from batch `start` on.
 
         Args:
             epoch: from 0.
             groups: positions of the samples of every batch of the epoch, in order.
-            start: batches that are read and dropped.
+            start: number of batches that are read and dropped.
             report: reports samples that are left over.
 
         Raises:
             DataError: if the iterable raises, or ends early.
         """
-        stream = self._begin(epoch)
+        stream = self._start_epoch(epoch)
         for batch, ids in enumerate(groups):
-            items = self._take(stream, epoch, batch, ids)
+            items = self._take_batch(stream, epoch, batch, ids)
             if batch >= start:
-                yield Batch(ids, *self.checked(*self.collate_items(items, ids)))
+                yield Batch(ids, *self.convert_batch(*self.collate_items(items, ids)))
         if epoch == 0 and not hasattr(self.dataset, "set_epoch") and next(stream, None) is not None:
             report(
                 f"{self.name}: an epoch ends after {self.count:,} samples, and the iterable has more; each epoch begins "
                 "with the same ones, unless it has a method set_epoch(epoch) that chooses others"
             )
 
-    def _begin(self, epoch: int) -> Iterator[Any]:
+    def _start_epoch(self, epoch: int) -> Iterator[Any]:
+        """Iterate the dataset from its beginning, after a call of its `set_epoch`."""
         stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch))
-        with blame_user_code(lambda told, do: DataError(f"{self.name}: __iter__ raised {told}", "", do)):
-            if inspect.ismethod(begin := getattr(self.dataset, "set_epoch", None)):
-                begin(epoch)
+        with blame_user_code(lambda error, action: DataError(f"{self.name}: __iter__ raised {error}", "", action)):
+            set_epoch = getattr(self.dataset, "set_epoch", None)
+            if inspect.ismethod(set_epoch):
+                set_epoch(epoch)
             return iter(self.dataset)
 
     def _read_seeded(self, stream: Iterator[Any], epoch: int, ids: Ids) -> Iterator[Any]:
-        """The next samples, each read with random numbers of its own, whatever the batch size."""
+        """Yield the next samples; the generators are seeded before each, so the batch size does not matter."""
         for index in ids.tolist():
             stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch, index))
             yield from itertools.islice(stream, 1)
 
-    def _take(self, stream: Iterator[Any], epoch: int, batch: int, ids: Ids) -> list[Any]:
-        with blame_user_code(lambda told, do: DataError(f"{self.name}: batch {batch + 1} raised {told}", "", do)):
+    def _take_batch(self, stream: Iterator[Any], epoch: int, batch_number: int, ids: Ids) -> list[Any]:
+        """The next samples of the stream, one for each id."""
+        with blame_user_code(
+            lambda error, action: DataError(f"{self.name}: batch {batch_number + 1} raised {error}", "", action)
+        ):
             items = list(self._read_seeded(stream, epoch, ids))
         if len(items) < len(ids):
             raise DataError(
-                f"{self.name}: the iterable ended in batch {batch + 1} of epoch {epoch + 1}, and {self.count:,} samples "
+                f"{self.name}: the iterable ended in batch {batch_number + 1} of epoch {epoch + 1}, and {self.count:,} samples "
                 "were announced",
                 "as many samples in every epoch as __len__ or epoch_steps says",
                 "correct __len__, or give fewer epoch_steps",

@@ -17,14 +17,14 @@ from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
 
-LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
-SCORES: Mapping[str, tuple[str, ...]] = {
+LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
+METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "classes": CLASS_METRICS,
     "labels": LABEL_METRICS,
     "numbers": ("loss", "mae", "rmse", "r2"),
     "other": ("loss",),
 }
-NEEDS = {
+POSSIBLE_TARGETS = {
     "classes": "whole numbers from 0, one for each sample",
     "labels": "0 or 1, as (samples, labels)",
     "numbers": "one number for each sample, or (samples, numbers)",
@@ -33,10 +33,10 @@ SUSPICIOUS_CLASS_INDEX = 1000
 """A class index of this or more, and of at least the number of samples, is taken for a mistake."""
 
 
-def settle(
+def determine_head(
     job: CustomTask, train: Items, validation: Items, requested: str, names: tuple[str, ...] | None
 ) -> tuple[Head, str]:
-    """Determine the kind of the targets and the head; makes the splits convert their targets.
+    """Determine the kind of the targets and their head, and set how the splits convert them.
 
     Args:
         job: for its loss, its metrics and the positions of its keys.
@@ -49,21 +49,22 @@ def settle(
         DataError: if the targets are of none of these kinds.
         SpecError: if the job requests a loss or metric that does not fit the kind.
     """
-    first = train.first_targets()
-    kind = _guess(job, first) if requested == "auto" else requested
-    _check(job, first, kind)
-    _check_asked(job, kind, first)
-    count = _classes(train, validation, names) if kind == "classes" else first[0].numel()
+    sample_targets = train.first_targets()
+    kind = _guess_kind(job, sample_targets) if requested == "auto" else requested
+    _check_kind(job, sample_targets, kind)
+    _check_options(job, kind, sample_targets)
+    count = _count_classes(train, validation, names) if kind == "classes" else sample_targets[0].numel()
     if kind != "other" and names is not None and len(names) != count:
         description = f"is a list of {len(names)}, and the targets have {count} {kind}"
         raise SpecError([job.problem(("data", "names"), description, f"{count} names", "name each of them, in order")])
-    named = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
+    output_names = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
     for split in (train, validation):
-        split.settle(partial(convert, kind), highest(kind, count))
-    return _head(kind, named), kind
+        split.set_target_form(partial(convert, kind), max_target(kind, count))
+    return _build_head(kind, output_names), kind
 
 
-def _head(kind: str, names: tuple[str, ...]) -> Head:
+def _build_head(kind: str, names: tuple[str, ...]) -> Head:
+    """The head for targets of this kind with these names."""
     if kind == "other":
         return Head("")
     if kind == "numbers":
@@ -81,36 +82,39 @@ def convert(kind: str, targets: Tensor) -> Tensor:
     return targets.float().reshape(len(targets), -1)
 
 
-def highest(kind: str, count: int) -> int | None:
-    """The highest valid target for `count` classes or labels; None if there is no limit."""
+def max_target(kind: str, count: int) -> int | None:
+    """The highest valid target of `count` classes or labels; None if there is no limit."""
     return {"classes": count - 1, "labels": 1}.get(kind)
 
 
-def _guess(job: CustomTask, targets: Tensor) -> str:
+def _guess_kind(job: CustomTask, targets: Tensor) -> str:
+    """Guess the kind from dtype and shape of the targets, and from the loss of the job."""
     is_integer = not targets.is_floating_point()
-    if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (is_integer and _binary(targets))):
+    if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (is_integer and _is_binary(targets))):
         return "labels"
     if is_integer:
         return "classes" if targets.ndim == 1 else "other"
     return "numbers" if targets.ndim <= 2 else "other"
 
 
-def _binary(targets: Tensor) -> bool:
+def _is_binary(targets: Tensor) -> bool:
     return bool(((targets == 0) | (targets == 1)).all())
 
 
-def _check(job: CustomTask, targets: Tensor, kind: str) -> None:
+def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
     """Check that the targets can be of this kind."""
     fits = {
         "classes": targets.ndim == 1 and not targets.is_floating_point(),
-        "labels": targets.ndim == 2 and _binary(targets),
+        "labels": targets.ndim == 2 and _is_binary(targets),
         "numbers": targets.ndim <= 2,
         "other": True,
     }
-    shape = f"{_type(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
+    shape = f"{_dtype_name(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
     if not fits[kind]:
         description = f"is {kind}, and the targets are {shape}"
-        raise SpecError([job.problem(("data", "targets"), description, NEEDS[kind], "change one of the two")])
+        raise SpecError(
+            [job.problem(("data", "targets"), description, POSSIBLE_TARGETS[kind], "change one of the two")]
+        )
     if kind == "other" and job.train.loss is None:
         description = f"is missing, and the targets are {shape}"
         raise SpecError(
@@ -122,20 +126,24 @@ def _check(job: CustomTask, targets: Tensor, kind: str) -> None:
         )
 
 
-def _type(targets: Tensor) -> str:
+def _dtype_name(targets: Tensor) -> str:
     return str(targets.dtype).removeprefix("torch.")
 
 
-def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
+def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
     """Check that loss, class weights and watched metrics of the job fit the targets."""
     problems: list[Problem] = []
     description = (
-        f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the kind of the targets is not recognized"
+        f"the targets are {kind} ({_dtype_name(targets)})"
+        if kind != "other"
+        else "the kind of the targets is not recognized"
     )
     loss = job.train.loss
-    if loss is not None and not job.has_own_loss() and loss.name not in LOSSES[kind]:
+    if loss is not None and not job.has_own_loss() and loss.name not in LOSSES_BY_KIND[kind]:
         path = job.document.nearest(("train", "loss", "name"))
-        possible = f"{description}, for which there is {', '.join(LOSSES[kind]) or 'none'}, or a loss of your own"
+        possible = (
+            f"{description}, for which there is {', '.join(LOSSES_BY_KIND[kind]) or 'none'}, or a loss of your own"
+        )
         problems.append(job.problem(tuple(map(str, path)), f"is {loss.name}", possible, "choose one of these"))
     if job.train.class_weights != "none" and kind not in ("classes", "labels"):
         problems.append(
@@ -143,7 +151,7 @@ def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
                 ("train", "class_weights"), f"is {format_value(job.train.class_weights)}", description, "remove it"
             )
         )
-    metrics = [f"validation/{name}" for name in SCORES[kind]]
+    metrics = [f"validation/{name}" for name in METRICS_BY_KIND[kind]]
     metrics += [
         metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
     ]
@@ -156,30 +164,30 @@ def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
         raise SpecError(problems)
 
 
-def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
-    """The number of classes: as many as are named, else one more than the highest index."""
+def _count_classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
+    """Count the classes: as many as there are names, else one more than the highest index."""
     if names is not None and isinstance(train, ItemSplit):
         return len(names)  # batches are checked later; reading every item now could take long
-    indices = [torch.unique(split.all_targets()) for split in (train, validation)]
-    low, high = int(torch.cat(indices).min()), int(torch.cat(indices).max())
-    if low < 0:
-        raise DataError(f"{train.name}: a target is {low}", "class indices from 0", "count the classes from 0")
-    if len(indices[0]) < 2:
+    distinct_indices = [torch.unique(split.all_targets()) for split in (train, validation)]
+    lowest, highest = int(torch.cat(distinct_indices).min()), int(torch.cat(distinct_indices).max())
+    if lowest < 0:
+        raise DataError(f"{train.name}: a target is {lowest}", "class indices from 0", "count the classes from 0")
+    if len(distinct_indices[0]) < 2:
         raise DataError(
-            f"{train.name}: all targets are {int(indices[0][0])}", "two classes or more", "add another class"
+            f"{train.name}: all targets are {int(distinct_indices[0][0])}", "two classes or more", "add another class"
         )
-    if high >= max(SUSPICIOUS_CLASS_INDEX, len(train)):
+    if highest >= max(SUSPICIOUS_CLASS_INDEX, len(train)):
         raise DataError(
-            f"{train.name}: targets are whole numbers up to {high:,}, more than samples",
+            f"{train.name}: targets are whole numbers up to {highest:,}, more than samples",
             "class indices from 0, or numbers as floats",
             "give numbers as floats, or data.targets: numbers",
         )
-    if names is not None and high < len(names):
+    if names is not None and highest < len(names):
         return len(names)
-    return high + 1
+    return highest + 1
 
 
-def unseen(train: Items, head: Head) -> list[str]:
+def note_missing_classes(train: Items, head: Head) -> list[str]:
     """A note on classes without a training sample, if the targets are known without reading every item."""
     if isinstance(train, ItemSplit) or not head.classes or head.several:
         return []

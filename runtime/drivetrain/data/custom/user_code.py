@@ -29,9 +29,10 @@ from drivetrain.system.run_files import RunFiles
 RECORD = "code.json"
 """In a run folder: SHA-256 of the user's files, by name."""
 
-_codes: dict[Path, Code] = {}
-_siblings: dict[str, Path] = {}
-"""Modules that were imported as siblings, each with the folder it came from."""
+_opened_codes: dict[Path, Code] = {}
+"""The Code of each folder that this process has opened."""
+_imported_from: dict[str, Path] = {}
+"""The folder of the importing file for each module that was imported from the user's folder, by module name."""
 
 
 class Code(MetaPathFinder):
@@ -40,7 +41,7 @@ class Code(MetaPathFinder):
     Args:
         folder: no file outside of it is loaded.
         expected: SHA-256 by name relative to the folder; None to accept any file.
-        copy: a folder with copies, which are read instead; what it lacks is copied when it is first read.
+        copy: a folder with copies of the files, which are read instead; a missing copy is made at the first read.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> None:
@@ -48,7 +49,8 @@ class Code(MetaPathFinder):
         self.sources: dict[str, bytes] = {}
         """Content of the files that were read, by name relative to the folder."""
         self._modules: dict[str, ModuleType] = {}
-        self._open: Path | None = None
+        self._importing_folder: Path | None = None
+        """Folder of the file that is being loaded or called; None at other times."""
 
     def call(
         self,
@@ -62,7 +64,7 @@ class Code(MetaPathFinder):
 
         Args:
             file: relative to the folder.
-            name: of the function or class.
+            name: name of the function or class.
             arguments: keyword arguments.
             offered: keyword arguments that are passed only if the signature names them and `arguments` does not.
             positional: positional arguments.
@@ -71,21 +73,21 @@ class Code(MetaPathFinder):
             The result, and all keyword arguments.
         """
         with self._importable((self.folder / file).parent):
-            function = getattr(self._module(file), name)
+            function = getattr(self._load_module(file), name)
             if not callable(function):
                 raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
-            every = dict(arguments) | _select_arguments(function, arguments, offered or {})
-            return function(*positional, **every), every
+            all_arguments = dict(arguments) | _select_arguments(function, arguments, offered or {})
+            return function(*positional, **all_arguments), all_arguments
 
     def function(self, file: str, name: str, offered: Mapping[str, object]) -> Callable[..., object]:
-        """A function of a file, with those keyword arguments that its signature names."""
+        """A function of a file, with those of the offered keyword arguments that its signature names."""
         with self._importable((self.folder / file).parent):
-            function = getattr(self._module(file), name)
+            function = getattr(self._load_module(file), name)
         return partial(function, **_select_arguments(function, {}, offered))
 
-    def accepted(self, file: str, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
-        """The arguments that a function of a loaded file has in its signature."""
-        return _select_arguments(getattr(self._module(file), name), {}, arguments)
+    def select_arguments(self, file: str, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Select the arguments that the signature of a function of a loaded file names."""
+        return _select_arguments(getattr(self._load_module(file), name), {}, arguments)
 
     def __deepcopy__(self, memo: object) -> Code:
         return self
@@ -99,8 +101,8 @@ class Code(MetaPathFinder):
         paths = [path for path in self.copy.rglob("*") if path.is_file()] if self.copy else []
         return {path.relative_to(self.copy or path).as_posix(): sha256(path) for path in sorted(paths)}
 
-    def take(self, file: str) -> None:
-        """Read a file, and what it imports of its folder; nothing runs.
+    def read_with_imports(self, file: str) -> None:
+        """Read a file, and those of its folder that it imports, without running any.
 
         Raises:
             CheckpointError: if a digest is not the expected one.
@@ -108,11 +110,11 @@ class Code(MetaPathFinder):
         """
         if self.expected is None:
             code_files.read_with_imports(self.folder / file, self.read)
-        else:  # no other file may even be read
+        else:  # files without an expected digest may not even be read
             self.read(self.folder / file)
 
     def with_copies(self, value: Any) -> Any:
-        """Arguments of a function, in which the path of a small file or folder is that of its copy.
+        """Replace paths of small files or folders in arguments of a function by the paths of their copies.
 
         Raises:
             CheckpointError: if its digest is not the expected one.
@@ -121,7 +123,7 @@ class Code(MetaPathFinder):
             return {key: self.with_copies(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self.with_copies(inner) for inner in value]
-        return self._path_of_copy(value) if isinstance(value, str) else value
+        return self._find_copy(value) if isinstance(value, str) else value
 
     def keep_opened(self, paths: Sequence[str]) -> None:
         """Keep small files of the folder that the code has opened, such as a configuration beside it.
@@ -158,8 +160,8 @@ class Code(MetaPathFinder):
             digests = [
                 digest for name, digest in files.items() if path.parts[-len(Path(name).parts) :] == Path(name).parts
             ]
-            elsewhere = not path.resolve().is_relative_to(self.folder) and path.is_relative_to(Path.cwd())
-            if elsewhere and digests and path.is_file() and sha256(path) not in digests:
+            is_elsewhere = not path.resolve().is_relative_to(self.folder) and path.is_relative_to(Path.cwd())
+            if is_elsewhere and digests and path.is_file() and sha256(path) not in digests:
                 raise CheckpointError(
                     f"{path} has SHA-256 {sha256(path)[:12]}..., and the model was trained with another one",
                     f"the file as it lies in {self.folder}",
@@ -167,10 +169,13 @@ class Code(MetaPathFinder):
                     "gets the file that is stored with the model",
                 )
 
-    def _path_of_copy(self, text: str) -> str:
+    def _find_copy(self, text: str) -> str:
+        """The path of the copy of a file or folder, which is made if needed; the text itself if it is no such path."""
         name = code_files.name_copy(text)
-        places = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
-        original = next((path for path in places if os.path.exists(path)), code_files.find_original(self.folder, name))
+        candidates = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
+        original = next(
+            (path for path in candidates if os.path.exists(path)), code_files.find_original(self.folder, name)
+        )
         names = code_files.list_copies(original, name)
         if self.expected is not None:
             names = [file_name for file_name in self.expected if file_name == name or file_name.startswith(f"{name}/")]
@@ -216,20 +221,27 @@ class Code(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a sibling of the file that is being loaded; called by Python's import system."""
-        places = [self._open or _place_of_importer(self)] if path is None else [Path(folder) for folder in path]
-        for folder in places:
-            if folder is not None and (module_spec := self._sibling(fullname, folder)):
-                _siblings.setdefault(fullname, self._open or folder)
+        folders = (
+            [self._importing_folder or _find_folder_of_importer(self)]
+            if path is None
+            else [Path(folder) for folder in path]
+        )
+        for folder in folders:
+            if folder is not None and (module_spec := self._find_sibling(fullname, folder)):
+                _imported_from.setdefault(fullname, self._importing_folder or folder)
                 return module_spec
         return None
 
-    def _sibling(self, fullname: str, folder_of_importer: Path) -> ModuleSpec | None:
+    def _find_sibling(self, fullname: str, folder_of_importer: Path) -> ModuleSpec | None:
         folder = folder_of_importer / fullname.rpartition(".")[2]
         if not folder.resolve().is_relative_to(self.folder):
             return None
-        for file, inside in ((folder / "__init__.py", [str(folder)]), (folder.with_name(f"{folder.name}.py"), None)):
+        for file, package_folders in (
+            (folder / "__init__.py", [str(folder)]),
+            (folder.with_name(f"{folder.name}.py"), None),
+        ):
             if self._has(file) and file.resolve().is_relative_to(self.folder):
-                return self._spec(fullname, file, inside)
+                return self._build_spec(fullname, file, package_folders)
         # A folder of images named `torchvision` must not hide the library.
         if self._holds_code(folder) and ("." in fullname or PathFinder.find_spec(fullname) is None):
             package = ModuleSpec(fullname, None, is_package=True)
@@ -247,16 +259,18 @@ class Code(MetaPathFinder):
         name = file.relative_to(self.folder).as_posix()
         return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
 
-    def _spec(self, name: str, file: Path, inside: list[str] | None) -> ModuleSpec | None:
+    def _build_spec(self, name: str, file: Path, package_folders: list[str] | None) -> ModuleSpec | None:
         loader = _UserFileLoader(name, str(file), self)
-        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+        return importlib.util.spec_from_file_location(
+            name, file, loader=loader, submodule_search_locations=package_folders
+        )
 
-    def _module(self, file: str) -> ModuleType:
+    def _load_module(self, file: str) -> ModuleType:
         if file not in self._modules:
             path = self.folder / file
-            self.take(file)
-            mark = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
-            spec = self._spec(f"_own_{path.stem}_{mark}", path, None)
+            self.read_with_imports(file)
+            path_digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+            spec = self._build_spec(f"_own_{path.stem}_{path_digest}", path, None)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -272,27 +286,29 @@ class Code(MetaPathFinder):
 
     @contextlib.contextmanager
     def _importable(self, folder: Path) -> Iterator[None]:
-        """Let siblings be imported first, as in a script; drops modules of the same name from another folder."""
-        for name, where in list(_siblings.items()):
-            top = folder / name.partition(".")[0]
-            if where != folder and (top.is_dir() or top.with_name(f"{top.name}.py").exists()):
+        """Import from this folder first, as in a script; modules of the same names from other folders are dropped."""
+        for name, imported_from in list(_imported_from.items()):
+            module_path = folder / name.partition(".")[0]
+            if imported_from != folder and (
+                module_path.is_dir() or module_path.with_name(f"{module_path.name}.py").exists()
+            ):
                 sys.modules.pop(name, None)
-                del _siblings[name]
-        self._open = folder
-        # It stays, for imports inside of functions that are called later, such as forward().
+                del _imported_from[name]
+        self._importing_folder = folder
+        # The hook stays, for imports inside of functions that are called later, such as forward().
         sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
         try:
             yield
         finally:
-            self._open = None
+            self._importing_folder = None
 
 
 class _UserFileLoader(SourceFileLoader):
-    """Loads a source file through its Code, and no bytecode, which could come from another source."""
+    """Loads a source file through its Code, never bytecode, which could come from another source."""
 
     def __init__(self, name: str, path: str, code: Code) -> None:
         super().__init__(name, path)
-        self.code, self.place = code, code._open
+        self.code, self.folder = code, code._importing_folder
 
     def path_stats(self, path: object) -> Any:
         raise OSError  # tells Python's loader that there is no bytecode
@@ -301,26 +317,22 @@ class _UserFileLoader(SourceFileLoader):
         return self.code.read(Path(path))
 
 
-def _place_of_importer(code: Code) -> Path | None:
-    """Where the file that imports something now finds its siblings; None if it is not of this code."""
+def _find_folder_of_importer(code: Code) -> Path | None:
+    """Find the folder in which the file that is importing now looks for modules; None if it is not of this code."""
     frame = inspect.currentframe()
     while frame and frame.f_globals.get("__name__", "").startswith((__name__, "importlib", "_frozen_importlib")):
         frame = frame.f_back
     loader = frame.f_globals.get("__loader__") if frame else None
-    return loader.place if isinstance(loader, _UserFileLoader) and loader.code is code else None
+    return loader.folder if isinstance(loader, _UserFileLoader) and loader.code is code else None
 
 
-def at(folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> Code:
-    """The code of a folder, one object per process; once verified, it stays verified."""
+def open_code(folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> Code:
+    """Open the code of a folder; each process has one object for it, unless other digests or copies are requested."""
     key = folder.resolve()
-    present = _codes.get(key)
-    if (
-        present is None
-        or (expected is not None and present.expected != expected)
-        or (copy is not None and present.copy != copy)
-    ):
-        present = _codes[key] = Code(key, expected, copy)
-    return present
+    code = _opened_codes.get(key)
+    if code is None or (expected is not None and code.expected != expected) or (copy is not None and code.copy != copy):
+        code = _opened_codes[key] = Code(key, expected, copy)
+    return code
 
 
 def write_copy(folder: Path, name: str, content: bytes) -> None:
@@ -337,24 +349,25 @@ def write_copy(folder: Path, name: str, content: bytes) -> None:
         raise storage_error(folder / name, error) from None
 
 
-def find_allowed(folder: Path) -> Code:
-    """The code of a folder that `at` or `code_consent.stored` has opened before.
+def find_opened(folder: Path) -> Code:
+    """The code of a folder that `open_code` or `code_consent.load_code` has opened before.
 
     Raises:
         CheckpointError: if it has not been opened.
     """
-    if folder.resolve() not in _codes:
+    if folder.resolve() not in _opened_codes:
         raise CheckpointError(
             f"{folder} contains code that is not approved to run",
             "a model loaded with its code approved",
             "load the model first",
         )
-    return _codes[folder.resolve()]
+    return _opened_codes[folder.resolve()]
 
 
 def _select_arguments(
     function: Callable[..., object], arguments: Mapping[str, object], offered: Mapping[str, object]
 ) -> dict[str, object]:
+    """The offered arguments that the signature names and that are not given in `arguments`."""
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -362,26 +375,26 @@ def _select_arguments(
     return {name: value for name, value in offered.items() if name in names and name not in arguments}
 
 
-def short_name(file: str) -> str | None:
-    """A loaded file's name relative to its Code's folder; None for a file that is not the user's."""
+def find_short_name(file: str) -> str | None:
+    """The name of a loaded file relative to the folder of its Code; None for a file that is not the user's."""
     path = Path(file)
-    for code in _codes.values():
+    for code in _opened_codes.values():
         if path.is_relative_to(code.folder) and path.relative_to(code.folder).as_posix() in code.sources:
             return path.relative_to(code.folder).as_posix()
     return None
 
 
-def remember(run: Path, code: Code) -> None:
+def record_digests(run: Path, code: Code) -> None:
     """Record the digests of a run's files; a resumed run must use the same files.
 
     Raises:
         CheckpointError: if a file has changed since the run was started.
     """
-    before, now = read_json(run / RECORD), code.digests()
-    if before is None:
-        write_json(run / RECORD, now)
+    recorded, current = read_json(run / RECORD), code.digests()
+    if recorded is None:
+        write_json(run / RECORD, current)
         return
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    changed = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
     if changed:
         raise CheckpointError(
             f"{describe_unfinished(run)} and was started with a different {', '.join(changed)}",

@@ -1,4 +1,4 @@
-"""Turns exceptions of user code into errors that show the user's lines instead of ours."""
+"""Turns exceptions of user code into errors that show the user's lines instead of those of this package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from torch import nn
 
-from drivetrain.data.custom.user_code import short_name
+from drivetrain.data.custom.user_code import find_short_name
 from drivetrain.errors import DrivetrainError
 from drivetrain.job.formatting import printable
 from drivetrain.job.user_files import describe_syntax_error
 from drivetrain.system import torch_errors
 
 _INSTALLED = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"])
-"""Folders of this package and of Python's library, whose lines the user cannot change."""
+"""Folders of this package and of Python's standard library, whose lines the user cannot change."""
 
 
 @contextlib.contextmanager
@@ -36,33 +36,37 @@ def blame_user_code(refuse: Callable[[str, str], DrivetrainError]) -> Iterator[N
     except (Exception, SystemExit) as error:
         if torch_errors.is_out_of_memory(error):
             raise
-        raise refuse(describe_error(error), action(error)) from error
+        raise refuse(describe_error(error), suggest_action(error)) from error
 
 
 def describe_error(error: BaseException) -> str:
     """`ValueError: width must be even`, followed by the user's lines that led to it."""
-    lines = own_lines(error)
+    lines = list_user_lines(error)
     if isinstance(error, SyntaxError) and error.filename:
-        syntax_error = describe_syntax_error(short_name(error.filename) or error.filename, error)
+        syntax_error = describe_syntax_error(find_short_name(error.filename) or error.filename, error)
         return "\n".join([f"{type(error).__name__}: {syntax_error}", *lines])
     text = printable(" ".join(str(error).split()), 500)
-    inner = [f"    in {layer}"] if (layer := _layer(error)) else []
-    return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines, *inner])
+    layer_lines = [f"    in {layer}"] if (layer := _find_layer(error)) else []
+    return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines, *layer_lines])
 
 
-def action(error: BaseException) -> str:
-    """What to do about an exception of user code: not every one has a line of the user's."""
-    if isinstance(error, ModuleNotFoundError) and error.name and (lacks := _lacking(error.name.partition(".")[0])):
+def suggest_action(error: BaseException) -> str:
+    """Suggest what to do about an exception of user code, which may have no line of the user's."""
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and (lacks := _suggest_install(error.name.partition(".")[0]))
+    ):
         return lacks
-    if own_lines(error):
+    if list_user_lines(error):
         return "fix these lines"
-    if _layer(error):
+    if _find_layer(error):
         return "change this layer, or what it gets: the data, or the layer before it"
     return "correct what this message names"
 
 
-def _lacking(package: str) -> str:
-    """What to do about an import of a package that is nowhere here; empty for one that a container or .venv has."""
+def _suggest_install(package: str) -> str:
+    """Suggest how to get a package that is not installed; empty if it is."""
     if find_spec(package):
         return ""
     if os.environ.get("DRIVETRAIN_IMAGE"):
@@ -73,20 +77,21 @@ def _lacking(package: str) -> str:
     return f"if it is a package: `{sys.executable} -m pip install {package}`; a file of yours must lie beside this one"
 
 
-def own_lines(error: BaseException) -> list[str]:
+def list_user_lines(error: BaseException) -> list[str]:
     """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last.
 
-    Without any, those of the program that called the runtime: neither ours nor of an installed package.
+    If there is none, those of the program that called the runtime: neither of this package nor of an installed one.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [(short, frame) for frame in frames if (short := short_name(frame.filename))]
+    user_frames = [(short, frame) for frame in frames if (short := find_short_name(frame.filename))]
     user_frames = user_frames or [
         (Path(frame.filename).name, frame) for frame in frames if not _is_installed(frame.filename)
     ]
-    return [_line(name, frame) for name, frame in user_frames]
+    return [_format_frame(name, frame) for name, frame in user_frames]
 
 
-def _line(name: str, frame: traceback.FrameSummary) -> str:
+def _format_frame(name: str, frame: traceback.FrameSummary) -> str:
+    """A frame as file, line number, function and source line."""
     where = "" if frame.name == "<module>" else f"in {frame.name}: "
     return f"    {name}:{frame.lineno}: {where}{(frame.line or '').strip()}"
 
@@ -97,21 +102,21 @@ def _is_installed(file: str) -> bool:
     )
 
 
-def _layer(error: BaseException) -> str:
+def _find_layer(error: BaseException) -> str:
     """`layer body.2: Linear(in_features=5, out_features=8, bias=True)`, if it raised the error behind the user's lines.
 
     Empty if the last frame with a layer belongs to the user.
     """
-    modules: list[nn.Module] = []
-    inside = False
+    layers: list[nn.Module] = []
+    is_inside_layer = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        layer, is_user_code = frame.f_locals.get("self"), bool(short_name(frame.f_code.co_filename))
+        layer, is_user_code = frame.f_locals.get("self"), bool(find_short_name(frame.f_code.co_filename))
         if isinstance(layer, nn.Module):
-            modules.append(layer)
-        inside = not is_user_code and (inside or isinstance(layer, nn.Module))
-    if not inside:
+            layers.append(layer)
+        is_inside_layer = not is_user_code and (is_inside_layer or isinstance(layer, nn.Module))
+    if not is_inside_layer:
         return ""
-    last = modules[-1]
-    name = next((name for name, module in modules[0].named_modules() if module is last), "")
+    last = layers[-1]
+    name = next((name for name, module in layers[0].named_modules() if module is last), "")
     kind = type(last).__name__ if next(last.children(), None) else printable(" ".join(repr(last).split()), 200)
     return f"layer {name}: {kind}" if name else f"the network: {kind}"

@@ -1,4 +1,4 @@
-"""The user's loss as terms and weights, so that it is exact when a batch is split into micro-batches."""
+"""Wraps the user's loss as terms and weights, so that it is exact when a batch is split into micro-batches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from drivetrain.data.custom.loss_division import (
     Refuse,
     TorchMean,
     invent_outputs,
-    total,
+    sum_counts,
     try_division,
 )
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
 
+# The possible results of a loss, for messages.
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 
 
@@ -34,10 +35,10 @@ class CustomTerms:
     """Wraps a callable (outputs, targets) to return terms whose sum over a batch, divided by that of `weights`, is its loss.
 
     Args:
-        function: the user's.
+        function: the loss.
         name: for messages.
         refuse: makes the error.
-        weight_of: of targets: what their samples count; None to find out.
+        weight_of: computes the weight of samples from their targets; None to find out by a trial.
 
     Raises:
         SpecError: if the result cannot be a loss.
@@ -53,36 +54,39 @@ class CustomTerms:
                 "parameters inside the network",
                 "move them into the network",
             )
-        self.apart = None if weight_of else TorchMean.of(function)
-        self.division = Division(self.apart.weights if self.apart else None)
-        """How the loss of a batch follows from those of its parts; until that is tried, as the mean."""
-        self.is_tried = self.apart is not None
+        self.torch_mean = None if weight_of else TorchMean.of(function)
+        self.division = Division(self.torch_mean.weights if self.torch_mean else None)
+        """How the loss of a batch is combined from those of its parts; before the trial, the mean is assumed."""
+        self.is_tried = self.torch_mean is not None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):
             self.function.to(outputs.device)  # moves its buffers, such as class weights
-        if self.apart:
-            return self.apart.terms(outputs, targets)
-        value, count = self._value(self.function, outputs, targets), self.division.count
+        if self.torch_mean:
+            return self.torch_mean.terms(outputs, targets)
+        value, count = self._compute(self.function, outputs, targets), self.division.count
         if count is not None:
-            weight = total(count, targets)
-            # A part that counts nothing may have no loss: 0 / 0.
+            weight = sum_counts(count, targets)
+            # A part of weight 0 may have no loss (0 / 0): a zero with a gradient takes its place.
             return value.mean() * weight.to(value) if weight > 0 else (outputs * 0).sum()
         return value if value.ndim or self.division.summed else value.expand(len(targets))
 
     def weights(self, targets: Tensor) -> Tensor:
-        """What the samples count in the loss of their batch: one number each, shape (N,), or all together."""
+        """The weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
         if self.division.count is None:
             return torch.ones(len(targets), device=targets.device)
-        return total(self.division.count, targets).to(targets.device)
+        return sum_counts(self.division.count, targets).to(targets.device)
 
     def note(self) -> str:
-        """What the user should know about batches that are split; empty if there is nothing."""
+        """A note on how batches are split; empty if there is nothing unusual."""
         if self.division.obstacle:
             return f"{self.division.obstacle}, so one process computes every batch as a whole; {SPLITTABLE}"
-        return f"{self.name} is a sum: validation/loss is that over all validation samples" * self.division.summed
+        if self.division.summed:
+            return f"{self.name} is a sum: validation/loss is that over all validation samples"
+        return ""
 
-    def _value(self, function: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _compute(self, function: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Call the loss and check the shape and the gradient of its result."""
         value = function(outputs, targets)
         if not isinstance(value, Tensor):
             raise self.refuse(f"{self.name} gives {describe(value)}", POSSIBLE, "return a tensor")
@@ -100,22 +104,22 @@ class CustomTerms:
             )
         return value
 
-    def tried(self, outputs: Tensor, targets: Tensor) -> None:
-        """Call it once as a check.
+    def check_call(self, outputs: Tensor, targets: Tensor) -> None:
+        """Call the loss once as a check.
 
         Raises:
             SpecError: if it raises, or its result cannot be a loss.
         """
         call = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
-        with blame_user_code(lambda told, do: self.refuse(f"{call} {told}", "", do)):
+        with blame_user_code(lambda error, action: self.refuse(f"{call} {error}", "", action)):
             self(outputs, targets)
 
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
-        """Find out, unless it is known, how the loss of a batch follows from those of its parts.
+        """Find out, unless it is known, how the loss of a batch is combined from those of its parts.
 
         Args:
-            outputs: of one or more samples, as an example.
-            targets: of the samples to try, in which labels differ if they can.
+            outputs: an example, of one or more samples.
+            targets: of the samples to try; their labels should differ.
 
         Raises:
             SpecError: if `weight_of` is not what the loss divides by.
@@ -126,22 +130,22 @@ class CustomTerms:
         count = max(MIN_TRIAL_SAMPLES, min(len(targets), MAX_TRIAL_NUMBERS // max(1, outputs[0].numel())))
         targets = targets.cpu()[torch.arange(count) * max(1, len(targets) // count) % len(targets)]
         division = None
-        # On the CPU: what is invented may be no valid input, which a GPU does not survive.
+        # On the CPU, since invented outputs may be invalid, and an invalid index makes a GPU unusable.
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             for rows in invent_outputs(outputs.detach().cpu().clone(), count):
-                trial = partial(self._trial, rows, targets)
+                trial = partial(self._compute_trial, rows, targets)
                 division = division or try_division(
                     trial, count, self.name, self.refuse, self.weight_of, targets.__getitem__
                 )
         obstacle = "" if self.weight_of else f"{self.name} cannot be computed for samples that are tried"
         self.division = division or Division(self.weight_of, obstacle=obstacle)
 
-    def _trial(self, outputs: Tensor, targets: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+    def _compute_trial(self, outputs: Tensor, targets: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         """The mean loss of some samples, and its gradient."""
         rows = outputs[part].clone().requires_grad_()
-        # A loss may change its state, and in place what it gets.
+        # A loss may change its own state, and its arguments in place.
         function = copy.deepcopy(self.function)
-        value = self._value(function, rows.clone(), targets[part].clone()).mean()
+        value = self._compute(function, rows.clone(), targets[part].clone()).mean()
         slope = torch.zeros_like(outputs)
         (slope[part],) = torch.autograd.grad(value, rows)
         return value.detach(), slope
@@ -161,10 +165,10 @@ def load(job: CustomJob) -> CustomTerms | None:
         return SpecError([Problem(job.document.place(key), ".".join(key), description, possible, action)])
 
     name = f"{spec.factory}() in {spec.file}"
-    with blame_user_code(lambda told, do: refuse(f"{name} raised {told}", "", do)):
-        code = user_code.at(job.folder)
+    with blame_user_code(lambda error, action: refuse(f"{name} raised {error}", "", action)):
+        code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with code_files.note_opened() as opened:
+        with code_files.record_opened() as opened:
             user_loss, _ = code.call(spec.file, spec.factory, arguments)
         code.keep_opened(opened)
         weight_of: Any = code.function(spec.file, spec.weight_of, arguments) if spec.weight_of else None

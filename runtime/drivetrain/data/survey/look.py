@@ -26,7 +26,7 @@ from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, scalar
-from drivetrain.job.user_files import nearest_path
+from drivetrain.job.user_files import suggest_nearest_path
 
 FILE_SUFFIXES = (*table_file.SUFFIXES, ".npz")
 SHORT_TEXT_WORDS = 15
@@ -48,7 +48,7 @@ def look(request: SurveyRequest) -> Draft:
     path = request.path
     try:
         if not os.path.lexists(path):
-            near = nearest_path([Path("/" if path.is_absolute() else ".")], str(path))
+            near = suggest_nearest_path([Path("/" if path.is_absolute() else ".")], str(path))
             raise DataError(f"{KEY}: {path} is not there", POSSIBLE_DATA, near or "check the spelling")
         draft = _draft_folder(request, path) if path.is_dir() else _draft_file(request, path)
         return start_from_pretrained(request, draft) if request.pretrained else draft

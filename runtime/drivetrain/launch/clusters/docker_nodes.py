@@ -11,7 +11,7 @@ from drivetrain.distributed.placement import parse_meet
 from drivetrain.errors import SpecError
 from drivetrain.job import dot_key
 from drivetrain.job.remote_data import remote_paths
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.launch import run_secrets
 from drivetrain.launch.clusters import grace_period, mounted_files, store_access
 from drivetrain.launch.clusters.cluster_job import ClusterJob
@@ -230,7 +230,7 @@ def script(work: ClusterJob, settings: NodesSite) -> str:
         f"secrets={secrets.FOLDER} content={secrets.CONTENT} ready={READY}",
         f"files=({shlex.join(name for name in variables if name in store_variables.FILES)})  # those that name a file",
         f"train=(-c {shlex.quote(write)} sh {shlex.join(command)} --meet {shlex.quote(settings.meet)})",
-        f"grace={math.ceil(duration_seconds(settings.grace))}  # seconds between the signal and the end of a container",
+        f"grace={math.ceil(parse_duration(settings.grace))}  # seconds between the signal and the end of a container",
         SILENCE,
     ]
     return "\n".join(lines) + "\n" + BODY

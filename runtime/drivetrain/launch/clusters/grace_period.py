@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
-from drivetrain.job.values import duration_seconds, interval
+from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.report.record import read
 from drivetrain.report.summary import Summary, summarize
 from drivetrain.supervisor.remote_copy.copy_child import STOPPED_SECONDS
@@ -34,7 +34,7 @@ def check(job: Job, runs: Path, grace: str, key: str) -> str:
             continue
         if needed is None:
             continue
-        if needed > duration_seconds(grace):
+        if needed > parse_duration(grace):
             raise SpecError(
                 f"{key}: grace is {grace}, and a step and a save took about {needed:.0f} s in {run.name}",
                 f"more than {needed:.0f} s; what has happened since the last checkpoint would be lost each time",
@@ -48,7 +48,7 @@ def _estimate_needed_seconds(job: Job, result: Summary) -> float | None:
     """Seconds of a step, a save and the report, all on average; None if the run does not say."""
     if not result.steps or not result.seconds or "checkpoint" not in result.phases:
         return None
-    kind, every = interval(job.checkpoint.every)
+    kind, every = parse_interval(job.checkpoint.every)
     lasted = {"seconds": result.seconds, "steps": result.steps, "epoch": result.epochs or 1}[kind]
     saves = 1 + lasted // every
     training_seconds = sum(result.phases.get(phase, 0.0) for phase in ("train", "input", "forward", "optimizer"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.distributed.placement import DEFAULT_PORT
 from drivetrain.errors import SpecError
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.launch.clusters import grace_period, mounted_files, store_access
 from drivetrain.launch.clusters.cluster_job import ClusterJob
 from drivetrain.launch.clusters.plain_yaml import dump
@@ -147,7 +147,7 @@ def _pod(work: ClusterJob, settings: KubernetesSite) -> dict[str, Any]:
     return settings.pod | {
         "restartPolicy": "Never",
         "subdomain": label(work),
-        "terminationGracePeriodSeconds": math.ceil(duration_seconds(settings.grace)),
+        "terminationGracePeriodSeconds": math.ceil(parse_duration(settings.grace)),
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,

@@ -44,5 +44,5 @@ def _list_paths(work: ClusterJob) -> Iterator[tuple[str, str, str]]:
         network = key[-1] in ("name", "pretrained") and not text.startswith(("/", ".", "~"))
         if not is_on_hub(text) and not network:
             yield job.document.place(key), dot_key(key), text
-    for key, part, _ in custom_job.parts(job):
+    for key, part, _ in custom_job.list_user_functions(job):
         yield job.document.place((*key, "file")), dot_key((*key, "file")), part.file

@@ -46,7 +46,7 @@ def _list_needed(work: ClusterJob, *, own_python: bool) -> Iterator[tuple[str, s
     yield "runs", "", str(work.folder / "runs")
     for key, text in mounts.list_paths(job):
         yield job.document.place(key), dot_key(key), os.path.abspath(job.resolve(text))
-    for key, part, _ in custom_job.parts(job):
+    for key, part, _ in custom_job.list_user_functions(job):
         yield job.document.place((*key, "file")), dot_key((*key, "file")), os.path.abspath(job.folder / part.file)
     if own_python:
         yield "python", "", sys.prefix

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from drivetrain.errors import SpecError
 from drivetrain.job.values import Duration, Spec, VariableName
-from drivetrain.job_spec.validation_errors import problems
+from drivetrain.job_spec.validation_errors import list_problems
 from drivetrain.job_spec.yaml_file import parse
 
 SBATCH_OURS = (
@@ -211,7 +211,7 @@ def load(path: Path | None) -> tuple[Site, str]:
     try:
         return Site.model_validate(document.data), str(path)
     except ValidationError as error:
-        raise SpecError(problems(error, Site, document)) from None
+        raise SpecError(list_problems(error, Site, document)) from None
 
 
 def flag(name: str, value: Any) -> str:

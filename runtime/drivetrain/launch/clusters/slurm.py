@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drivetrain.errors import SpecError
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE
 from drivetrain.launch.clusters import grace_period, shared_folders, store_access
 from drivetrain.launch.clusters.cluster_job import ClusterJob
@@ -141,7 +141,7 @@ def check(work: ClusterJob, settings: SlurmSite, named: str) -> list[str]:
     Raises:
         SpecError: if the job cannot train there.
     """
-    if settings.time and duration_seconds(settings.grace) >= duration_seconds(settings.time):
+    if settings.time and parse_duration(settings.grace) >= parse_duration(settings.time):
         raise SpecError(
             f"{named}: slurm.grace is {settings.grace}, and slurm.time is {settings.time}",
             "a grace period shorter than the time limit",
@@ -228,7 +228,7 @@ def _write_carried_files(work: ClusterJob) -> Iterator[str]:
 def _options(work: ClusterJob, settings: SlurmSite) -> dict[str, str | int | bool]:
     """The options of sbatch, by their long names."""
     limits = work.job.limits
-    grace_seconds = duration_seconds(settings.grace)
+    grace_seconds = parse_duration(settings.grace)
     options: dict[str, str | int | bool] = {
         "job-name": work.job.name,
         "chdir": str(work.folder),
@@ -242,7 +242,7 @@ def _options(work: ClusterJob, settings: SlurmSite) -> dict[str, str | int | boo
         "no-kill": True,
     }
     if settings.time:
-        options["time"] = max(1, math.ceil(duration_seconds(settings.time) / 60))
+        options["time"] = max(1, math.ceil(parse_duration(settings.time) / 60))
     if limits.cpus and not any(name in settings.given for name in CPU_OPTIONS):
         options["cpus-per-task"] = math.ceil(limits.cpus)
     if limits.memory and not any(name in settings.given for name in MEMORY_OPTIONS):

@@ -28,12 +28,12 @@ from torch.nn.parameter import is_lazy
 from drivetrain.data import stateless_random
 from drivetrain.data.custom import code_files, user_code
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.user_errors import action, blame_user_code, describe_error, own_lines
+from drivetrain.data.custom.user_errors import blame_user_code, describe_error, list_user_lines, suggest_action
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
 from drivetrain.job import Job
-from drivetrain.job.custom import parts
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.model import CustomModel
 from drivetrain.job.user_files import UserFunction
 from drivetrain.models import buffers, dry_run
@@ -55,9 +55,9 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     # The user's code may have used random numbers when it read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     with blame_user_code(lambda error, act: SpecError([job.problem(KEY, f"{name} raised {error}", "", act)])):
-        code = user_code.at(job.folder)
+        code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with code_files.note_opened() as opened:
+        with code_files.record_opened() as opened:
             module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
@@ -75,7 +75,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
             ]
         )
     buffers.unshare(module)
-    with code_files.note_opened(nn.Module) as opened_later:
+    with code_files.record_opened(nn.Module) as opened_later:
         dry_run.check_network(
             module, dataset, f"the network of {name}", lambda *texts: SpecError([job.problem(KEY, *texts)])
         )
@@ -109,7 +109,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
         arguments = code.with_copies(origin["arguments"])
-        with code_files.note_opened() as opened:
+        with code_files.record_opened() as opened:
             module = code.call(origin["file"], origin["factory"], arguments)[0]
     code.check_opened(opened)
     if not isinstance(module, nn.Module):
@@ -150,13 +150,13 @@ def blame_job_code(job: Job) -> Iterator[None]:
     except DrivetrainError:
         raise
     except Exception as error:
-        lines = own_lines(error)
-        is_users = any(parts(job)) and (lines or _is_network_running(job, error))
+        lines = list_user_lines(error)
+        is_users = any(list_user_functions(job)) and (lines or _is_network_running(job, error))
         if torch_errors.is_out_of_memory(error) or not is_users:
             raise
         key, part = _find_blamed_part(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
-        raise SpecError([job.problem((*key, "file"), description, "", action(error))]) from error
+        raise SpecError([job.problem((*key, "file"), description, "", suggest_action(error))]) from error
 
 
 def _is_network_running(job: Job, error: BaseException) -> bool:
@@ -172,7 +172,7 @@ def _is_network_running(job: Job, error: BaseException) -> bool:
 
 def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
     """The job key and function whose file is in the traceback; the network's if none is."""
-    user_parts = [(key, part) for key, part, _ in parts(job)]
+    user_parts = [(key, part) for key, part, _ in list_user_functions(job)]
     for key, part in user_parts:
         if any(f" {part.file}:" in line for line in lines):
             return key, part

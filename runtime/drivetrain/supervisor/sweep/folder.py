@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
 from drivetrain.job import Job, lower_is_better
-from drivetrain.job.custom import parts
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.sweep import assignments as values_set
 from drivetrain.job_spec.load_job import load
@@ -201,7 +201,7 @@ def _write_best(path: Path, best: Job, number: int) -> str:
 
     Code of the user is imported from the folder of the job file alone, so such a job has no second place.
     """
-    if list(parts(best)):
+    if list(list_user_functions(best)):
         return ""
     document = best.document
     for key, text in (*best.data_paths(), *best.model_paths()):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from drivetrain.errors import NumericsError, OutOfMemory, SpecError, Stopped
 from drivetrain.job import Job
 from drivetrain.job.sweep import assignments as values_set
-from drivetrain.job.values import duration_seconds
+from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
@@ -196,7 +196,7 @@ class _Sweep:
 
     def _late(self) -> bool:
         limit = self.spec.max_time
-        is_over = limit is not None and time.monotonic() - self.began > duration_seconds(limit)
+        is_over = limit is not None and time.monotonic() - self.began > parse_duration(limit)
         if is_over:
             say(f"sweep.max_time of {limit} has passed")
         return is_over

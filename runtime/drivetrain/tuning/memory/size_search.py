@@ -16,7 +16,7 @@ import torch
 from drivetrain.data.dataset import Batch, Split, longest_samples
 from drivetrain.data.loader import batches
 from drivetrain.errors import OutOfMemory
-from drivetrain.job.values import interval
+from drivetrain.job.values import parse_interval
 from drivetrain.system import units
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training.agreement import HalfUpdated
@@ -207,7 +207,7 @@ class SizeSearch:
     def _copies(self) -> int:
         """Bytes on the host for saving in the background beside a step: a copy of the checkpoint."""
         run = self.run
-        if run.device.type != "cpu" or interval(run.job.checkpoint.every)[0] != "seconds":
+        if run.device.type != "cpu" or parse_interval(run.job.checkpoint.every)[0] != "seconds":
             return 0
         weights = int(sum(t.numel() * t.element_size() for t in run.model.state_dict().values()))
         return weights * (2 if run.ema else 1) + 2 * self.trained
