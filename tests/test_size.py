@@ -66,7 +66,7 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (24, 2_112),
     "top": (4, 337),
     "tracking": (24, 2_824),
-    "training": (53, 8_199),
+    "training": (53, 8_200),
     "tuning": (34, 4_831),
 }
 """Files and lines of each package at most."""

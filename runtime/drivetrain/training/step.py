@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data import stateless_random
+from drivetrain.data.custom.loss_division import cannot_split_error
 from drivetrain.data.dataset import Batch
 from drivetrain.data.to_device import onto
 from drivetrain.distributed import batch_parts
