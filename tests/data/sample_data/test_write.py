@@ -60,7 +60,7 @@ def test_larger_sample_data_starts_with_the_same_images(tmp_path: Path) -> None:
 
 def test_no_colour_and_no_brightness_tells_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearest class mean of colour, brightness and contrast: far from what a network reaches."""
-    monkeypatch.setattr(images, "SIDES", (100, 160))
+    monkeypatch.setattr(images, "SIDE_RANGE", (100, 160))
     names = list(images.PATTERNS)
     rows, labels = [], []
     for number in range(240):
