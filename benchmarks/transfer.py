@@ -136,12 +136,12 @@ def patterns() -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     from drivetrain.data import stateless_random
-    from drivetrain.data.sample_data.images import PATTERNS, texture
+    from drivetrain.data.sample_data.images import PATTERNS, draw_texture
 
     made, labels = [], []
     for label, name in enumerate(PATTERNS):
         for number in range(200):
-            image = Image.fromarray(texture(name, stateless_random.make_generator(0, "sample", name, number)))
+            image = Image.fromarray(draw_texture(name, stateless_random.make_generator(0, "sample", name, number)))
             made.append(np.asarray(image.resize((64, 64))))
             labels.append(label)
     return np.stack(made), np.array(labels)

@@ -56,11 +56,8 @@ class FeatureCells:
         if not self.texts:
             return
         only_letters = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
-        if (
-            only_letters
-            and len(self.texts) <= MAX_ODD_TEXTS
-            and self.numbers >= text_column.NUMBERS_SHARE * self.filled
-        ):
+        mostly_numbers = self.numbers >= text_column.NUMBERS_SHARE * self.filled
+        if only_letters and mostly_numbers and len(self.texts) <= MAX_ODD_TEXTS:
             text, row = next(iter(self.texts.items()))
             text_count = self.filled - self.numbers
             raise text_column.mixed_numbers_error(

@@ -71,11 +71,8 @@ def check(job: Job) -> None:
                 f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
             )
         if names := csv_layout.read_names(path, label, files):
-            missing += [
-                Missing(*key_and_name, path, names)
-                for key_and_name in _required_columns(job, key)
-                if key_and_name[1] not in names
-            ]
+            required = _required_columns(job, key)
+            missing += [Missing(option, name, path, names) for option, name in required if name not in names]
     if missing:
         raise _missing_columns_error(job, missing)
 
@@ -99,11 +96,8 @@ def _find_idle_keys(job: Job) -> Iterator[Problem]:
 
 
 def _missing_columns_error(job: Job, missing: list[Missing]) -> DataError:
-    possible = {
-        (f"{column.path}: " if len({other_column.path for other_column in missing}) > 1 else "")
-        + list_names(column.names): None
-        for column in missing
-    }
+    several_files = len({column.path for column in missing}) > 1
+    possible = {(f"{column.path}: " if several_files else "") + list_names(column.names): None for column in missing}
     suggestions = dict.fromkeys(nearest(column.name, column.names) for column in missing)
     return DataError(
         "\n".join(column.describe(job) for column in missing),
@@ -206,14 +200,9 @@ def _check_table(job: TableJob, earlier: EarlierModel) -> None:
 
 
 def _refuse_features(
-    earlier: EarlierModel,
-    option: str,
-    names: Sequence[str | None],
-    trained_columns: Sequence[str],
-    possible: str,
-    action: str,
+    earlier: EarlierModel, option: str, names: Sequence[str | None], features: Sequence[str], possible: str, action: str
 ) -> None:
-    if shared := [name for name in names if name in trained_columns]:
+    if shared := [name for name in names if name in features]:
         earlier.refuse(f"has {shared[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
 
 

@@ -231,12 +231,9 @@ def _check_paths(job: Job) -> None:
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         sample_command = next(filter(None, (command(path) for _, path, _ in missing)), None)
-        suggestion = " ".join(
-            filter(None, (suggest_nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing))
-        )
-        nearby_hint = next(
-            filter(None, (suggest_nearby_file((job.folder, Path.cwd()), path) for _, path, _ in missing)), ""
-        )
+        roots = (job.folder, Path.cwd())
+        suggestion = " ".join(filter(None, (suggest_nearest_path(roots, path) for _, path, _ in missing)))
+        nearby_hint = next(filter(None, (suggest_nearby_file(roots, path) for _, path, _ in missing)), "")
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(

@@ -38,7 +38,7 @@ def check_space(job: Job, check: Check) -> tuple[Parameter, ...]:
     for key, values in job.sweep.space.items():
         key_problems = list(_check_key(job, key, values))
         if not key_problems:
-            for path, value in _list_tried_values(key, values):
+            for path, value in _list_values(key, values):
                 try:
                     key_problems += _list_refusals(job, check, key, job.document.place(path), value)
                 except DataError as error:
@@ -129,9 +129,7 @@ def _check_range(job: Job, key_path: tuple[str, ...], values: SearchRange) -> It
         )
 
 
-def _list_tried_values(
-    key: str, values: SearchRange | list[JsonValue]
-) -> Iterator[tuple[tuple[str | int, ...], JsonValue]]:
+def _list_values(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tuple[tuple[str | int, ...], JsonValue]]:
     """Yield the values to check, each with its path in the spec: all choices, or both ends of a range."""
     key_path = ("sweep", "space", key)
     if isinstance(values, list):
@@ -155,11 +153,8 @@ def _list_refusals(job: Job, check: Check, key: str, location: str, value: JsonV
             if problem.key == key and problem.given == UNKNOWN_KEY:
                 yield replace(problem, place=job.document.place(("sweep", "space", key)))
             else:
-                yield (
-                    problem
-                    if is_about_key
-                    else replace(problem, given=f"{problem.given}, if {key} is {format_value(value)}")
-                )
+                condition = "" if is_about_key else f", if {key} is {format_value(value)}"
+                yield replace(problem, given=f"{problem.given}{condition}")
 
 
 def _build_with(job: Job, check: Check, key: str, value: JsonValue, location: str) -> None:

@@ -134,10 +134,9 @@ def _build_problem(path: Path, items: list[Any], model: type[BaseModel], documen
 def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
     key, (owners, alternatives) = str(path[-1]), _find_owners(model, loc)
     names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
-    tags_with_key = [
-        tags[0] for owner, tags in alternatives if owner not in owners and key in owner.model_fields and tags
-    ]
-    other_paths = [own_key for own_key in _find_paths_of_key(model, key) if own_key != path]
+    others = [(owner, tags) for owner, tags in alternatives if owner not in owners and tags]
+    tags_with_key = [tags[0] for owner, tags in others if key in owner.model_fields]
+    other_paths = [other for other in _find_paths_of_key(model, key) if other != path]
     own_key = "" if other_paths else _KEY_OF_NAME.get(key.lower().replace("-", "_"), "")
     is_sibling = own_key.rpartition(".")[0] == dot_key(path[:-1])
     if tags_with_key:
@@ -145,11 +144,9 @@ def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]
     elif own_key and _has_key(model, own_key):
         hint = f'did you mean "{own_key.rpartition(".")[2] if is_sibling else own_key}"?'
     elif not (hint := nearest(key, names, likeness=0.8 if other_paths else 0.5)):
-        hint = (
-            f'move it: it is known as "{dot_key(other_paths[0])}"'
-            if other_paths
-            else "remove it, or see `drivetrain schema`"
-        )
+        hint = "remove it, or see `drivetrain schema`"
+        if other_paths:
+            hint = f'move it: it is known as "{dot_key(other_paths[0])}"'
     return [UNKNOWN_KEY, f"known keys: {', '.join(names)}", hint]
 
 

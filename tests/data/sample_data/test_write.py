@@ -46,7 +46,7 @@ def test_images_have_mixed_sizes_and_one_folder_per_class(tmp_path: Path) -> Non
             sizes.append(image.size)
             kinds.add(image.format)
     assert len(set(sizes)) > 40
-    low, high = images.SIDES
+    low, high = images.SIDE_RANGE
     assert all(low <= side <= high for size in sizes for side in size)
     assert any(w > 1.2 * h for w, h in sizes)
     assert any(h > 1.2 * w for w, h in sizes)
@@ -60,12 +60,12 @@ def test_larger_sample_data_starts_with_the_same_images(tmp_path: Path) -> None:
 
 def test_no_colour_and_no_brightness_tells_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearest class mean of colour, brightness and contrast: far from what a network reaches."""
-    monkeypatch.setattr(images, "SIDES", (100, 160))
+    monkeypatch.setattr(images, "SIDE_RANGE", (100, 160))
     names = list(images.PATTERNS)
     rows, labels = [], []
     for number in range(240):
         name = names[number % 6]
-        image = images.texture(name, np.random.default_rng([number])).astype(np.float64)
+        image = images.draw_texture(name, np.random.default_rng([number])).astype(np.float64)
         rows.append([*image.mean((0, 1)), *image.std((0, 1))])
         labels.append(number % 6)
     x, y = np.array(rows), np.array(labels)

@@ -96,10 +96,9 @@ def build_array_split(values: tuple[object, ...], name: str, inputs: int | None,
         )
     if not len(tensors[0] if rows is None else rows):
         raise no_samples_error(name)
-    without_targets = inputs is not None and len(tensors) == inputs
-    return ArraySplit(
-        name, tuple(tensors if without_targets else tensors[:-1]), None if without_targets else tensors[-1], rows
-    )
+    if inputs is not None and len(tensors) == inputs:
+        return ArraySplit(name, tuple(tensors), None, rows)
+    return ArraySplit(name, tuple(tensors[:-1]), tensors[-1], rows)
 
 
 def _to_tensor(value: object, name: str) -> Tensor:
@@ -135,12 +134,9 @@ def _convert_array(value: object, name: str) -> Tensor:
         # torch warns about read-only memory maps; nothing here writes.
         warnings.simplefilter("ignore")
         # torch has no negative strides, as those of `array[::-1]`.
-        has_negative_strides = any(stride < 0 for stride in array.strides)
-        return torch.from_numpy(
-            array.astype(
-                array.dtype.newbyteorder("="), order="C" if has_negative_strides else "K", copy=has_negative_strides
-            )
-        )
+        reverses = any(stride < 0 for stride in array.strides)
+        native = array.astype(array.dtype.newbyteorder("="), order="C" if reverses else "K", copy=reverses)
+        return torch.from_numpy(native)
 
 
 def no_samples_error(name: str) -> DataError:

@@ -153,14 +153,12 @@ class ItemSplit:
         def item(number: int) -> Any:
             nonlocal index
             repetition, index = divmod(number, len(self))
-            # Samples that are not for training have the same random numbers in every run, so `evaluate` sees what the run saw.
+            # Other samples have the same random numbers in every run, so that `evaluate` sees what the run saw.
             key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
             stateless_random.seed_globally(stateless_random.derive_key(*key, index, repetition))
             return self.dataset[index]
 
-        with blame_user_code(
-            lambda error, action: DataError(f"{self.name}: sample {index} raised {error}", "", action)
-        ):
+        with blame_user_code(lambda error, do: DataError(f"{self.name}: sample {index} raised {error}", "", do)):
             return [item(number) for number in ids.tolist()]
 
     def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
@@ -194,9 +192,7 @@ class ItemSplit:
     def _call_collate(self, items: list[Any], ids: Ids) -> Any:
         """Make a batch of the items, by the user's collate function or that of torch."""
         if self.collate is not default_collate:
-            with blame_user_code(
-                lambda error, action: DataError(f"{self.name}: collate_fn raised {error}", "", action)
-            ):
+            with blame_user_code(lambda error, do: DataError(f"{self.name}: collate_fn raised {error}", "", do)):
                 return self.collate(items)
         try:
             return default_collate(items)
@@ -213,7 +209,7 @@ class ItemSplit:
         return self.inputs == 2 and not isinstance(item[0], tuple | list)
 
     def _collate_error(self, items: list[Any], ids: Ids, reason: str) -> DataError:
-        """The error for items that cannot be collated; it names the first item that is wrong or differs from the others."""
+        """The error for items that cannot be collated; it names the first one that is wrong or differs."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
             pair = (item, 0) if self._lacks_target(item) else item

@@ -173,9 +173,7 @@ class Code(MetaPathFinder):
         """The path of the copy of a file or folder, which is made if needed; the text itself if it is no such path."""
         name = code_files.name_copy(text)
         candidates = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
-        original = next(
-            (path for path in candidates if os.path.exists(path)), code_files.find_original(self.folder, name)
-        )
+        original = next(filter(os.path.exists, candidates), code_files.find_original(self.folder, name))
         names = code_files.list_copies(original, name)
         if self.expected is not None:
             names = [file_name for file_name in self.expected if file_name == name or file_name.startswith(f"{name}/")]
@@ -221,11 +219,9 @@ class Code(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a sibling of the file that is being loaded; called by Python's import system."""
-        folders = (
-            [self._importing_folder or _find_folder_of_importer(self)]
-            if path is None
-            else [Path(folder) for folder in path]
-        )
+        folders: list[Path | None] = [Path(folder) for folder in path or ()]
+        if path is None:
+            folders = [self._importing_folder or _find_folder_of_importer(self)]
         for folder in folders:
             if folder is not None and (module_spec := self._find_sibling(fullname, folder)):
                 _imported_from.setdefault(fullname, self._importing_folder or folder)
@@ -236,12 +232,10 @@ class Code(MetaPathFinder):
         folder = folder_of_importer / fullname.rpartition(".")[2]
         if not folder.resolve().is_relative_to(self.folder):
             return None
-        for file, package_folders in (
-            (folder / "__init__.py", [str(folder)]),
-            (folder.with_name(f"{folder.name}.py"), None),
-        ):
+        module = folder.with_name(f"{folder.name}.py")
+        for file, locations in ((folder / "__init__.py", [str(folder)]), (module, None)):
             if self._has(file) and file.resolve().is_relative_to(self.folder):
-                return self._build_spec(fullname, file, package_folders)
+                return self._build_spec(fullname, file, locations)
         # A folder of images named `torchvision` must not hide the library.
         if self._holds_code(folder) and ("." in fullname or PathFinder.find_spec(fullname) is None):
             package = ModuleSpec(fullname, None, is_package=True)
@@ -259,11 +253,9 @@ class Code(MetaPathFinder):
         name = file.relative_to(self.folder).as_posix()
         return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
 
-    def _build_spec(self, name: str, file: Path, package_folders: list[str] | None) -> ModuleSpec | None:
+    def _build_spec(self, name: str, file: Path, locations: list[str] | None) -> ModuleSpec | None:
         loader = _UserFileLoader(name, str(file), self)
-        return importlib.util.spec_from_file_location(
-            name, file, loader=loader, submodule_search_locations=package_folders
-        )
+        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=locations)
 
     def _load_module(self, file: str) -> ModuleType:
         if file not in self._modules:
@@ -288,10 +280,8 @@ class Code(MetaPathFinder):
     def _importable(self, folder: Path) -> Iterator[None]:
         """Import from this folder first, as in a script; modules of the same names from other folders are dropped."""
         for name, imported_from in list(_imported_from.items()):
-            module_path = folder / name.partition(".")[0]
-            if imported_from != folder and (
-                module_path.is_dir() or module_path.with_name(f"{module_path.name}.py").exists()
-            ):
+            path = folder / name.partition(".")[0]
+            if imported_from != folder and (path.is_dir() or path.with_name(f"{path.name}.py").exists()):
                 sys.modules.pop(name, None)
                 del _imported_from[name]
         self._importing_folder = folder

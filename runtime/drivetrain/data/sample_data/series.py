@@ -37,7 +37,7 @@ AMPLITUDE = np.array(
         [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
     ]
 )
-"""Of each channel (columns) in each regime (rows). All but `idle` are equal: they differ in phase only."""
+"""Amplitude of each channel (columns) in each regime (rows). Regimes other than `idle` differ in phase only."""
 PHASE = (
     np.array(
         [
@@ -49,7 +49,7 @@ PHASE = (
     )
     * np.pi
 )
-"""Of each channel (columns) in each regime (rows), in radians."""
+"""Phase of each channel (columns) in each regime (rows), in radians."""
 
 Numbers = npt.NDArray[np.float64]
 Generator = np.random.Generator
@@ -72,24 +72,26 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     gains = np.random.default_rng([seed, 2]).lognormal(0.0, 0.3, (MACHINES, len(CHANNELS)))
     levels = np.random.default_rng([seed, 3]).normal(0.0, 1.0, (MACHINES, len(CHANNELS)))
     rows = -(-size // MACHINES)
-    table = _table(rows, np.random.default_rng(seed), gains, levels, START).slice(0, size)
+    table = _draw_table(rows, np.random.default_rng(seed), gains, levels, START).slice(0, size)
     csv.write_csv(table, folder / "train.csv")
     # The new rows begin an hour after the last one of training.
-    new_table = _table(-(-NEW_ROWS // MACHINES), np.random.default_rng([seed, 1]), gains, levels, START + rows + 3600)
+    new_table = _draw_table(
+        -(-NEW_ROWS // MACHINES), np.random.default_rng([seed, 1]), gains, levels, START + rows + 3600
+    )
     csv.write_csv(new_table.drop_columns(["regime", "load"]), folder / "new.csv")
     return [folder / "train.csv", folder / "new.csv"]
 
 
-def _table(rows: int, rng: Generator, gains: Numbers, levels: Numbers, start: np.datetime64) -> pyarrow.Table:
+def _draw_table(rows: int, rng: Generator, gains: Numbers, levels: Numbers, start: np.datetime64) -> pyarrow.Table:
     """`rows` rows of every machine, one per second, machine after machine."""
     import pyarrow
 
     regimes, loads, values = [], [], []
     for machine in range(MACHINES):
-        regime, load = _regimes(rows, rng), _smooth(rows, rng, 80)
+        regime, load = _draw_regimes(rows, rng), _draw_smooth_curve(rows, rng, 80)
         regimes.append(regime)
         loads.append(load)
-        values.append(levels[machine] + gains[machine] * _channels(regime, load, rng))
+        values.append(levels[machine] + gains[machine] * _draw_channels(regime, load, rng))
     table: dict[str, Any] = {"time": np.tile(start + np.arange(rows), MACHINES)}
     table["machine"] = np.repeat([f"machine-{i + 1}" for i in range(MACHINES)], rows)
     for name, column in zip(CHANNELS, np.concatenate(values).T, strict=True):
@@ -99,23 +101,23 @@ def _table(rows: int, rng: Generator, gains: Numbers, levels: Numbers, start: np
     return pyarrow.table(table)
 
 
-def _regimes(rows: int, rng: Generator) -> npt.NDArray[np.int64]:
+def _draw_regimes(rows: int, rng: Generator) -> npt.NDArray[np.int64]:
     """The regime of each row; consecutive regimes differ."""
     count = rows // SHORTEST_REGIME + 1  # enough even if all are the shortest
     durations = SHORTEST_REGIME + rng.geometric(1 / (MEAN_REGIME - SHORTEST_REGIME), count)
-    jumps = rng.integers(1, len(REGIMES), count)  # 1 to 3 further, so never the same regime again
+    jumps = rng.integers(1, len(REGIMES), count)  # from 1 to 3, so that the next regime is another one
     return np.repeat(np.cumsum(jumps) % len(REGIMES), durations)[:rows]
 
 
-def _smooth(rows: int, rng: Generator, width: int) -> Numbers:
+def _draw_smooth_curve(rows: int, rng: Generator, width: int) -> Numbers:
     """A random curve between 0 and 1 that varies over about `width` rows."""
-    kernel = np.hanning(2 * width + 3)  # two more than are used: both ends are zero
+    kernel = np.hanning(2 * width + 3)  # two more than needed, since both ends are zero
     # The window keeps the variance of the noise at 1; the logistic function then spreads it over 0 to 1.
     curve = np.convolve(rng.normal(size=rows + len(kernel) - 1), kernel / np.sqrt((kernel**2).sum()), "valid")
     return np.asarray(1 / (1 + np.exp(-1.5 * curve)))
 
 
-def _channels(regime: npt.NDArray[np.int64], load: Numbers, rng: Generator) -> Numbers:
+def _draw_channels(regime: npt.NDArray[np.int64], load: Numbers, rng: Generator) -> Numbers:
     """Shape (rows, channels), before levels and gains."""
     rows = len(regime)
     # Cycles per row: more under load, and never quite regular.
@@ -126,6 +128,6 @@ def _channels(regime: npt.NDArray[np.int64], load: Numbers, rng: Generator) -> N
     noise = NOISE * sum(white_noise[lag : lag + rows] * weight for lag, weight in enumerate((0.2, 0.3, 0.5, 0.6, 0.5)))
     bursts = (regime == FAULT) * (rng.random(rows) < 0.06) * rng.normal(0.0, 2.5, rows)
     wave[:, CHANNELS.index("vibration_x")] += bursts
-    wave[:, CHANNELS.index("temperature")] += 0.8 * _smooth(rows, rng, 200)
+    wave[:, CHANNELS.index("temperature")] += 0.8 * _draw_smooth_curve(rows, rng, 200)
     wave[:, CHANNELS.index("current")] += 1.2 * load**2
     return np.asarray(wave + noise)

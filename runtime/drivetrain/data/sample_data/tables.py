@@ -46,9 +46,9 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     from pyarrow import csv, parquet
 
     folder.mkdir(parents=True, exist_ok=True)
-    table = _table(size, np.random.default_rng(seed), _CategoryEffects(seed))
+    table = _draw_table(size, np.random.default_rng(seed), _CategoryEffects(seed))
     parquet.write_table(table, folder / "train.parquet")
-    fresh = _table(NEW_ROWS, np.random.default_rng([seed, 1]), _CategoryEffects(seed))
+    fresh = _draw_table(NEW_ROWS, np.random.default_rng([seed, 1]), _CategoryEffects(seed))
     csv.write_csv(fresh.drop_columns(["fails", "hours_left"]), folder / "new.csv")
     return [folder / "train.parquet", folder / "new.csv"]
 
@@ -57,32 +57,32 @@ class _CategoryEffects:
     """The effect of each category; the same in both files."""
 
     def __init__(self, seed: int) -> None:
-        drawn = np.random.default_rng([seed, 2])
-        self.site, self.model = drawn.normal(size=SITES), drawn.normal(size=MODELS)
-        self.supplier, self.operator = 0.5 * drawn.normal(size=SUPPLIERS), 0.5 * drawn.normal(size=OPERATORS)
-        self.suits = 1.2 * drawn.normal(size=(MODELS, len(FLUIDS)))
-        self.sensors = drawn.normal(size=len(SENSORS))
+        rng = np.random.default_rng([seed, 2])
+        self.site, self.model = rng.normal(size=SITES), rng.normal(size=MODELS)
+        self.supplier, self.operator = 0.5 * rng.normal(size=SUPPLIERS), 0.5 * rng.normal(size=OPERATORS)
+        self.suits = 1.2 * rng.normal(size=(MODELS, len(FLUIDS)))
+        self.sensors = rng.normal(size=len(SENSORS))
 
 
-def _table(size: int, drawn: Draws, effects: _CategoryEffects) -> pyarrow.Table:
+def _draw_table(size: int, rng: Draws, effects: _CategoryEffects) -> pyarrow.Table:
     """A pyarrow table; categories as text, missing cells as nulls."""
     import pyarrow
 
-    codes = _codes(size, drawn)
-    numbers, wear = _numbers(size, drawn, codes, effects)
-    score = _score(drawn, codes, numbers, wear, effects)
-    texts = _texts(codes)
+    codes = _draw_codes(size, rng)
+    numbers, wear = _draw_numbers(size, rng, codes, effects)
+    score = _compute_score(rng, codes, numbers, wear, effects)
+    texts = _name_categories(codes)
     empty = {"operator": EMPTY_OPERATOR, "grade": EMPTY_GRADE, "oil_ppm": EMPTY_OIL}
     empty |= {name: EMPTY_SENSORS for name in numbers if name.endswith(("_mean", "_max", "_spread"))}
-    fails = np.where(drawn.random(size) < 1 / (1 + np.exp(-score)), "yes", "no")
-    hours_left = np.round(400 * np.exp(-0.4 * score + 0.25 * drawn.normal(size=size)), 1)
-    columns = {"id": [f"M{number:07d}" for number in drawn.permutation(size)]}
+    fails = np.where(rng.random(size) < 1 / (1 + np.exp(-score)), "yes", "no")
+    hours_left = np.round(400 * np.exp(-0.4 * score + 0.25 * rng.normal(size=size)), 1)
+    columns = {"id": [f"M{number:07d}" for number in rng.permutation(size)]}
     for name, values in {**texts, **numbers}.items():
-        columns[name] = pyarrow.array(values, mask=drawn.random(size) < empty[name] if name in empty else None)
+        columns[name] = pyarrow.array(values, mask=rng.random(size) < empty[name] if name in empty else None)
     return pyarrow.table(columns | {"fails": fails, "hours_left": hours_left})
 
 
-def _codes(size: int, drawn: Draws) -> Columns:
+def _draw_codes(size: int, rng: Draws) -> Columns:
     """Categories as integers; operators have a long-tailed distribution."""
     counts = {
         "site": SITES,
@@ -95,12 +95,12 @@ def _codes(size: int, drawn: Draws) -> Columns:
         "grade": len(GRADES),
         "region": 9,
     }
-    codes = {name: drawn.integers(count, size=size) for name, count in counts.items()}
-    codes["operator"] = np.minimum(drawn.exponential(OPERATORS / 5, size).astype(np.int64), OPERATORS - 1)
+    codes = {name: rng.integers(count, size=size) for name, count in counts.items()}
+    codes["operator"] = np.minimum(rng.exponential(OPERATORS / 5, size).astype(np.int64), OPERATORS - 1)
     return codes
 
 
-def _texts(codes: Columns) -> Columns:
+def _name_categories(codes: Columns) -> Columns:
     """Categories as text; the region stays an integer code."""
     names = {
         "site": [f"site-{i:02d}" for i in range(SITES)],
@@ -116,42 +116,42 @@ def _texts(codes: Columns) -> Columns:
     return {name: np.array(values)[codes[name]] for name, values in names.items()} | {"region": codes["region"] + 1}
 
 
-def _numbers(
-    size: int, drawn: Draws, codes: Columns, effects: _CategoryEffects
+def _draw_numbers(
+    size: int, rng: Draws, codes: Columns, effects: _CategoryEffects
 ) -> tuple[Columns, npt.NDArray[np.float64]]:
     """Numeric columns, and the wear that some of them depend on."""
-    age = drawn.gamma(2.0, 30.0, size)
-    load = drawn.beta(2.0, 3.0, size)
-    hours = age * 300 * (0.3 + load) * drawn.lognormal(0.0, 0.2, size)
-    overhauled = drawn.random(size) < 0.3
+    age = rng.gamma(2.0, 30.0, size)
+    load = rng.beta(2.0, 3.0, size)
+    hours = age * 300 * (0.3 + load) * rng.lognormal(0.0, 0.2, size)
+    overhauled = rng.random(size) < 0.3
     wear = np.log1p(hours / 5000) * (0.5 + load) - 0.7 * overhauled
     wear = (wear - wear.mean()) / wear.std()
     columns: Columns = {
         "age_months": age.astype(np.int64),
         "hours": hours.round(),
         "overhauled": overhauled,
-        "starts": drawn.poisson(20 + 60 * (1 - load)),
-        "alarms": drawn.poisson(np.exp(0.3 * wear)),
-        "humidity": drawn.uniform(20, 95, size).round(1),
-        "oil_ppm": np.exp(2 + 0.5 * wear + 0.6 * drawn.normal(size=size)),
-        "pressure_drop": 1.5 + 0.2 * wear**2 + 0.4 * drawn.normal(size=size),
-        "power": 40 * load + 3 * drawn.normal(size=size),
+        "starts": rng.poisson(20 + 60 * (1 - load)),
+        "alarms": rng.poisson(np.exp(0.3 * wear)),
+        "humidity": rng.uniform(20, 95, size).round(1),
+        "oil_ppm": np.exp(2 + 0.5 * wear + 0.6 * rng.normal(size=size)),
+        "pressure_drop": 1.5 + 0.2 * wear**2 + 0.4 * rng.normal(size=size),
+        "power": 40 * load + 3 * rng.normal(size=size),
     }
     hot = effects.site[codes["site"]] > 0
     for name, effect in zip(SENSORS, effects.sensors, strict=True):
-        mean = 60 + 8 * effects.site[codes["site"]] + 6 * effect * wear * hot + 5 * drawn.normal(size=size)
-        spread = np.exp(0.7 + 0.3 * drawn.normal(size=size))
+        mean = 60 + 8 * effects.site[codes["site"]] + 6 * effect * wear * hot + 5 * rng.normal(size=size)
+        spread = np.exp(0.7 + 0.3 * rng.normal(size=size))
         columns[f"{name}_mean"], columns[f"{name}_spread"] = mean, spread
-        columns[f"{name}_max"] = mean + spread * (2 + np.abs(drawn.normal(size=size)))
+        columns[f"{name}_max"] = mean + spread * (2 + np.abs(rng.normal(size=size)))
     return columns, wear
 
 
-def _score(
-    drawn: Draws, codes: Columns, numbers: Columns, wear: npt.NDArray[np.float64], effects: _CategoryEffects
+def _compute_score(
+    rng: Draws, codes: Columns, numbers: Columns, wear: npt.NDArray[np.float64], effects: _CategoryEffects
 ) -> npt.NDArray[np.float64]:
     """The logit of failing."""
     logit = 2.0 * wear + effects.site[codes["site"]] + effects.suits[codes["model"], codes["fluid"]]
     logit += effects.supplier[codes["supplier"]] + effects.operator[codes["operator"]]
     logit += 0.9 * np.sin(numbers["humidity"] / 12) * (codes["shift"] == 2)
     logit -= 0.8 * (codes["contract"] == 2) * (wear > 0) + 0.4 * (codes["region"] % 3)
-    return np.asarray(1.3 * logit - 1.2 + 0.3 * drawn.normal(size=len(wear)))
+    return np.asarray(1.3 * logit - 1.2 + 0.3 * rng.normal(size=len(wear)))

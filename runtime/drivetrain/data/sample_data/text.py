@@ -211,9 +211,9 @@ DETAILS = [
 ]
 WRONG_SHARE = 0.05
 """Share of labels that are random, whatever the text says."""
-UNTOLD_SHARE = 0.08
+UNEXPRESSED_SHARE = 0.08
 """Share of labels that the text does not express."""
-MEDIAN, SPREAD = 18, 1.08
+MEDIAN_WORDS, WORDS_LOG_STD = 18, 1.08
 """Words in a report: median and standard deviation of the logarithm (log-normal distribution)."""
 MIN_WORDS, MAX_WORDS = 5, 320
 """Words in the shortest and the longest report."""
@@ -245,11 +245,11 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["descripcion", *LABELS])
-        rows.writerows(_row(rng, number) for number in range(size))
+        rows.writerows(_write_row(rng, number) for number in range(size))
     return [path]
 
 
-def _row(rng: Generator, number: int) -> list[str]:
+def _write_row(rng: Generator, number: int) -> list[str]:
     """The text of a report, and its labels as they were written."""
     # The first rows contain every class twice, so that small data sets can be split, too.
     is_balanced = number < BALANCED_ROWS
@@ -260,13 +260,13 @@ def _row(rng: Generator, number: int) -> list[str]:
     statements = [
         _choose(rng, phrases[name])
         for name, phrases in zip(true_classes, LABELS.values(), strict=True)
-        if rng.random() >= UNTOLD_SHARE
+        if rng.random() >= UNEXPRESSED_SHARE
     ]
     written_labels = [
         _draw_class(rng, phrases) if not is_balanced and rng.random() < WRONG_SHARE else name
         for name, phrases in zip(true_classes, LABELS.values(), strict=True)
     ]
-    return [_report(rng, statements), *written_labels]
+    return [_write_report(rng, statements), *written_labels]
 
 
 def _draw_class(rng: Generator, phrases: Phrases) -> str:
@@ -275,16 +275,16 @@ def _draw_class(rng: Generator, phrases: Phrases) -> str:
     return names[int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))]
 
 
-def _report(rng: Generator, statements: list[str]) -> str:
+def _write_report(rng: Generator, statements: list[str]) -> str:
     """The informative sentences in random order, with filler around them until the report is long enough."""
-    word_count = int(np.clip(rng.lognormal(np.log(MEDIAN), SPREAD), MIN_WORDS, MAX_WORDS))
-    sentences = [_fill(rng, text) for text in statements]
+    word_count = int(np.clip(rng.lognormal(np.log(MEDIAN_WORDS), WORDS_LOG_STD), MIN_WORDS, MAX_WORDS))
+    sentences = [_fill_placeholders(rng, text) for text in statements]
     while sum(text.count(" ") + 1 for text in sentences) < word_count:
-        sentences.insert(int(rng.integers(len(sentences) + 1)), _fill(rng, _choose(rng, DETAILS)))
+        sentences.insert(int(rng.integers(len(sentences) + 1)), _fill_placeholders(rng, _choose(rng, DETAILS)))
     return _add_typing_habits(rng, " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences))
 
 
-def _fill(rng: Generator, text: str) -> str:
+def _fill_placeholders(rng: Generator, text: str) -> str:
     """Fill in a random part, place and number."""
     full = text.format(parte=_choose(rng, PARTS), lugar=_choose(rng, SITES), numero=rng.integers(2, 480))
     return full.replace(" de el ", " del ")  # Spanish contracts de + el
