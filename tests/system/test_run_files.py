@@ -12,9 +12,7 @@ import pytest
 from drivetrain.errors import CheckpointError, StorageError
 from drivetrain.system import file_lock
 from drivetrain.system.files import write_text
-from drivetrain.system.run_files import RunFiles, refuse_links
-from drivetrain.tracking.live.run_reader import JsonLinesTail
-from drivetrain.tracking.sent_rows import RowReader
+from drivetrain.system.run_files import JsonLinesTail, RunFiles, refuse_links
 
 READERS: dict[str, Callable[[RunFiles, str], object]] = {
     "text": lambda files, name: files.read_text(name),
@@ -150,5 +148,4 @@ def test_a_file_with_a_hole_does_not_take_all_memory(run: Path) -> None:
         with pytest.raises(OSError, match="File too large"):
             read("report.html")
     assert list(files.read_rows("metrics.jsonl")) == [{"step": 1}]
-    assert list(RowReader(files).new()) == ['{"step": 1}']
     assert JsonLinesTail(files, "metrics.jsonl").read() == ([{"step": 1}], False)

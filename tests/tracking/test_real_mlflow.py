@@ -21,7 +21,7 @@ import pytest
 
 from drivetrain.job.track import Track
 from drivetrain.tracking.run_tracker import open_tracker
-from drivetrain.tracking.tracker_child import TrackerChild
+from drivetrain.tracking.tracker_process import TrackerProcess
 from tests.tracking.tracked_run import expected, folder, grow
 
 MLFLOW = os.environ.get("DRIVETRAIN_MLFLOW", "")
@@ -76,7 +76,7 @@ def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2000, "epoch": 0, "strange": NaN}\n')
     with server(tmp_path, port):
-        child = TrackerChild(run, Track(mlflow=address))
+        child = TrackerProcess(run, Track(mlflow=address))
         time.sleep(3)
     time.sleep(2)
     with server(tmp_path, port):

@@ -18,10 +18,10 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.errors import Busy
 from drivetrain.job.track import Track
-from drivetrain.tracking import mlflow_server, run_tracker, sent_rows
+from drivetrain.tracking import mlflow_server, sent_rows
 from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker import TrackerError
-from drivetrain.tracking.tracker_child import TrackerChild, children_for_runs, start_child
+from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker, track_started_runs
 from tests.faults import trained
 from tests.mlflow_double import Answer, MlflowDouble, serving
 from tests.tracking.tracked_run import copy, expected, folder, grow
@@ -87,7 +87,6 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             return super().runs_log_batch(given)
 
     monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
-    monkeypatch.setattr(run_tracker, "QUICK_REQUEST_SECONDS", 0.0)
     with serving(Slow()) as slow:
         run = folder(tmp_path, slow.address, rows=550)
         assert main.main(["track", str(run)]) == 0
@@ -297,7 +296,7 @@ def test_beside_a_run_whose_server_is_away_and_comes_back(tmp_path: Path) -> Non
     with serving(MlflowDouble()) as double:
         pass
     run = folder(tmp_path, double.address)
-    child = TrackerChild(run, Track(mlflow=double.address))
+    child = TrackerProcess(run, Track(mlflow=double.address))
     _wait(lambda: "training goes on" in _events(run))
     child.process.send_signal(signal.SIGINT)
     with serving(double, int(double.address.rpartition(":")[2])):
@@ -309,7 +308,7 @@ def test_beside_a_run_whose_server_is_away_and_comes_back(tmp_path: Path) -> Non
 
 def test_killed_with_its_run_the_command_sends_the_rest(server: MlflowDouble, tmp_path: Path) -> None:
     run = folder(tmp_path, server.address)
-    child = TrackerChild(run, Track(mlflow=server.address))
+    child = TrackerProcess(run, Track(mlflow=server.address))
     _wait(lambda: len(server.points.get("run1", ())) == 60)
     os.kill(child.process.pid, signal.SIGKILL)
     child.finish()
@@ -320,7 +319,7 @@ def test_killed_with_its_run_the_command_sends_the_rest(server: MlflowDouble, tm
 
 def test_a_server_that_stays_away_is_told_at_the_end(tmp_path: Path) -> None:
     run = folder(tmp_path, "http://127.0.0.1:9")
-    TrackerChild(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)
+    TrackerProcess(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)
     assert "30 rows were not sent" in _events(run)
     assert f"`drivetrain track {run}` sends it" in _events(run)
 
@@ -329,7 +328,7 @@ def test_a_server_that_accepts_and_never_answers_does_not_hold_up_the_end(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         run = folder(tmp_path, address)
-        child = TrackerChild(run, Track(mlflow=address))
+        child = TrackerProcess(run, Track(mlflow=address))
         connection, _ = deaf.accept()  # the first request is in flight
         with connection:
             child.finish(stopped=True)
@@ -364,13 +363,13 @@ def test_runs_in_a_container_are_copied_by_their_starter(
 ) -> None:
     track = Track(mlflow=server.address, experiment="both")
     runs = [folder(tmp_path / name, server.address) for name in "ab"]
-    with children_for_runs(track) as opened:
+    with track_started_runs(track) as opened:
         for run in runs:
             opened(run)
     assert [len(points) for points in server.points.values()] == [60, 60]
     assert server.experiments == {"both": "1"}
     monkeypatch.setenv("DRIVETRAIN_TRACKER", "host")
-    assert start_child(runs[0], track) is None
+    assert start_tracker(runs[0], track) is None
 
 
 def test_a_training_with_its_tracker(server: MlflowDouble, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -12,8 +13,8 @@ from drivetrain.job.track import Track
 from drivetrain.supervisor import named_run
 from drivetrain.system.console import say
 from drivetrain.tracking.mlflow_server import LOCATION
-from drivetrain.tracking.run_tracker import RunTracker, open_tracker, read_stored_track
-from drivetrain.tracking.tracker import TrackerError
+from drivetrain.tracking.run_description import read_spec
+from drivetrain.tracking.run_tracker import open_tracker
 
 
 def track(options: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def track(options: argparse.Namespace) -> int:
         TrackerError: if the server cannot be reached, or refuses.
     """
     run = named_run.existing(options.run)
-    target = _requested_server(options) or read_stored_track(run)
+    target = _requested_server(options) or _read_stored_track(run)
     if target is None:
         raise SpecError(
             f"{run}: its job file has no `track:`",
@@ -36,23 +37,20 @@ def track(options: argparse.Namespace) -> int:
     with open_tracker(run, address, target.experiment, server) as copy:
         copy.read()
         count = len(copy.waiting)
-        _send(copy)
+        copy.send()
         unsent = copy.finish()
     say(f"tracker: {count:,} rows sent" + (f"; not sent: {unsent}" if unsent else ""))
     say(f"tracker: {copy.page}")
     return 0
 
 
-def _send(copy: RunTracker) -> None:
-    """Send all rows; a server that is slow gets fewer at once, so that it answers in time."""
-    while True:
-        most = copy.most
-        try:
-            copy.send()
-            return
-        except TrackerError as error:
-            if not error.passing or copy.most == most:
-                raise
+def _read_stored_track(run: Path) -> Track | None:
+    """The server that the job of a run names."""
+    try:
+        track = Track.model_validate(read_spec(run).get("track"))
+    except ValidationError:
+        return None
+    return None if track.wrong() else track
 
 
 def _requested_server(options: argparse.Namespace) -> Track | None:

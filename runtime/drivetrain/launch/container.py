@@ -42,7 +42,7 @@ from drivetrain.system.child_process import path_word, surroundings
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
 from drivetrain.system.installation import CHECKOUT
-from drivetrain.tracking import tracker_child
+from drivetrain.tracking import tracker_process
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def launch(request: LaunchRequest) -> int:
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with (
         run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
-        tracker_child.children_for_runs(job.track) as follow_run,
+        tracker_process.track_started_runs(job.track) as follow_run,
     ):
         add_secrets(trainer, secrets, engine)
         project = compose_project.ComposeProject(client, job.name)
@@ -235,7 +235,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
         provenance.IMAGE: str(client.images.get(image).id),
         provenance.COMMIT: provenance.commit(spec.absolute().parent, PROJECT / "runs") or "",
     }
-    return {tracker_child.TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
+    return {tracker_process.TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
 
 
 def check_work_folder() -> None:

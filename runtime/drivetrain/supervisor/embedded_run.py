@@ -49,9 +49,9 @@ from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
 from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, stopping
-from drivetrain.tracking import tracker_child
+from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.tracking.tracker_child import TrackerChild
+from drivetrain.tracking.tracker_process import TrackerProcess
 from drivetrain.training import effective_settings
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run, assemble
@@ -235,7 +235,7 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
     objects = _describe_objects(call)
     folder = _open_folder(call)
     lifecycle = RunLifecycle(folder, call.program)
-    tracker: TrackerChild | None = None
+    tracker: TrackerProcess | None = None
     code = 0
     try:
         changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
@@ -247,7 +247,7 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
         lifecycle.begin(machine)
         for kind, text in (*call.mode_events, *(("resume", line) for line in changed)):
             EventLog(folder.path).add(kind, text)
-        tracker = tracker_child.start_child(folder.path, call.job.track)
+        tracker = tracker_process.start_tracker(folder.path, call.job.track)
         reason = train_run(_assemble(call, machine, folder, dataset, signals))
     except (Stopped, Interrupted):
         code = Stopped.exit_code
@@ -260,14 +260,14 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
     return _finish(call, folder.path, reason)
 
 
-def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerChild | None, code: int) -> None:
+def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerProcess | None, code: int) -> None:
     """Record how the training ended, free the folder, and write the report."""
     lifecycle.end(code)
     # Nothing was trained in a copy that was refused, so it must not stand in the way of the next `extend`.
     refused = extended_run.is_refused(folder, code)
     if refused:
         if tracker:
-            tracker.cancel()
+            tracker.kill()
         extended_run.discard(folder)
     os.close(folder.lock)
     # Only for a run that is finished or was stopped; one that failed has a message instead.

@@ -39,7 +39,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.signals import KILLED
-from drivetrain.tracking import tracker_child
+from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import batch_size, kernel_crash
 from drivetrain.tuning.calibration import calibrate
@@ -207,14 +207,14 @@ def _run(
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE_NOTE)
     leads = placement is None or placement.leads
-    tracker = tracker_child.start_child(run.path, job.track) if leads else None
+    tracker = tracker_process.start_tracker(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
     kernel_crash.tidy(run.path)
     lifecycle.end(code)
     # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
     if extended_run.is_refused(run, code):
         if tracker:
-            tracker.cancel()
+            tracker.kill()
         extended_run.discard(run)
     elif code in signals.AT_ONCE:
         say(f"ended at once by another {signals.signal_name(code - 128)}: {lifecycle.saved()}")

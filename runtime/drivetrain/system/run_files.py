@@ -207,6 +207,31 @@ def lines(file: IO[Any]) -> Iterator[Any]:
         yield line
 
 
+class JsonLinesTail:
+    """The rows that a JSON-lines file gained since the last read."""
+
+    def __init__(self, files: RunFiles, name: str) -> None:
+        self.files, self.name, self.offset, self.inode = files, name, 0, -1
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
+        rows: list[dict[str, Any]] = []
+        is_rewritten = False
+        try:
+            with self.files.open(self.name, "rb") as file:
+                status = os.fstat(file.fileno())
+                is_rewritten = self.inode not in (-1, status.st_ino) or status.st_size < self.offset
+                self.offset, self.inode = 0 if is_rewritten else self.offset, status.st_ino
+                file.seek(self.offset)
+                for line in lines(file):
+                    if line.endswith(b"\n"):
+                        self.offset += len(line)
+                        rows += [row] if (row := parse_row(line)) is not None else []
+        except OSError:
+            pass  # what was read before counts
+        return rows, is_rewritten
+
+
 def refuse_links(run: Path) -> None:
     """Check that a run folder and all below it are folders and regular files.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import time
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
@@ -43,7 +42,6 @@ class MlflowServer:
     def __init__(self, address: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.address = address.rstrip("/")
         self.identity = identity
-        self.until: float | None = None
         self.authorization = _authorization(environ)
         self.withheld, self.cure = _withheld(self.address, environ) if self.authorization else ("", "")
         if self.withheld:
@@ -82,7 +80,7 @@ class MlflowServer:
         if self.authorization:
             request.add_header("Authorization", self.authorization)
         try:
-            with self.opener.open(request, timeout=self._patience()) as answer:
+            with self.opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
                 content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
                 if len(content) > MAX_ANSWER_BYTES:
                     raise self.stranger()
@@ -101,9 +99,6 @@ class MlflowServer:
                 "correct the address or the variable",
                 passing=False,
             ) from None
-
-    def _patience(self) -> float:
-        return REQUEST_TIMEOUT if self.until is None else max(0.2, min(REQUEST_TIMEOUT, self.until - time.monotonic()))
 
     def _refusal_error(self, error: HTTPError) -> TrackerError:
         try:

@@ -58,8 +58,6 @@ class Tracker(Protocol):
 
     most: int
     """Numbers that one call of `log` should have."""
-    until: float | None
-    """The moment, as time.monotonic() tells it, until which all requests must have ended; None for no limit."""
 
     def begin(self, run: RunDescription) -> str:
         """Create the run, or find the one that was created before; returns the address of its page.

@@ -1,31 +1,96 @@
-"""The process that copies a run to its tracking server. Started by `tracker_child`, beside the trainer.
+"""The process that copies a run to its tracking server, beside the training: how it is started, and what it does.
 
-python -m drivetrain.tracking.tracker_process RUN SERVER ADDRESS [EXPERIMENT]
-
-It ends when its standard input is closed; a number that comes before is the seconds that it may take for the rest.
+It ends when its standard input is closed; a number that comes before is the seconds that it may take to finish.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from drivetrain.errors import Busy, StorageError
-from drivetrain.system import signals
+from drivetrain.job.track import Track
+from drivetrain.system import child_process, signals
 from drivetrain.system.console import guard_output, say
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.run_tracker import RunTracker, open_tracker
 from drivetrain.tracking.tracker import TrackerError
 
 POLL_SECONDS = 5.0
-"""Seconds between two looks at the run."""
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at a server that does not answer."""
-ORPHANED_SECONDS = 5.0
-"""Seconds for the rest if the process that started this one has died."""
+"""Seconds between two looks at the run, or two attempts at a server that does not answer."""
+FINISH_SECONDS, FINISH_SECONDS_IF_STOPPED = 60.0, 2.0
+"""Seconds to send what is missing at the end: container engines kill ten seconds after a stop, and the report needs four."""
+KILL_DELAY = 1.5
+"""Seconds beyond this time until the process is killed."""
+TRACKED_BY_VARIABLE = "DRIVETRAIN_TRACKER"
+"""Set to `host` in a container whose run the host tracks: the container then needs neither network nor password."""
+
+
+def start_tracker(run: Path, track: Track | None) -> TrackerProcess | None:
+    """Start the process of a run, unless the job wants none, or the host of this container has one."""
+    return TrackerProcess(run, track) if track and os.environ.get(TRACKED_BY_VARIABLE) != "host" else None
+
+
+class TrackerProcess:
+    """The process that copies one run, as its starter sees it."""
+
+    def __init__(self, run: Path, track: Track) -> None:
+        self.run = run
+        # Its own process group: Ctrl-C reaches the run, and this process ends after it.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(run), *track.target, track.experiment or ""],
+            env=child_process.surroundings({}),
+            stdin=subprocess.PIPE,
+            process_group=0,
+        )
+
+    def announce_end(self, seconds: float = FINISH_SECONDS) -> None:
+        """Tell it that the run has ended, and how many seconds it has to finish."""
+        pipe = self.process.stdin
+        if pipe and not pipe.closed:
+            with contextlib.suppress(OSError):  # it has ended
+                pipe.write(f"{seconds}\n".encode())
+                pipe.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def finish(self, *, stopped: bool = False) -> None:
+        """Tell it that the run has ended, and wait until it has sent everything, or its time is over."""
+        seconds = FINISH_SECONDS_IF_STOPPED if stopped else FINISH_SECONDS
+        self.announce_end(seconds)
+        try:
+            self.process.wait(seconds + KILL_DELAY)
+        except subprocess.TimeoutExpired:  # it still waits for an answer
+            self.kill()
+            text = f"the server did not answer in time; `drivetrain track {self.run}` sends the rest"
+            EventLog(self.run).add("tracker", text)
+
+
+@contextlib.contextmanager
+def track_started_runs(track: Track | None) -> Iterator[Callable[[Path], None]]:
+    """Yield a function that starts the process of a run, after which the previous run has ended; all end with the block."""
+    trackers: list[TrackerProcess] = []
+
+    def follow_run(run: Path) -> None:
+        if track:
+            for previous in trackers:
+                previous.announce_end()
+            trackers.append(TrackerProcess(run, track))
+
+    try:
+        yield follow_run
+    finally:
+        for tracker in trackers:
+            tracker.finish()
 
 
 def main() -> int:
@@ -33,94 +98,62 @@ def main() -> int:
     guard_output()
     signals.ignore()  # the run's end is what ends this process
     os.nice(10)
-    run, server, address, *experiment = sys.argv[1:]
+    run, server, address, experiment = sys.argv[1:]
     events = EventLog(Path(run))
     try:
-        with open_tracker(Path(run), address, experiment[0] if experiment else None, server) as tracker:
-            copy = Copying(tracker, events, address)
-            while (seconds := _read_end(copy.pause)) is None:
-                copy.attempt()
-            copy.end(time.monotonic() + seconds)
+        with open_tracker(Path(run), address, experiment, server) as tracker:
+            seconds = _copy_until_end(tracker, events, address)
+            _finish_copy(tracker, events, time.monotonic() + seconds)
     except (StorageError, Busy) as error:
-        events.add("tracker", f"stopped: {error.given}; {_later(run)}")
+        events.add("tracker", f"stopped: {error.given}; `drivetrain track {run}` sends it")
     return 0
 
 
-class Copying:
-    """Sends what is new, and is patient with a server that is away."""
-
-    def __init__(self, tracker: RunTracker, events: EventLog, address: str) -> None:
-        self.tracker = tracker
-        self.events = events
-        self.address = address
-        self.pause = 0.2
-        """Seconds until the next attempt; the first comes at once, so that a wrong address is told before training."""
-        self.trouble = ""
-        self.final = False
-        """Whether the server has refused for good."""
-
-    def attempt(self) -> None:
-        """Send what is new; trouble is told once."""
-        self.tracker.read()
-        if self.final:
-            return
-        begun = bool(self.tracker.page)
+def _copy_until_end(tracker: RunTracker, events: EventLog, address: str) -> float:
+    """Send rows as they come; returns, once the run has ended, the seconds that are left to finish."""
+    failure: TrackerError | None = None
+    pause = 0.2  # seconds, so that a wrong address is told before training
+    while not select.select([sys.stdin], [], [], pause)[0]:
+        pause = POLL_SECONDS
+        tracker.read()
+        if failure and not failure.passing:
+            continue
+        is_first = not tracker.page
         try:
-            self.tracker.send()
+            tracker.send()
         except TrackerError as error:
-            self._failed(error)
-            return
-        if self.trouble:
-            self.events.add("tracker", f"{self.address} answers again; everything so far is there")
-        elif not begun:
-            say(f"tracker: {self.tracker.page}")
-        self.trouble, self.pause = "", POLL_SECONDS
+            if failure is None or error.given != failure.given:
+                events.add("tracker", f"{error.given}; training goes on, and what is missing is sent later")
+                if error.action:
+                    say(f"  do:       {error.action}")
+            failure = error
+            continue
+        if failure:
+            events.add("tracker", f"{address} answers again; everything so far is there")
+        elif is_first:
+            say(f"tracker: {tracker.page}")
+        failure = None
+    return float(sys.stdin.readline() or FINISH_SECONDS_IF_STOPPED)  # nothing comes if the starter has died
 
-    def end(self, until: float) -> None:
-        """Send the rest, at most until then; what is missing is told with the command that sends it."""
-        self.tracker.read()
-        self.tracker.tracker.until = until
-        pause = 0.5
-        while True:
-            try:
-                self.tracker.send(lambda: time.monotonic() < until)
-                if not self.tracker.waiting and (unsent := self.tracker.finish()):
-                    self.events.add("tracker", f"not sent: {unsent}")
-                if not self.tracker.waiting:
-                    return
-            except TrackerError as error:
-                self.trouble = error.given
-                if not error.passing:
-                    break
-            if time.monotonic() + pause > until:
+
+def _finish_copy(tracker: RunTracker, events: EventLog, deadline: float) -> None:
+    """Send what is missing until a moment of time.monotonic(); names what is missing then."""
+    reason = ""
+    tracker.read()
+    while time.monotonic() < deadline:
+        try:
+            tracker.send(deadline)
+            if not tracker.waiting:
+                if unsent := tracker.finish():
+                    events.add("tracker", f"not sent: {unsent}")
+                return
+        except TrackerError as error:
+            reason = f": {error.given}"
+            if not error.passing:
                 break
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
-        rows = f"{len(self.tracker.waiting):,} rows were" if self.tracker.waiting else "the end of the run was"
-        self.events.add(
-            "tracker", f"{rows} not sent{': ' * bool(self.trouble)}{self.trouble}; {_later(self.tracker.run)}"
-        )
-
-    def _failed(self, error: TrackerError) -> None:
-        self.final = not error.passing
-        if error.given != self.trouble:
-            self.events.add("tracker", f"{error.given}; training goes on, and what is missing is sent later")
-            if error.action:
-                say(f"  do:       {error.action}")
-        self.trouble = error.given
-        self.pause = min(max(POLL_SECONDS, 2 * self.pause), LONGEST_PAUSE)
-
-
-def _later(run: object) -> str:
-    return f"`drivetrain track {run}` sends it"
-
-
-def _read_end(pause: float) -> float | None:
-    """The seconds for the rest, once the run has ended; None if it goes on after the pause."""
-    if not select.select([sys.stdin], [], [], pause)[0]:
-        return None
-    text = sys.stdin.readline().strip()
-    return float(text) if text else ORPHANED_SECONDS
+        time.sleep(0.5)
+    missing = f"{len(tracker.waiting):,} rows were" if tracker.waiting else "the end of the run was"
+    events.add("tracker", f"{missing} not sent{reason}; `drivetrain track {tracker.run}` sends it")
 
 
 if __name__ == "__main__":

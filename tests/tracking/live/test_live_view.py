@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import JsonLinesTail, RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left, line
 from drivetrain.tracking.live.live_view import Painter, pause
-from drivetrain.tracking.live.run_reader import JsonLinesTail, RunReader
+from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run

@@ -7,7 +7,6 @@ follower.view           the state as of the last read
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +16,16 @@ from typing import Any
 from drivetrain import optimizations
 from drivetrain.errors import CheckpointError
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.system.files import parse_row
 from drivetrain.system.printable import printable
-from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, METRICS_FILE, PLAN_FILE, STATE_FILE, RunFiles, lines
+from drivetrain.system.run_files import (
+    HARDWARE_FILE,
+    JOB_FILE,
+    METRICS_FILE,
+    PLAN_FILE,
+    STATE_FILE,
+    JsonLinesTail,
+    RunFiles,
+)
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.best_value import BestValue
 from drivetrain.tracking.live.sparkline import Sparkline
@@ -34,32 +40,6 @@ RECENT_READINGS = 30
 
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 """What a value of another kind than ours leads to."""
-
-
-class JsonLinesTail:
-    """The rows that a JSON-lines file gained since the last read."""
-
-    def __init__(self, files: RunFiles, name: str) -> None:
-        self.files, self.name, self.place, self.file = files, name, 0, -1
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
-        rows: list[dict[str, Any]] = []
-        anew = False
-        try:
-            with self.files.open(self.name, "rb") as file:
-                status = os.fstat(file.fileno())
-                size, number = status.st_size, status.st_ino
-                anew = self.file not in (-1, number) or size < self.place
-                self.place, self.file = 0 if anew else self.place, number
-                file.seek(self.place)
-                for line in lines(file):
-                    if line.endswith(b"\n"):
-                        self.place += len(line)
-                        rows += [row] if (row := parse_row(line)) is not None else []
-        except OSError:
-            pass  # what was read before counts
-        return rows, anew
 
 
 @dataclass

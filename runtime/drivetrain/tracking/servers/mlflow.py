@@ -1,6 +1,7 @@
 """The MLflow adapter: plain REST (version 2.0 of its API), without MLflow's client and its forty packages.
 
 Limits of a request are those of https://mlflow.org/docs/latest/rest-api.html: 1,000 numbers, 100 parameters, 100 tags.
+A server that is slow would not answer so many numbers in time, so it gets 200.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from drivetrain.system.secrets import mask
 from drivetrain.tracking.mlflow_server import Missing, MlflowServer
 from drivetrain.tracking.tracker import MADE_FROM_COMMIT, Row, RunDescription, TrackerError
 
-POINTS, PARAMETERS, TAGS = 1000, 100, 100
+POINTS, PARAMETERS, TAGS = 200, 100, 100
 LONGEST_PARAMETER, LONGEST_TAG, LONGEST_KEY = 6000, 5000, 250
 IDENTITY = "run.json"
 STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -59,15 +60,6 @@ class MlflowTracker:
             say(f"tracker: {self.address}: {self.server.withheld}")
             say("  possible: a server that the user's own environment names, over https or on this machine")
             say(f"  do:       {self.server.cure}")
-
-    @property
-    def until(self) -> float | None:
-        """The moment until which all requests must have ended."""
-        return self.server.until
-
-    @until.setter
-    def until(self, moment: float | None) -> None:
-        self.server.until = moment
 
     def begin(self, run: RunDescription) -> str:
         """Create the run, or find the one that was created before; returns the address of its page."""
