@@ -99,9 +99,9 @@ VALUES = (
         "model.stem: is small, and the pretrained weights are of the large one", "large", "remove it"),
     Row("model: {name: resnet18, pretrained: true, width: 32}", "4:43",
         "model.width: is 32, and the pretrained weights have 64", "64", "remove it"),
-    Row("model: {name: resnet18, pretrained: true, weights: data}", "4:25",
+    Row("model: {name: resnet18, pretrained: true, weights: data}", "4:20",
         "model.pretrained: is set, and weights too", "one of them", "remove one"),
-    Row("model: {name: resnet18, revision: main}", "4:25",
+    Row("model: {name: resnet18, revision: main}", "4:20",
         "model.revision: chooses among pretrained weights", "with pretrained: true", "remove it"),
     Row("limits: {gpus: 2}", "4:10", "limits.gpus: is 2",
         "auto, all, none, or the numbers of some GPUs such as [0, 1]", "change the value"),
@@ -253,4 +253,6 @@ VALUES = (
         "a number >= 1", "change the value"),
     Row("checkpoint: {best: 3}", "4:14", "checkpoint.best: is 3",
         "text", 'write it in quotes: "3"'),
+    Row("name: t\ntask: tabular-classification\ndata: {train: a.csv, target: y}\nmodel: {name: mlp, bins: 1}", "4:20",
+        "model.bins: is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32"),
 )
